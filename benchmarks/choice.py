@@ -62,15 +62,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     clock, rows = Clock("cuda"), []
     for op, sizes, options in CASES:
-        made = next(c for c in TIMED[op] if options in c.options)
-        rows.append(row := measured(TimedCall(op, made, sizes, options, torch.bfloat16), clock, given.rounds))
+        call = next(c for c in TIMED[op] if options in c.options)
+        rows.append(row := measured(TimedCall(op, call, sizes, options, torch.bfloat16), clock, arguments.rounds))
         alone = ", ".join(f"{i} {us}" for i, us in row["alone"].items())
         print(f"{row['call']:<62} {row['runs']:<30} {row['us']:>8} us  {row['ratio']:.3f}  ({alone})", flush=True)
-        if given.json:
-            given.json.write_text(json.dumps({"about": about(), "results": rows}, indent=1) + "\n")
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"about": about(), "results": rows}, indent=1) + "\n")
     print(f"{len(rows)} calls, the least ratio {min(r['ratio'] for r in rows)}")
 
 

@@ -22,10 +22,10 @@ def classes(tree: ast.AST) -> list[tuple[str, int]]:
 
 def repeated(places: list[tuple[str, str]]) -> dict[str, list[str]]:
     """The names of more than one place. `places` are pairs of a name and a place."""
-    found: dict[str, list[str]] = {}
-    for name, place in places:
-        found.setdefault(name, []).append(place)
-    return {name: where for name, where in found.items() if len(where) > 1}
+    places_by_name: dict[str, list[str]] = {}
+    for name, path in places:
+        places_by_name.setdefault(name, []).append(path)
+    return {name: where for name, where in places_by_name.items() if len(where) > 1}
 
 
 def in_package() -> dict[str, list[str]]:

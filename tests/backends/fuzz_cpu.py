@@ -116,18 +116,18 @@ class Draw:
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, special: tuple[float, ...] = TAME) -> torch.Tensor:
         if shape and self.chance(0.06):  # expand one row, or one element, to the whole shape
             low = tuple(1 if self.chance(0.5) else n for n in shape[:-1])
-            kept = (*low, shape[-1] if self.chance(0.8) else 1)
-            return self.numbers(kept, dtype, special).expand(shape)
+            mask_shape = (*low, shape[-1] if self.chance(0.8) else 1)
+            return self.numbers(mask_shape, dtype, special).expand(shape)
         return self.laid_out(self.numbers(shape, dtype, special))
 
     # ---- arguments ----
 
     def args(self) -> list[Any]:
-        made = [self.argument(name) for name in self.spec.names]
+        args = [self.argument(name) for name in self.spec.names]
         if self.chance(0.2):
-            at = self.random.randrange(len(made))
-            made[at] = self.spoiled(made[at])
-        return made
+            at = self.random.randrange(len(args))
+            args[at] = self.spoiled(args[at])
+        return args
 
     def argument(self, name: str) -> Any:
         shape, wide = self.shape, torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -240,10 +240,10 @@ def one(seed: int) -> tuple[str, str | None]:
 def difference(draw: Draw, args: list[Any], got: Any, want: Any) -> str | None:
     wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
     truth, _ = attempt(draw.spec.reference, wide)
-    found, wanted = tensors(got), tensors(want)
-    if len(found) != len(wanted):
-        return f"{len(found)} results, expected {len(wanted)}"
-    for i, (a, b) in enumerate(zip(found, wanted)):
+    actual, expected = tensors(got), tensors(want)
+    if len(actual) != len(expected):
+        return f"{len(actual)} results, expected {len(expected)}"
+    for i, (a, b) in enumerate(zip(actual, expected)):
         if (a.dtype, a.shape) != (b.dtype, b.shape) or not a.is_contiguous():
             return f"result {i} is {a.dtype} {tuple(a.shape)} {a.stride()}, expected {b.dtype} {tuple(b.shape)}"
         said = far(draw, a, b, b.double() if truth is None else tensors(truth)[i], reach(draw, args))
@@ -258,10 +258,10 @@ def reach(draw: Draw, args: list[Any]) -> float:
     """
     if not draw.name.startswith("gelu") or draw.name.startswith("gelu_tanh"):
         return 0.0
-    found = 1.0
+    magnitude = 1.0
     for t in tensors(args):
-        found *= max(1.0, t.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item() if t.numel() else 0.0)
-    return found
+        magnitude *= max(1.0, t.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item() if t.numel() else 0.0)
+    return magnitude
 
 
 def far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, reach: float) -> str | None:
@@ -337,21 +337,23 @@ def sanitized(*words: str, timeout: float | None = None) -> subprocess.Completed
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--count", type=int)
-    asked.add_argument("--seconds", type=float)
-    asked.add_argument("--sanitize", action="store_true", help="build with AddressSanitizer and UBSan")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--sanitize", action="store_true", help="build with AddressSanitizer and UBSan")
     # set in the subprocess that runs with the sanitizers
-    asked.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
-    given = asked.parse_args()
-    if given.sanitize:
-        done = sanitized(*(word for word in sys.argv[1:] if word != "--sanitize"))
-        print(done.stdout + done.stderr)
-        sys.exit(done.returncode)
-    if given.watched:
+    parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sanitize:
+        result = sanitized(*(word for word in sys.argv[1:] if word != "--sanitize"))
+        print(result.stdout + result.stderr)
+        sys.exit(result.returncode)
+    if options.watched:
         native.flags = watched_flags
-    report = fuzz(given.seed, 1000 if given.count is None and given.seconds is None else given.count, given.seconds)
+    report = fuzz(
+        options.seed, 1000 if options.count is None and options.seconds is None else options.count, options.seconds
+    )
     print(report)
     sys.exit(bool(report.findings))
 

@@ -132,19 +132,19 @@ class Origin:
 
 @pytest.fixture(scope="module")
 def origin():
-    made = Origin()
-    yield made
-    made.process.kill()  # it has nothing to clean up
-    made.process.wait(20)
+    new_origin = Origin()
+    yield new_origin
+    new_origin.process.kill()  # it has nothing to clean up
+    new_origin.process.wait(20)
 
 
 @pytest.fixture
 def case(origin, tmp_path):
     """Run code with vendors: `case(code, acme={file: text}, plugins={module: {file: text}}, VARIABLE=value)`."""
 
-    def run(code: str, plugins: dict | None = None, **given):
-        files = {k: v for k, v in given.items() if k.islower()}
-        env = {k: v for k, v in given.items() if not k.islower()}
+    def run(code: str, plugins: dict | None = None, **options):
+        files = {k: v for k, v in options.items() if k.islower()}
+        env = {k: v for k, v in options.items() if not k.islower()}
         for name, texts in files.items():
             write(tmp_path / "tree" / f"_{name}", texts)
         for name, texts in (plugins or {}).items():
@@ -170,10 +170,10 @@ def write(folder: Path, texts: dict[str, str]) -> None:
 
 
 def info(vendor: str = "acme", device: str = "cpu", **more: object) -> str:
-    given = "".join(f", {k}={v!r}" for k, v in more.items())
+    properties = "".join(f", {k}={v!r}" for k, v in more.items())
     return (
         "from opmux.backends import VendorInfoBase\n"
-        f"vendor_info = VendorInfoBase(vendor_name={vendor!r}, device_name={device!r}{given})\n"
+        f"vendor_info = VendorInfoBase(vendor_name={vendor!r}, device_name={device!r}{properties})\n"
     )
 
 
@@ -396,8 +396,8 @@ found["registry"] = VENDOR_REGISTRY["cpu"].vendor_name
 
 @pytest.mark.parametrize("where", ["in the tree", "plugin"])
 def test_a_vendor_folder_written_for_liger_works(case, where):
-    given = {"acme": LIGER} if where == "in the tree" else {"plugins": {"liger_acme": LIGER}}
-    got = case(USE_LIGER, **given, OPMUX_VENDOR="acme")
+    options = {"acme": LIGER} if where == "in the tree" else {"plugins": {"liger_acme": LIGER}}
+    got = case(USE_LIGER, **options, OPMUX_VENDOR="acme")
     assert got.runs == [[[30.0] * 2, [15.0] * 2, [10.0] * 2]] * 2
     assert got.forward == [30.0] * 2 and got.named and got.registry == "acme"
     assert got.said == []
@@ -566,9 +566,11 @@ def test_the_guides_vendor_passes_conform(tmp_path):
     write(tmp_path / "opmux_acme", guide())
     env = {**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{tmp_path}", "OPMUX_PLUGIN_MODULES": "opmux_acme"}
     words = "--vendor acme --op silu_mul --op tanh --op mm --check load --check values".split()
-    done = fresh.run([sys.executable, "-m", "opmux", "conform", *words], env=env, cwd=tmp_path, timeout=300, warm=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "acme: 6 checks of 4 ops, nothing failed" in done.stdout
+    result = fresh.run(
+        [sys.executable, "-m", "opmux", "conform", *words], env=env, cwd=tmp_path, timeout=300, warm=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "acme: 6 checks of 4 ops, nothing failed" in result.stdout
     text = (SRC / "opmux/backends/README.md").read_text(encoding="utf-8")
     tree = re.search(r"^opmux_acme/.*?^```", text, re.M | re.S)[0]
     shown = set(re.findall(r"[├└]── (\S+)", tree)) - {"ops/"}
@@ -998,9 +1000,9 @@ def test_driver_files_are_checked_before_query_commands(case, tmp_path):
 
 
 def test_no_query_runs_if_only_one_vendor_has_the_device_type(case, tmp_path):
-    asked = tmp_path / "asked"
-    assert case(WHOSE, **shared(one=f"touch {asked}")).whose == "one"
-    assert not asked.exists()
+    marker = tmp_path / "asked"
+    assert case(WHOSE, **shared(one=f"touch {marker}")).whose == "one"
+    assert not marker.exists()
 
 
 def test_opmux_vendor_forces_a_vendor(case):

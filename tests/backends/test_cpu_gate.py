@@ -56,21 +56,21 @@ class Logged(torch.Tensor):
 
 def freed(t):
     """A parameter whose storage was freed, as FSDP does after sharding."""
-    made = t.clone()
-    made.untyped_storage().resize_(0)
-    return made
+    result = t.clone()
+    result.untyped_storage().resize_(0)
+    return result
 
 
 def cut(t):
-    made = t.clone()
-    made.untyped_storage().resize_(made.untyped_storage().nbytes() - 1)
-    return made
+    result = t.clone()
+    result.untyped_storage().resize_(result.untyped_storage().nbytes() - 1)
+    return result
 
 
 def negative(t):
-    made = torch.complex(t, t).conj().imag if t.is_floating_point() else torch._neg_view(t.char())
-    assert made.is_neg()
-    return made
+    result = torch.complex(t, t).conj().imag if t.is_floating_point() else torch._neg_view(t.char())
+    assert result.is_neg()
+    return result
 
 
 def quantized(t):
@@ -115,12 +115,12 @@ def optional(name, at):
     return specs.find(f"opmux::{name}").names[at] in ("mask", "bias") and not name.endswith("_bias")
 
 
-def declines(name, given):
+def declines(name, args):
     """Check that the kernel declines when called through torch.ops and through its Python wrapper."""
-    found = getattr(torch.ops.opmux_cpu, name).default(*given)
-    assert all(r is None for r in (found if isinstance(found, tuple) else (found,))), name
+    result = getattr(torch.ops.opmux_cpu, name).default(*args)
+    assert all(r is None for r in (result if isinstance(result, tuple) else (result,))), name
     with pytest.raises(NotSupported, match=f"^{name}: "):
-        KERNEL[name](*given)
+        KERNEL[name](*args)
 
 
 def each_tensor():
@@ -160,16 +160,16 @@ def each_float():
 
 @pytest.mark.parametrize("transform", WRAPPING)
 def test_every_kernel_declines_what_functorch_wraps(transform):
-    seen = []
+    calls = []
     for name, args, at in each_float():
 
         def inside(t, name=name, args=args, at=at):
             declines(name, [*args[:at], t, *args[at + 1 :]])
-            seen.append(name)
+            calls.append(name)
             return t
 
         WRAPPING[transform](inside, args[at])
-    assert len(seen) > 60
+    assert len(calls) > 60
 
 
 @pytest.mark.parametrize("transform", UNWRAPPING)
@@ -187,10 +187,10 @@ def test_kernels_accept_plain_tensors_of_every_origin():
     """Parameters, views, inference tensors, shared memory, lazy clones, and tensors that require grad."""
     want = torch.nn.functional.silu(torch.ones(4))
     with torch.inference_mode():
-        made = torch.ones(4)
+        inference_tensor = torch.ones(4)
     base = torch.ones(3, 9)
     for x in (
-        made,
+        inference_tensor,
         torch.nn.Parameter(torch.ones(4)),
         torch.ones(4, requires_grad=True) * 1,
         base[1:, 2:6][1],
@@ -234,9 +234,9 @@ print("right")
 
 
 def test_a_model_can_be_exported_and_traced_by_aot_autograd():
-    done = fresh.run(
+    result = fresh.run(
         [sys.executable, "-c", TRACED],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         timeout=240,
     )
-    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["right"]), done.stderr[-3000:]
+    assert (result.returncode, result.stdout.split()[-1:]) == (0, ["right"]), result.stderr[-3000:]

@@ -133,12 +133,12 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    place = tmp_path_factory.mktemp("vendors")
+    folder = tmp_path_factory.mktemp("vendors")
     for name, text in PACKAGE.items():
-        file = place / "acme_chip" / name
+        file = folder / "acme_chip" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(textwrap.dedent(text).lstrip("\n"))
-    return place
+    return folder
 
 
 @pytest.mark.few(1)

@@ -61,30 +61,30 @@ def impls(arch):
     [("sm_80", "flash flash_attn"), ("sm_90", "cudnn hopper flash flash_attn"), ("sm_75", "flash flash_attn")],
 )
 def test_each_arch_is_offered_its_impls_in_order_of_priority(arch, attention):
-    found = impls(arch)
+    vendor_ops_ = impls(arch)
     by_op = {}
-    for made in sorted(found.impls, key=lambda i: (-i.priority, i.impl_id.rpartition(".")[2])):
-        ours = made.impl_id.startswith("default.flagos")
-        assert made.kind is (BackendImplKind.DEFAULT if ours else BackendImplKind.VENDOR)
-        assert made.vendor == "nvidia" and made.devices == {"cuda"}
-        by_op.setdefault(made.op_name, []).append(made.impl_id.rpartition(".")[2])
+    for impl in sorted(vendor_ops_.impls, key=lambda i: (-i.priority, i.impl_id.rpartition(".")[2])):
+        ours = impl.impl_id.startswith("default.flagos")
+        assert impl.kind is (BackendImplKind.DEFAULT if ours else BackendImplKind.VENDOR)
+        assert impl.vendor == "nvidia" and impl.devices == {"cuda"}
+        by_op.setdefault(impl.op_name, []).append(impl.impl_id.rpartition(".")[2])
     assert by_op["opmux::attention"] == by_op["opmux::attention_bwd"] == attention.split()
     products = ["hopper", "cublas", "cublas_plain"] if arch == "sm_90" else ["cublas", "cublas_plain"]
     assert by_op["opmux::block_scaled_gemm"] == products
     assert by_op["opmux::linear"] == by_op["opmux::linear_bwd"] == ["cublas"]
     assert by_op["opmux::batch_norm"] == by_op["opmux::batch_norm_bwd"] == ["cudnn"]
     assert by_op["opmux::rms_norm"] == by_op["opmux::silu_mul_bwd"] == ["flag_gems", "liger_kernel"]
-    assert found.extras == {}
+    assert vendor_ops_.extras == {}
 
 
 def test_shipped_times_name_existing_implementations():
-    found = {(i.op_name, i.impl_id) for i in impls("sm_90").impls}
+    known = {(i.op_name, i.impl_id) for i in impls("sm_90").impls}
     times = provider_speed.FILES.measured(Chip("nvidia", "sm_90"))
     assert len(times) > 100
     for label, by_impl in times.items():
         key = f"opmux::{label.partition('[')[0]}"
         ours = {(key, "default.flagos")} if key in CLASSES else set()
-        assert {(key, impl_id) for impl_id in by_impl} <= found | ours, label
+        assert {(key, impl_id) for impl_id in by_impl} <= known | ours, label
         assert len(by_impl) > 1, label
 
 
@@ -181,7 +181,7 @@ def qkv(sq=16, sk=16, d=64, dv=None, heads=(4, 4), dtype=BF16):
 
 
 @pytest.mark.parametrize(
-    "given, causal, by_flash, by_cudnn",
+    "kwargs, causal, by_flash, by_cudnn",
     [
         ({}, True, True, True),
         ({"heads": (8, 2)}, True, True, True),
@@ -197,15 +197,15 @@ def qkv(sq=16, sk=16, d=64, dv=None, heads=(4, 4), dtype=BF16):
         ({"sk": 0}, False, "not empty", "not empty"),
     ],
 )
-def test_flash_and_cudnn_attention_say_which_calls_they_decline(given, causal, by_flash, by_cudnn):
-    args = (*qkv(**given), causal, None)
+def test_flash_and_cudnn_attention_say_which_calls_they_decline(kwargs, causal, by_flash, by_cudnn):
+    args = (*qkv(**kwargs), causal, None)
     for when, want in ((flash.flash_when, by_flash), (hopper.cudnn_when, by_cudnn)):
         got = when(*args)
         assert got is True if want is True else want in got
 
 
 @pytest.mark.parametrize(
-    "given, left, right, scale, want",
+    "args, left, right, scale, want",
     [
         ({}, -1, -1, None, True),
         ({}, -1, 0, 0.3, True),
@@ -218,8 +218,8 @@ def test_flash_and_cudnn_attention_say_which_calls_they_decline(given, causal, b
         ({"sk": 0}, -1, 0, None, "not empty"),
     ],
 )
-def test_packed_attention_in_gluon_says_which_calls_it_declines(given, left, right, scale, want):
-    q, k, v = (t[0].transpose(0, 1) for t in qkv(**{"d": 64, **given}))
+def test_packed_attention_in_gluon_says_which_calls_it_declines(args, left, right, scale, want):
+    q, k, v = (t[0].transpose(0, 1) for t in qkv(**{"d": 64, **args}))
     lse, cu = torch.empty(q.shape[1], q.shape[0], device=META), torch.empty(3, dtype=torch.int32, device=META)
     rest = (cu, cu, 16, 16, left, right, scale)
     o = q.new_empty(*q.shape[:2], v.shape[2])
@@ -251,8 +251,8 @@ def test_only_unaligned_or_strided_inputs_of_flash_are_copied():
     odd_start = flat[1 : 1 + whole.numel()].view(2, 4, 16, 64)
     odd_rows = flat[: 2 * 4 * 16 * 67].view(2, 4, 16, 67)[..., :64]
     for bad in (odd_start, odd_rows, whole[..., ::2], whole.transpose(0, 1), whole[:1].expand(2, 4, 16, 64)):
-        made = flash.plain(bad)
-        assert made is not bad and made.is_contiguous() and made.storage_offset() == 0 and torch.equal(made, bad)
+        copy = flash.plain(bad)
+        assert copy is not bad and copy.is_contiguous() and copy.storage_offset() == 0 and torch.equal(copy, bad)
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "batch_norm_bwd"])
@@ -285,8 +285,8 @@ def test_cudnn_attention_needs_cudnn_9_and_honours_avoid_recompile(monkeypatch, 
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: version is not None)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     monkeypatch.delenv("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", raising=False)
-    found = hopper.usable()
-    assert found is True if answer is True else answer in found
+    usable = hopper.usable()
+    assert usable is True if answer is True else answer in usable
     monkeypatch.setenv("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "1")
     assert "AVOID_RECOMPILE" in hopper.usable()
 
@@ -543,16 +543,16 @@ def test_a_library_function_with_an_unknown_signature_is_declined(installs):
 def verdict(fn):
     """What `explain` says of an impl on this machine."""
     registry = OpRegistry()
-    found = next(i for i in impls("sm_90").impls if i.fn is fn)
-    registry.register_impl(dataclasses.replace(found, op_name="own", devices=None, min_arch=None, when=None))
+    impl = next(i for i in impls("sm_90").impls if i.fn is fn)
+    registry.register_impl(dataclasses.replace(impl, op_name="own", devices=None, min_arch=None, when=None))
     return OpManager(registry).explain("own").verdicts[0]
 
 
 def test_explain_says_what_is_not_installed():
     for name, fn in providers.IMPLS.items():
-        found = verdict(fn)
-        assert (found.status, found.stage) == ("refused", "library"), name
-        assert found.reason.endswith(" is not installed"), name
+        reason = verdict(fn)
+        assert (reason.status, reason.stage) == ("refused", "library"), name
+        assert reason.reason.endswith(" is not installed"), name
 
 
 def test_a_placeholder_module_does_not_count_as_the_library(installs, monkeypatch):

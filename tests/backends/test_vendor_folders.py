@@ -45,9 +45,9 @@ VENDORS = {
 
 
 def package(name):
-    found = vendors.get(name)
-    assert found is not None, vendors.broken()
-    return found
+    vendor = vendors.get(name)
+    assert vendor is not None, vendors.broken()
+    return vendor
 
 
 # ---- vendor descriptions --------------------------------------------------------------------------------------------
@@ -81,11 +81,11 @@ def test_vendors_of_one_device_can_be_told_apart():
 
 @pytest.mark.parametrize("name", VENDORS)
 def test_an_arch_map_names_exactly_the_existing_arch_folders(name):
-    found = package(name)
-    for arch, folder in found.arch_map.items():
-        assert (found.folder / folder / "__init__.py").is_file(), arch
-    named = set(found.arch_map.values())
-    assert named == {p.name for p in found.folder.iterdir() if (p / "__init__.py").is_file()} - {"ops"}
+    vendor = package(name)
+    for arch, folder in vendor.arch_map.items():
+        assert (vendor.folder / folder / "__init__.py").is_file(), arch
+    named = set(vendor.arch_map.values())
+    assert named == {p.name for p in vendor.folder.iterdir() if (p / "__init__.py").is_file()} - {"ops"}
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,17 @@ def test_an_arch_map_names_exactly_the_existing_arch_folders(name):
     ],
 )
 def test_an_arch_is_mapped_to_its_folder(vendor, arch, folder):
-    found = tile_files.folders(Chip(vendor, arch))
+    folders = tile_files.folders(Chip(vendor, arch))
     home = f"opmux.backends._{vendor}"
-    assert found == ((home,) if folder is None else (f"{home}.{folder}", home))
+    assert folders == ((home,) if folder is None else (f"{home}.{folder}", home))
 
 
 def test_vendor_targets_agree_with_compile_only_targets():
     from opmux.kernels.lib.compile_only import CHIPS
 
     for arch, (target, shared) in CHIPS.items():
-        found = package(Chip.of_arch(arch).vendor).info.target(arch)
-        assert (found.shared_memory, found.warp_size) == (shared, target.warp_size)
+        vendor_target = package(Chip.of_arch(arch).vendor).info.target(arch)
+        assert (vendor_target.shared_memory, vendor_target.warp_size) == (shared, target.warp_size)
 
 
 def test_docs_vendors_page_agrees_with_the_vendor_folders():
@@ -352,8 +352,8 @@ def test_ascend_registers_geglu_forward_and_backward(geglu):
     from opmux.machine import vendor_ops
 
     get_default_manager().prepare()
-    found = {made.op_name: made for made in vendor_ops.read(package("ascend"), "ascend910b").impls}
-    assert sorted(found) == ["opmux::gelu_tanh_mul", "opmux::gelu_tanh_mul_bwd"]
-    made = found["opmux::gelu_tanh_mul"]
+    impls = {impl.op_name: impl for impl in vendor_ops.read(package("ascend"), "ascend910b").impls}
+    assert sorted(impls) == ["opmux::gelu_tanh_mul", "opmux::gelu_tanh_mul_bwd"]
+    made = impls["opmux::gelu_tanh_mul"]
     assert (made.impl_id, made.kind, made.vendor) == ("default.flagos.ascend", BackendImplKind.DEFAULT, "ascend")
     assert made.fn is geglu.gelu_tanh_mul and made.devices == {"npu"} and torch.float64 not in made.supported_dtypes

@@ -65,12 +65,12 @@ def without_transformer_engine():
     taken = {n: sys.modules.pop(n) for n in names}
     finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # it provides our tex
     sys.meta_path[:] = [f for f in sys.meta_path if f not in finders]
-    grants, given = imports.finder.grants, dict(imports.finder.given)
+    grants, given_before = imports.finder.grants, dict(imports.finder.given)
     imports.finder.keep(lambda grant: False)
     yield
     for grant in grants:
         imports.finder.add(grant)
-    imports.finder.given.update(given)
+    imports.finder.given.update(given_before)
     sys.meta_path[:0] = finders
     sys.modules.update(taken)
 
@@ -621,8 +621,8 @@ def test_the_foreign_name_works_during_register(site, name_modules, log):
 
 def test_a_plugin_may_search_for_the_package(site, name_modules, log):
     """Libraries search for Transformer Engine with find_spec: the stand-in must return a result instead of raising."""
-    look = "import importlib.util\nimportlib.util.find_spec('transformer_engine')\n"
-    name_modules(site.module("foreign", look + FOREIGN))
+    code = "import importlib.util\nimportlib.util.find_spec('transformer_engine')\n"
+    name_modules(site.module("foreign", code + FOREIGN))
     assert ids(load()) == ["vendor.acme"], problems(log)
 
 
@@ -680,27 +680,27 @@ def test_a_program_continues_without_its_broken_plugin(site, tmp_path):
     site.module("m_broken", BROKEN["half-way"][0])
     site.module("good", REGISTER.replace("x * weight", "x * 7").replace("vendor.acme", "vendor.good"))
     site.distribution("acme-ops", "3.1", backends={"good": "good"})
-    done = run(
+    result = run(
         CALLS, tmp_path, site.path, TE_FL_PREFER="vendor", TE_FL_PLUGIN_MODULES="m_broken", TEFL_LOG_LEVEL="INFO"
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["7.0", "7.0", "7.0", "vendor.good"]
-    assert done.stderr.count("could not be loaded: RuntimeError: only half; nothing of it is registered") == 1
-    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["7.0", "7.0", "7.0", "vendor.good"]
+    assert result.stderr.count("could not be loaded: RuntimeError: only half; nothing of it is registered") == 1
+    assert result.stderr.count("Traceback (most recent call last)") == 1
 
 
 def test_a_strict_program_raises_at_every_use(site, tmp_path):
     site.module("m_broken", BROKEN["half-way"][0])
-    done = run(CALLS, tmp_path, site.path, TE_FL_STRICT="1", TE_FL_PLUGIN_MODULES="m_broken")
-    assert done.stdout.count("PluginError plugin 'm_broken'") == 3, done.stdout + done.stderr
+    result = run(CALLS, tmp_path, site.path, TE_FL_STRICT="1", TE_FL_PLUGIN_MODULES="m_broken")
+    assert result.stdout.count("PluginError plugin 'm_broken'") == 3, result.stdout + result.stderr
 
 
 def test_a_blocked_plugin_is_never_imported(site, tmp_path):
     site.module("marks", MARKS)
     site.distribution("acme-ops", "3.1", backends={"acme": "marks"})
-    done = run(
+    result = run(
         CALLS, tmp_path, site.path, OPMUX_BLOCK_PLUGINS="acme.ops", OPMUX_DENY_VENDORS="cpu", TE_FL_PREFER="vendor"
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == "reference.torch"
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split()[-1] == "reference.torch"
     assert not (tmp_path / "imported").exists()

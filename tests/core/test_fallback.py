@@ -620,10 +620,10 @@ def test_a_when_is_checked_even_for_proven_calls(op, buffer):
 
 def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypatch):
     """The loop over candidates takes 100 times as long as a call: only the first call and an error use it."""
-    seen, fails = [], []
+    calls, fails = [], []
 
     def second(x):
-        seen.append("second")
+        calls.append("second")
         if fails:
             raise RuntimeError("broken")
         return x + 1
@@ -640,11 +640,11 @@ def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypa
             assert relu(x[n]).tolist() == [value] * n
     assert len(loops) == 2 and "'vendor.acme' declined: too long" in caplog.text
     fails.append(1)
-    seen.clear()
-    assert relu(x[5]).tolist() == [2.0] * 5 and seen == ["second"]
+    calls.clear()
+    assert relu(x[5]).tolist() == [2.0] * 5 and calls == ["second"]
     (failed,) = get_default_manager().failures()
     assert failed.impl_id == "vendor.acme.b" and "broken" in failed.reason
-    assert relu(x[5]).tolist() == [2.0] * 5 and seen == ["second"]
+    assert relu(x[5]).tolist() == [2.0] * 5 and calls == ["second"]
     with policy_context(STRICT), pytest.raises(NotSupported, match="too long"):
         relu(x[5])
 

@@ -37,12 +37,12 @@ class Fault:
         def fn(*args, **kwargs):
             if self.writes:
                 torch.rand(random.randrange(1, 9))
-                given = spec.signature.bind_partial(*args, **kwargs).arguments
-                spoil([t for n in spec.mutates for t in tensors_in(given.get(n))])
+                arguments = spec.signature.bind_partial(*args, **kwargs).arguments
+                spoil([t for n in spec.mutates for t in tensors_in(arguments.get(n))])
             if self.after:
-                found = spec.reference(*args, **kwargs)
+                results = spec.reference(*args, **kwargs)
                 if self.error is None:
-                    return self.result(found)
+                    return self.result(results)
             raise self.error
 
         return fn
@@ -86,8 +86,8 @@ def copy_of(values):
     def again(t):
         if t.layout is not torch.strided or t.is_meta:
             return t
-        made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) if not _overlaps(t) else t.clone()
-        return made.copy_(t)
+        copy = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) if not _overlaps(t) else t.clone()
+        return copy.copy_(t)
 
     return tree_map_only(torch.Tensor, again, values)
 

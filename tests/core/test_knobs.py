@@ -115,8 +115,8 @@ def test_foreign_names_are_aliases():
 
 @pytest.mark.parametrize("knob", all_knobs())
 def test_an_unset_setting_has_its_default(knob):
-    found = knob.look()
-    assert (found.value, found.source, found.is_set) == (knob.default, "default", False)
+    reading = knob.look()
+    assert (reading.value, reading.source, reading.is_set) == (knob.default, "default", False)
     assert knob.doc
 
 
@@ -129,9 +129,9 @@ def test_every_setting_is_read_from_the_environment(knob, monkeypatch):
                 value = text
             with monkeypatch.context() as m:
                 m.setenv(name, text)
-                found = knob.look()
-                assert (found.value, found.source) == (value, f"env {name}")
-                assert found.is_set and not found.from_file
+                reading = knob.look()
+                assert (reading.value, reading.source) == (value, f"env {name}")
+                assert reading.is_set and not reading.from_file
                 assert knob.get() == value
 
 
@@ -166,8 +166,8 @@ def test_a_blank_variable_counts_as_unset(knob, blank, monkeypatch):
 def test_the_file_is_read_and_the_environment_overrides_it(knob, monkeypatch):
     (text, value), (other, other_value) = VALUES[knob.kind]
     toml(f"{knob.key} = {quoted(text)}")
-    found = knob.look()
-    assert (found.value, found.source, found.from_file) == (value, "file opmux.toml", True)
+    reading = knob.look()
+    assert (reading.value, reading.source, reading.from_file) == (value, "file opmux.toml", True)
     for name in reversed((knob.name, *knob.aliases)):
         monkeypatch.setenv(name, other)
         assert knob.look() == knobs.Setting(other_value, f"env {name}")
@@ -216,8 +216,8 @@ def test_a_file_that_is_not_utf8_is_named():
 def test_the_file_is_read_as_utf8_in_any_locale():
     toml('allow_vendors = "华为"')
     code = "from opmux.core import knobs; print(ascii(knobs.ALLOW_VENDORS.get()))"
-    done = python(code, LC_ALL="en_US.ISO-8859-1", LANG="en_US.ISO-8859-1", PYTHONUTF8="0")
-    assert done.stdout.strip() == ascii(("华为",)), done.stderr
+    result = python(code, LC_ALL="en_US.ISO-8859-1", LANG="en_US.ISO-8859-1", PYTHONUTF8="0")
+    assert result.stdout.strip() == ascii(("华为",)), result.stderr
 
 
 def test_a_changed_file_is_read_again(tmp_path):
@@ -375,8 +375,8 @@ try:
 except opmux.core.BadKnob as error:
     print(error)
 """
-    done = python(code, OPMUX_CONFIG="missing.toml", **bad)
-    assert (done.returncode, done.stderr) == (0, "")
-    first, second = done.stdout.splitlines()
+    result = python(code, OPMUX_CONFIG="missing.toml", **bad)
+    assert (result.returncode, result.stderr) == (0, "")
+    first, second = result.stdout.splitlines()
     assert first == "imported"
     assert second.startswith(f"OPMUX_STRICT={bad['OPMUX_STRICT']!r} cannot be read")

@@ -71,7 +71,7 @@ def ordered(impls, policy):
     prefer = policy["prefer"].lower().replace("triton", "flagos")
     rest = KIND_ORDER.get(prefer) or [prefer, *KIND_ORDER["flagos"]]
     order = rest if policy["order"] is None else policy["order"]
-    wanted = [t for t in order if t[0] != "!"] or ["*"]
+    tokens = [t for t in order if t[0] != "!"] or ["*"]
     allowed = None if policy["allow"] is None else {v.lower() for v in policy["allow"]}
     denied = {v.lower() for v in policy["deny"]}
     pool = sorted(impls, key=lambda i: (-i.priority, i.id))
@@ -82,7 +82,7 @@ def ordered(impls, policy):
     ]
     pool = [i for i in pool if not any(hits(t[1:], i) for t in order if t[0] == "!")]
     chosen = []
-    for token in wanted:
+    for token in tokens:
         for part in rest if token == "*" else [token]:
             chosen += [i for i in pool if hits(part, i) and i not in chosen]
     return [i for i in chosen if i.behaviour != "arch"]

@@ -174,8 +174,8 @@ def test_an_impl_without_a_new_argument_gets_only_calls_with_its_default(plug, w
     x, weight = torch.randn(3, 8, dtype=torch.bfloat16), torch.randn(8, dtype=torch.bfloat16)
     with opmux.policy("vendor"):
         assert opmux.ops.rms_norm(x, weight)[0].eq(7).all()
-        found = opmux.explain("rms_norm", x, weight, casting="llama")
-        assert found.chosen.impl_id != "vendor.acme" and "takes no casting, casting='llama' was given" in str(found)
+        report = opmux.explain("rms_norm", x, weight, casting="llama")
+        assert report.chosen.impl_id != "vendor.acme" and "takes no casting, casting='llama' was given" in str(report)
         assert not opmux.ops.rms_norm(x, weight, casting="llama")[0].eq(7).any()
         if when is not None:
             assert not opmux.ops.rms_norm(x, weight, 1e-5)[0].eq(7).any()

@@ -130,13 +130,13 @@ def test_tasks_inherit_scopes_and_do_not_leak_them(manager):
 
 
 def test_another_thread_has_the_process_policy(manager):
-    seen = []
+    policies = []
     with opmux.policy("reference"):
-        thread = threading.Thread(target=lambda: seen.append(which(manager)))
+        thread = threading.Thread(target=lambda: policies.append(which(manager)))
         thread.start()
         thread.join()
         assert which(manager) == "reference"
-    assert seen == ["flagos"]
+    assert policies == ["flagos"]
 
 
 def test_with_functions_set_one_part_of_a_policy(manager):
@@ -265,11 +265,11 @@ def test_a_generator_closed_by_another_thread_ends_its_scope(manager):
         with opmux.policy("reference"):
             yield which(manager)
 
-    made = inside()
-    assert next(made) == "reference"
+    generator = inside()
+    assert next(generator) == "reference"
     with opmux.policy("vendor"):
         assert which(manager) == "acme"
-        closing = threading.Thread(target=made.close)
+        closing = threading.Thread(target=generator.close)
         closing.start()
         closing.join()
         assert which(manager) == "acme"

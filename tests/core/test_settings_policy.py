@@ -394,14 +394,14 @@ print("it ran")
 
 @pytest.mark.parametrize("code", [TEX_CALL, CALL_BY_NAME], ids=["as a function", "by name"])
 def test_the_first_call_of_a_program_may_be_any(code):
-    done = python(code, TE_BACKEND="torch")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "it ran\n", "")
+    result = python(code, TE_BACKEND="torch")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "it ran\n", "")
 
 
 def test_a_program_with_an_unknown_backend_ends_with_the_reason():
-    done = python(TEX_CALL, TE_BACKEND="hygon")
-    assert (done.returncode, done.stdout) == (1, "")
-    last = done.stderr.strip().splitlines()[-1]
+    result = python(TEX_CALL, TE_BACKEND="hygon")
+    assert (result.returncode, result.stdout) == (1, "")
+    last = result.stderr.strip().splitlines()[-1]
     assert re.search(r"BackendNotFound: Backend 'hygon' not found\. Available backends: \[.*'torch'.*\]\. .+", last)
 
 
@@ -414,8 +414,8 @@ for _ in range(2):
     except opmux.core.BadKnob as error:
         print(error)
 """
-    done = python(code, TEFL_LOG_LEVEL="LOUD")
-    assert done.stdout.count("TEFL_LOG_LEVEL='LOUD' cannot be read as a log level") == 2, done.stderr
+    result = python(code, TEFL_LOG_LEVEL="LOUD")
+    assert result.stdout.count("TEFL_LOG_LEVEL='LOUD' cannot be read as a log level") == 2, result.stderr
 
 
 # ---- unknown names --------------------------------------------------------------------------------------------------
@@ -543,8 +543,8 @@ def test_the_log_level_comes_from_the_settings(env, level, setenv):
     setenv(**env)
     with quiet() as logger:
         log.from_knobs()
-        found = logging.getLevelName(logger.level), len(logger.handlers)
-    assert found == (level, 0 if level == "NOTSET" else 1)
+        state = logging.getLevelName(logger.level), len(logger.handlers)
+    assert state == (level, 0 if level == "NOTSET" else 1)
 
 
 def test_log_lines_have_our_format(setenv, monkeypatch):

@@ -130,11 +130,11 @@ def test_ctrl_c_while_a_scope_is_entered_does_not_hide_a_later_one(monkeypatch):
 
     for name, value in {"_watchers": [watch], "_live": {}, "_told": False}.items():
         monkeypatch.setattr(policies, name, value)
-    with pytest.raises(KeyboardInterrupt) as kept:
+    with pytest.raises(KeyboardInterrupt) as raised:
         policies._track(policies.Scope((), None))
     second = policies._track(policies.Scope((), None))
     assert told == [True, True] and policies.live_scopes() == 2
-    del second, kept
+    del second, raised
 
 
 def test_a_switch_applies_to_every_later_call(slow):
@@ -162,9 +162,9 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this
 
 
 def run(script: str) -> str:
-    done = fresh.run([sys.executable, "-c", textwrap.dedent(script)], timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = fresh.run([sys.executable, "-c", textwrap.dedent(script)], timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @needs_fork

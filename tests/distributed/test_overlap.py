@@ -170,9 +170,9 @@ def _rank(rank: int, port: int, answers) -> None:
 
 @pytest.mark.slow
 def test_overlap_on_two_ranks_gives_the_results_of_one():
-    found = ranks.run(_rank, RANKS)
-    assert len(found) == RANKS * (len(KINDS) * (len(CASES) + 2) + 2 + len(LAYERS) * HAS_TE)
-    assert not [key for key, right in found.items() if not right]
+    results = ranks.run(_rank, RANKS)
+    assert len(results) == RANKS * (len(KINDS) * (len(CASES) + 2) + 2 + len(LAYERS) * HAS_TE)
+    assert not [key for key, right in results.items() if not right]
 
 
 @pytest.fixture(scope="module")

@@ -153,14 +153,14 @@ class Report:
         return self.tallies.setdefault(op, {}).setdefault(dtype, Tally())
 
     def by_dtype(self) -> dict[str, Tally]:
-        found: dict[str, Tally] = {}
+        tallies: dict[str, Tally] = {}
         for one in self.tallies.values():
             for dtype, t in one.items():
-                total = found.setdefault(dtype, Tally())
+                total = tallies.setdefault(dtype, Tally())
                 total.run += t.run
                 total.passed += t.passed
                 total.served += t.served
-        return found
+        return tallies
 
     def unexpected(self) -> list[Failure]:
         return [f for f in self.failures if (self.device, f.op, f.form) not in EXPECTED]
@@ -170,12 +170,12 @@ class Report:
         return json.dumps(plain, default=dataclasses.asdict)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Report:
-        tallies = {op: {d: Tally(**t) for d, t in one.items()} for op, one in found["tallies"].items()}
-        failures = [Failure(**f) for f in found["failures"]]
-        reached, declined = Counter(found["reached"]), Counter(found["declined"])
-        rest = (found[name] for name in ("skipped", "seconds", "units", "left"))
-        return cls(found["device"], tallies, failures, reached, declined, *rest)
+    def from_json(cls, data: dict[str, Any]) -> Report:
+        tallies = {op: {d: Tally(**t) for d, t in one.items()} for op, one in data["tallies"].items()}
+        failures = [Failure(**f) for f in data["failures"]]
+        reached, declined = Counter(data["reached"]), Counter(data["declined"])
+        rest = (data[name] for name in ("skipped", "seconds", "units", "left"))
+        return cls(data["device"], tallies, failures, reached, declined, *rest)
 
     def add(self, other: Report) -> None:
         """Add the counts and failures of another run."""
@@ -205,8 +205,8 @@ class Report:
         for dtype, total in self.by_dtype().items():
             print(f"{dtype}: {total.passed} of {total.run} samples pass, {total.served} calls served")
         run, passed = (sum(getattr(t, what) for t in self.by_dtype().values()) for what in ("run", "passed"))
-        asked = self.reached.keys() | self.declined.keys()
-        print(f"{len(self.tallies)} ops, {len(self.skipped)} left out, {len(asked)} overloads called, "
+        ops = self.reached.keys() | self.declined.keys()
+        print(f"{len(self.tallies)} ops, {len(self.skipped)} left out, {len(ops)} overloads called, "
               f"{len(self.reached)} of them served")  # fmt: skip
         print(f"{passed} of {run} samples pass; {len(self.unexpected())} failures, {len(known)} known ones, "
               f"{len(self.left)} units without time")  # fmt: skip
@@ -245,12 +245,12 @@ class Count:
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                made = fn(*args, **kwargs)
+                result = fn(*args, **kwargs)
             except (NotSupported, BadArgument):
                 self.declined[name] += 1
                 raise
             self.served[name] += 1
-            return made
+            return result
 
         return call
 
@@ -306,16 +306,16 @@ def attempt(fn: Callable[[], Any], device: str = "cpu") -> Outcome:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
-            made = Outcome(fn())
+            outcome = Outcome(fn())
             wait(device)
         except Exception as error:
-            made = Outcome(error=error)
+            outcome = Outcome(error=error)
             try:
                 wait(device)
             except Exception as lost:
                 raise DeviceLost(f"{type(error).__name__}: {error}") from lost
-    made.warned = tuple(dict.fromkeys(_in_words(w) for w in heard if _of_torch(w)))
-    return made
+    outcome.warned = tuple(dict.fromkeys(_in_words(w) for w in heard if _of_torch(w)))
+    return outcome
 
 
 def wait(device: str) -> None:
@@ -352,8 +352,10 @@ def gradients(results: Any, wrt: list[Tensor], via: torch.dtype) -> list[Tensor 
 
 
 def cotangent(t: Tensor, at: int, via: torch.dtype) -> Tensor:
-    made = numpy.random.default_rng(at).standard_normal(tuple(t.shape))  # not drawn by torch, whose calls are recorded
-    return torch.from_numpy(numpy.asarray(made)).to(via).to(t.dtype).to(t.device)
+    cotangent = numpy.random.default_rng(at).standard_normal(
+        tuple(t.shape)
+    )  # not drawn by torch, whose calls are recorded
+    return torch.from_numpy(numpy.asarray(cotangent)).to(via).to(t.dtype).to(t.device)
 
 
 def memory_copy(t: Tensor) -> Tensor:
@@ -370,10 +372,10 @@ class Unequal(AssertionError):
 
 
 def compare(
-    got: Any, wanted: Any, dtype: torch.dtype, truth: Callable[[], Any], values: bool = True, named: bool = True
+    got: Any, expected: Any, dtype: torch.dtype, truth: Callable[[], Any], values: bool = True, named: bool = True
 ) -> None:
     """Raise Unequal where results differ in any observable property."""
-    a, b = leaves(got), leaves(wanted)
+    a, b = leaves(got), leaves(expected)
     if len(a) != len(b):
         raise Unequal(f"{len(a)} results, native has {len(b)}")
     for at, (x, y) in enumerate(zip(a, b, strict=True)):
@@ -433,18 +435,18 @@ def look_of(t: Tensor, named: bool) -> tuple:
 
 
 def agree(
-    got: Outcome, wanted: Outcome, dtype: torch.dtype, truth: Callable[[], Any], values: bool, named: bool
+    got: Outcome, expected: Outcome, dtype: torch.dtype, truth: Callable[[], Any], values: bool, named: bool
 ) -> None:
     """Both return equal results or raise equal errors; where torch has no kernel at all, ours may return a result."""
-    if got.error is None and isinstance(wanted.error, NotImplementedError):
+    if got.error is None and isinstance(expected.error, NotImplementedError):
         return
-    if wanted.error is not None or got.error is not None:
-        if type(got.error) is not type(wanted.error) or str(got.error) != str(wanted.error):
-            raise Unequal(f"{_words(got)}, native {_words(wanted)}")
+    if expected.error is not None or got.error is not None:
+        if type(got.error) is not type(expected.error) or str(got.error) != str(expected.error):
+            raise Unequal(f"{_words(got)}, native {_words(expected)}")
         return
-    compare(got.value, wanted.value, dtype, truth, values, named)
-    if got.warned != wanted.warned:
-        raise Unequal(f"warns {list(got.warned)}, native {list(wanted.warned)}")
+    compare(got.value, expected.value, dtype, truth, values, named)
+    if got.warned != expected.warned:
+        raise Unequal(f"warns {list(got.warned)}, native {list(expected.warned)}")
 
 
 def _words(outcome: Outcome) -> str:
@@ -473,11 +475,11 @@ class Runner:
         self.at = at
         good = self._both("call", self._call, sample)
         looks = list(INPUTS) if self.looks is None else [list(INPUTS)[(place_of(self.op) + at) % len(INPUTS)]]
-        for look in looks if at < VARIED else ():
-            if self._crashes(look):
+        for variant in looks if at < VARIED else ():
+            if self._crashes(variant):
                 continue
-            if (other := attempt(lambda look=look: INPUTS[look](sample)).value) is not None:
-                good &= self._both(f"call, {look}", self._call, other)
+            if (other := attempt(lambda look=variant: INPUTS[look](sample)).value) is not None:
+                good &= self._both(f"call, {variant}", self._call, other)
         if self.op.get_inplace() is not None and isinstance(sample.input, Tensor) and not sample.broadcasts_input:
             good &= self._both("in-place", self._in_place, sample)
         if self.op.supports_out and not sample.broadcasts_input:
@@ -490,9 +492,9 @@ class Runner:
 
     def _call(self, sample: Any) -> Any:
         """The results and gradients of a plain call."""
-        made = self.op.get_op()(sample.input, *sample.args, **sample.kwargs)
-        made = sample.output_process_fn_grad(made) if sample.output_process_fn_grad else made
-        return made, gradients(made, self._wrt(sample), self.dtype)
+        result = self.op.get_op()(sample.input, *sample.args, **sample.kwargs)
+        result = sample.output_process_fn_grad(result) if sample.output_process_fn_grad else result
+        return result, gradients(result, self._wrt(sample), self.dtype)
 
     def _in_place(self, sample: Any) -> Any:
         """The tensor written in place, and its gradients; a leaf is cloned first: torch forbids writing to it."""
@@ -518,24 +520,24 @@ class Runner:
             returned = self.op.get_op()(x, *args, **kwargs, out=out)
             return all(a is b for a, b in zip(leaves(returned), leaves(out), strict=True)), out
 
-        with Seen() as seen:
+        with Seen() as recorded:
             attempt(lambda: written(torch.empty_like, sample), self.device)
         # no kernel of ours is called: torch would be compared with itself, and some of its kernels crash for a wrong
         # `out`
-        if not seen.names & self.ours.keys():
+        if not recorded.names & self.ours.keys():
             return True
         first = 0 if self.looks is None else place_of(self.op) + self.at
         some = [list(OUTS)[(first + i) % len(OUTS)] for i in range(self.looks or len(OUTS))]
-        forms = {f"out, {look}": OUTS[look] for look in some if not self._crashes(f"out, {look}")}
+        forms = {f"out, {variant}": OUTS[variant] for variant in some if not self._crashes(f"out, {variant}")}
         agreed = [self._both(form, functools.partial(written, make), sample) for form, make in forms.items()]
         return all(agreed)
 
-    def _crashes(self, look: str) -> bool:
-        return self.device != "cuda" and (self.name, look) in CRASHES
+    def _crashes(self, variant: str) -> bool:
+        return self.device != "cuda" and (self.name, variant) in CRASHES
 
     def _both(self, form: str, run: Callable[[Any], Any], sample: Any) -> bool:
         self.doing = f"{form}, native"
-        wanted = attempt(lambda: run(sample), self.device)
+        expected = attempt(lambda: run(sample), self.device)
         drawn = self._drawn()
         self.doing = f"{form}, ours"
         with self.on:
@@ -543,7 +545,7 @@ class Runner:
         try:
             # our random numbers differ from torch's
             values, named = drawn == self._drawn() and self.op.name not in UNINITIALISED, self.name not in COMPOSED
-            agree(got, wanted, self.dtype, lambda: run(widened(sample)), values, named)
+            agree(got, expected, self.dtype, lambda: run(widened(sample)), values, named)
         except Unequal as error:
             dtype, kind = str(self.dtype).removeprefix("torch."), form.partition(",")[0]
             self.report.failures.append(Failure(self.name, dtype, self.at, kind, f"{form}: {error}"[:600]))
@@ -708,10 +710,10 @@ def run(
     """Run the samples of every op that calls an overload of ours; at most `limit` samples per op and dtype, spread
     evenly.
     """
-    report, wanted = Report(device), None if ops is None else set(ops)
+    report, selected = Report(device), None if ops is None else set(ops)
     with Session(device) as session:
         for op in database():
-            if wanted is None or wanted & {op.name, name_of(op)}:
+            if selected is None or selected & {op.name, name_of(op)}:
                 chosen = dtypes(op) if callable(dtypes) else dtypes
                 if chosen:
                     say(name_of(op))
@@ -722,11 +724,11 @@ def run(
 def _run_one(runner: Runner, dtypes: Iterable[torch.dtype], limit: int | None, errors: bool) -> None:
     op, report, count = runner.op, runner.report, runner.count
     runner.doing = "native"
-    seen = attempt(lambda: calls(op, runner.device), runner.device)
-    if seen.error is not None:
-        report.skipped[runner.name] = f"its samples are not to be had: {seen.error}"
+    outcome = attempt(lambda: calls(op, runner.device), runner.device)
+    if outcome.error is not None:
+        report.skipped[runner.name] = f"its samples are not to be had: {outcome.error}"
         return
-    if not seen.value & runner.ours.keys():
+    if not outcome.value & runner.ours.keys():
         report.skipped[runner.name] = "reaches no overload of ours"
         return
     for dtype in dtypes:
@@ -770,16 +772,16 @@ def place_of(op: Any) -> int:
 def calls(op: Any, device: str) -> set[str]:
     """The overloads that a few samples of an op call, forward and backward."""
     dtype = next((d for d in DTYPES if d in op.supported_dtypes(device)), None)
-    found = Seen()
+    recorded = Seen()
     for sample in [] if dtype is None else picked(op, device, dtype, 2):
 
         def once(sample: Any = sample) -> Any:
-            made = op.get_op()(sample.input, *sample.args, **sample.kwargs)
-            return gradients(made, differentiable((sample.input, sample.args, sample.kwargs)), dtype)
+            result = op.get_op()(sample.input, *sample.args, **sample.kwargs)
+            return gradients(result, differentiable((sample.input, sample.args, sample.kwargs)), dtype)
 
-        with found:
+        with recorded:
             attempt(once, device)
-    return found.names
+    return recorded.names
 
 
 def picked(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[Any]:
@@ -788,11 +790,11 @@ def picked(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     # op.sample_inputs would inspect the whole stack, and seed again, for each sample
     samples = op.sample_inputs_func(op, device, dtype, grad)
-    found = list(samples if limit is None else itertools.islice(samples, 8 * limit))
-    if limit is None or len(found) <= limit:
-        return found
-    found = [s for s in found if _elements(s) <= LARGE] or found
-    return [found[i * len(found) // limit] for i in range(limit)]
+    candidates = list(samples if limit is None else itertools.islice(samples, 8 * limit))
+    if limit is None or len(candidates) <= limit:
+        return candidates
+    candidates = [s for s in candidates if _elements(s) <= LARGE] or candidates
+    return [candidates[i * len(candidates) // limit] for i in range(limit)]
 
 
 def _elements(sample: Any) -> int:
@@ -896,8 +898,8 @@ def work(device: str, limit: int | None) -> None:
 class Crew:
     """Workers that share the units; one thread serves each worker."""
 
-    def __init__(self, given: argparse.Namespace, units: list[str], report: Report):
-        self.given, self.report, self.until = given, report, time.monotonic() + given.seconds
+    def __init__(self, options: argparse.Namespace, units: list[str], report: Report):
+        self.given, self.report, self.until = options, report, time.monotonic() + options.seconds
         self.waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
         for unit in units:
             self.waiting.put(unit)
@@ -940,10 +942,10 @@ class Crew:
         except BrokenPipeError:
             line = ""
         if line:
-            found = Report.from_json(json.loads(line))
+            report = Report.from_json(json.loads(line))
             with self.lock:
-                self.report.add(found)
-            if not any(f.form == "device" for f in found.failures):
+                self.report.add(report)
+            if not any(f.form == "device" for f in report.failures):
                 return worker
             worker.end()
             return None
@@ -977,38 +979,40 @@ def _hurry() -> None:
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    asked.add_argument("--device", default="toy")
-    asked.add_argument("--dtypes", nargs="*", help="float32; with --processes all that a GPU is tried with")
-    asked.add_argument("--ops", nargs="*")
-    asked.add_argument("--limit", type=int, help="samples of each op and dtype")
-    asked.add_argument("--processes", type=int, default=0)
-    asked.add_argument("--seconds", type=float, default=560, help="for all of it, with --processes")
-    asked.add_argument("--unit-seconds", type=float, default=150, help="for one op and dtype, with --processes")
-    asked.add_argument("--json", help="where the report goes")
-    asked.add_argument("--resume", help="a report of an earlier run, whose units are not run again")
-    asked.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    asked.add_argument("--verbose", action="store_true")
-    given = asked.parse_args()
-    if given.device not in ("cuda", "cpu") and (given.worker or not given.processes):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="toy")
+    parser.add_argument("--dtypes", nargs="*", help="float32; with --processes all that a GPU is tried with")
+    parser.add_argument("--ops", nargs="*")
+    parser.add_argument("--limit", type=int, help="samples of each op and dtype")
+    parser.add_argument("--processes", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=560, help="for all of it, with --processes")
+    parser.add_argument("--unit-seconds", type=float, default=150, help="for one op and dtype, with --processes")
+    parser.add_argument("--json", help="where the report goes")
+    parser.add_argument("--resume", help="a report of an earlier run, whose units are not run again")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    if options.device not in ("cuda", "cpu") and (options.worker or not options.processes):
         from opmux.tools.simulator import simulate
 
-        simulate(given.device)
+        simulate(options.device)
         _hurry()
-    if given.worker:
-        work(given.device, given.limit)
+    if options.worker:
+        work(options.device, options.limit)
         return 0
-    if not given.processes:
-        dtypes = [getattr(torch, d) for d in given.dtypes or ["float32"]]
-        report = run(given.device, dtypes, given.ops, given.limit, print if given.verbose else str)
-        if given.json:
-            Path(given.json).write_text(report.as_json())
+    if not options.processes:
+        dtypes = [getattr(torch, d) for d in options.dtypes or ["float32"]]
+        report = run(options.device, dtypes, options.ops, options.limit, print if options.verbose else str)
+        if options.json:
+            Path(options.json).write_text(report.as_json())
     else:
-        report = Report.from_json(json.loads(Path(given.resume).read_text())) if given.resume else Report(given.device)
-        dtypes = given.dtypes or [str(d).removeprefix("torch.") for d in ON_A_GPU]
-        names = [name_of(op) for op in database() if given.ops is None or {op.name, name_of(op)} & set(given.ops)]
+        report = (
+            Report.from_json(json.loads(Path(options.resume).read_text())) if options.resume else Report(options.device)
+        )
+        dtypes = options.dtypes or [str(d).removeprefix("torch.") for d in ON_A_GPU]
+        names = [name_of(op) for op in database() if options.ops is None or {op.name, name_of(op)} & set(options.ops)]
         units = [f"{name} {dtype}" for dtype in dtypes for name in names]
-        Crew(given, [u for u in units if u not in set(report.units)], report).run()
+        Crew(options, [u for u in units if u not in set(report.units)], report).run()
     report.show()
     return 1 if report.unexpected() or report.left else 0
 

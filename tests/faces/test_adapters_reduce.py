@@ -26,8 +26,8 @@ EXACT = Tol(0, 0)
 
 
 def overload(name):
-    packet, _, of = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), of or "default")
+    packet, _, overload_name = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload_name or "default")
 
 
 def adapted(name, *args, **kwargs):
@@ -44,7 +44,7 @@ def agree(name, args, kwargs):
     declines.
     """
     try:
-        wanted = overload(name)(*args, **kwargs)
+        expected = overload(name)(*args, **kwargs)
     except (RuntimeError, IndexError, NotImplementedError) as refusal:
         with pytest.raises((NotSupported, BadArgument)):
             print(f"{name}{args} {kwargs}: {adapted(name, *args, **kwargs)}, where torch says {refusal}")
@@ -53,7 +53,7 @@ def agree(name, args, kwargs):
         got = adapted(name, *args, **kwargs)
     except (NotSupported, BadArgument):
         return False
-    for a, b in zip(as_list(got), as_list(wanted), strict=True):
+    for a, b in zip(as_list(got), as_list(expected), strict=True):
         what = f"{name} of {tuple(args[0].shape)} {args[0].stride()}, {args[1:]} {kwargs}"
         assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), what
         # with a 16-bit dtype, the CPU's own kernels round intermediate results
@@ -94,10 +94,10 @@ MANY = 7  # maximum number of calls of an overload for each tensor
 
 
 def choices(argument):
-    found = CHOICES[argument.name]
+    values = CHOICES[argument.name]
     if argument.name == "dim" and "List" in str(argument.type):
-        found = SEVERAL
-    return (None, *found) if "Optional" in str(argument.type) and None not in found else found
+        values = SEVERAL
+    return (None, *values) if "Optional" in str(argument.type) and None not in values else values
 
 
 def calls(name):

@@ -43,7 +43,7 @@ def agree(name, args, kwargs):
     declines.
     """
     try:
-        wanted = overload(name)(*args, **kwargs)
+        expected = overload(name)(*args, **kwargs)
     except (RuntimeError, IndexError, NotImplementedError) as refusal:
         with pytest.raises((NotSupported, BadArgument)):
             print(f"{name}{args} {kwargs}: {adapted(name, *args, **kwargs)}, where torch says {refusal}")
@@ -52,7 +52,7 @@ def agree(name, args, kwargs):
         got = adapted(name, *args, **kwargs)
     except (NotSupported, BadArgument):
         return False
-    for a, b in zip(as_list(got), as_list(wanted), strict=True):
+    for a, b in zip(as_list(got), as_list(expected), strict=True):
         what = f"{name} of {tuple(args[0].shape)} {args[0].stride()}, {args[1:]} {kwargs}"
         assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), what
         # with a 16-bit dtype, the CPU's own kernels round intermediate results

@@ -47,7 +47,7 @@ def measured(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("found", "size"),
+    ("measured", "size"),
     [
         (speed(0.9, 0.9, 0.9, host=(5, 5)), 0),
         (speed(1.2, 0.9, 0.9, host=(5, 5)), MIDDLE),
@@ -56,9 +56,9 @@ def measured(monkeypatch):
         (speed(0.9, 0.9, 1.02, host=(5, 5)), NEVER),
     ],
 )
-def test_smallest_size_at_which_we_are_as_fast(found, size):
-    assert found.smallest(BF16) == found.smallest(FP16) == size
-    assert found.smallest(FP32) == NEVER
+def test_smallest_size_at_which_we_are_as_fast(measured, size):
+    assert measured.smallest(BF16) == measured.smallest(FP16) == size
+    assert measured.smallest(FP32) == NEVER
 
 
 def test_a_longer_host_time_must_be_hidden_by_the_kernel():
@@ -267,7 +267,7 @@ def test_a_hundred_rounds_of_enable_and_disable_change_and_leak_nothing():
     told = lambda: [torch._C._dispatch_dump(f"aten::{n}") for n in names]
     kernel = lambda: torch.library.get_kernel("aten::_softmax", "CPU").call_boxed
     own = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-    before, wanted = told(), kernel()(own, x, -1, False)
+    before, expected = told(), kernel()(own, x, -1, False)
 
     def rounds(count):
         for _ in range(count):
@@ -285,7 +285,7 @@ def test_a_hundred_rounds_of_enable_and_disable_change_and_leak_nothing():
     finally:
         tracemalloc.stop()
     assert told() == before
-    assert torch.equal(kernel()(own, x, -1, False), wanted) and torch.equal(torch.softmax(x, -1), wanted)
+    assert torch.equal(kernel()(own, x, -1, False), expected) and torch.equal(torch.softmax(x, -1), expected)
     assert grown < 200_000, f"{grown} bytes are kept of 100 rounds"
 
 

@@ -19,16 +19,16 @@ def new(*shape, dtype=torch.float64, scale=1.0):
 
 def same(mine, theirs, leaves):
     """Compare results and gradients in float64, and in bfloat16 for the same values within its rounding error."""
-    kept = [t.detach().clone() for t in leaves]
+    originals = [t.detach().clone() for t in leaves]
     listed = lambda y: y if isinstance(y, tuple) else (y,)
     loss = lambda ys: sum((y * y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum() for y in ys)
     got, want = listed(mine(*leaves)), listed(theirs(*leaves))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
-    made, true = torch.autograd.grad(loss(got), leaves), torch.autograd.grad(loss(want), leaves)
-    for a, b in zip(made, true, strict=True):
+    dx, true = torch.autograd.grad(loss(got), leaves), torch.autograd.grad(loss(want), leaves)
+    for a, b in zip(dx, true, strict=True):
         torch.testing.assert_close(a, b)
-    assert all(torch.equal(a, b) for a, b in zip(leaves, kept, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(leaves, originals, strict=True))
     short = [t.detach().bfloat16().requires_grad_() for t in leaves]
     exact = [t.detach().double().requires_grad_() for t in short]
     got, want = listed(mine(*short)), listed(theirs(*exact))
@@ -89,7 +89,7 @@ def test_mhc_coeffs_match_the_formula(options):
 
 def test_mhc_coeffs_support_functional_transforms():
     leaves = new(B, T, S, D), *coefficients()
-    loss = lambda fn: lambda *given: sum(h.sin().sum() for h in fn(*given))
+    loss = lambda fn: lambda *args: sum(h.sin().sum() for h in fn(*args))
     want = torch.autograd.grad(loss(plain_coeffs)(*leaves), leaves)
     for a, b in zip(torch.func.grad(loss(ours.mhc_coeffs), tuple(range(6)))(*leaves), want, strict=True):
         torch.testing.assert_close(a, b)
@@ -106,8 +106,8 @@ def test_mhc_stream_functions_match_the_formula():
     y, x_in = ours.mhc_apply(x, f, h_pre, h_post, h_res, return_x_in=True)
     assert torch.equal(y, ours.mhc_apply(x, f, h_pre, h_post, h_res))
     assert torch.equal(x_in, ours.mhc_pre(x, h_pre))
-    turned = x.detach().transpose(0, 1)
-    torch.testing.assert_close(ours.mhc_pre(turned, h_pre.transpose(0, 1)).transpose(0, 1), x_in)
+    transposed = x.detach().transpose(0, 1)
+    torch.testing.assert_close(ours.mhc_pre(transposed, h_pre.transpose(0, 1)).transpose(0, 1), x_in)
 
 
 def test_mhc_module_matches_the_functions():
@@ -205,8 +205,8 @@ def test_attention_functions_compile_to_one_graph():
     q = new(1, 2, 9, 8)
 
     def all_of_them(v, query, norm, x, f, h_pre, h_post, h_res, q):
-        made = ours.attn_res(v, query, norm), ours.mhc_post_res(x, f, h_post, h_res), ours.mhc_pre(x, h_pre)
-        return sum(y.sin().sum() for y in (*made, ours.neighborhood_attention(q, q, q)))
+        results = ours.attn_res(v, query, norm), ours.mhc_post_res(x, f, h_post, h_res), ours.mhc_pre(x, h_pre)
+        return sum(y.sin().sum() for y in (*results, ours.neighborhood_attention(q, q, q)))
 
     leaves = (v, query, norm, x, f, h_pre, h_post, h_res, q)
     compiled = torch.compile(all_of_them, backend="aot_eager", fullgraph=True)

@@ -31,12 +31,12 @@ def agree(fn, torchs, *leaves, dtype=torch.float32):
     assert y.dtype is dtype
     dy = torch.cos(torch.arange(y.numel())).view(y.shape)
     dy = dy.to(dtype).double()  # representable in both dtypes
-    kept = dy.to(dtype)
-    grads = [torch.autograd.grad(y, leaves, kept, retain_graph=True) for _ in range(2)]
+    cotangent = dy.to(dtype)
+    grads = [torch.autograd.grad(y, leaves, cotangent, retain_graph=True) for _ in range(2)]
     for a, b, w in zip(*grads, torch.autograd.grad(want, doubles, dy), strict=True):
         assert torch.equal(a, b) and a.dtype is dtype
         close(a, w, dtype)
-    assert all(torch.equal(a, b) for a, b in zip(leaves, before, strict=True)) and torch.equal(kept.double(), dy)
+    assert all(torch.equal(a, b) for a, b in zip(leaves, before, strict=True)) and torch.equal(cotangent.double(), dy)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -102,11 +102,11 @@ def test_frozen_arguments_get_no_gradient(tensors, frozen):
 
 def saved(fn, x, *weights):
     """Number of elements saved for backward, weights excluded; tensors that share memory count once."""
-    seen = {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.setdefault(t.data_ptr(), t), lambda t: t):
+    saved_tensors = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved_tensors.setdefault(t.data_ptr(), t), lambda t: t):
         y = fn(x, *weights)
     assert y.requires_grad
-    return sum(t.numel() for at, t in seen.items() if at not in {w.data_ptr() for w in weights})
+    return sum(t.numel() for at, t in saved_tensors.items() if at not in {w.data_ptr() for w in weights})
 
 
 def test_mlps_save_only_input_gate_and_up():
@@ -149,10 +149,10 @@ def config(**more):
 )
 def test_modules_replace_those_of_transformers(ours_of, model, name, act):
     modeling = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
-    given = config(hidden_act=act, hidden_activation=act)
-    theirs = getattr(modeling, name)(given)
+    settings = config(hidden_act=act, hidden_activation=act)
+    theirs = getattr(modeling, name)(settings)
     more = {"num_shards": 3} if "Tiled" in ours_of.__name__ else {}
-    mine = ours_of.from_config(given, **more)
+    mine = ours_of.from_config(settings, **more)
     assert mine.load_state_dict(theirs.state_dict()) and [*mine.state_dict()] == [*theirs.state_dict()]
     x = torch.randn(2, 7, 8)
     results = []
@@ -236,11 +236,11 @@ def test_autocast_sets_the_compute_dtype():
 
 def test_second_derivatives_match_torch(tensors):
     leaves = [t.requires_grad_() for t in tensors]
-    found = []
+    results = []
     for fn in (lambda *t: ours.swiglu_mlp(*t, 0.5), of_torch(lambda a: F.silu(a * 0.5))):
         grads = torch.autograd.grad(fn(*leaves).sum(), leaves, create_graph=True)
-        found.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
-    torch.testing.assert_close(*found)
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ class Largest(TorchDispatchMode):
         self.elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        self.elements = max([self.elements, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))])
-        return made
+        result = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))])
+        return result
 
 
 def drawn(dtype=torch.float32):
@@ -70,12 +70,12 @@ def test_fake_tensors_give_shapes_and_dtypes(reduction):
     with FakeTensorMode():
         x, w = (torch.empty(n, H, requires_grad=True) for n in (6, V))
         target, weight = torch.zeros(6, dtype=torch.int64), torch.ones(V)
-        for made in (
+        for result in (
             ours.fused_linear_cross_entropy(x, w, target, None, weight, reduction=reduction),
             ours.cross_entropy(x @ w.t(), target, weight, reduction=reduction),
         ):
-            assert made.shape == (() if reduction == "mean" else (6,)) and made.dtype is torch.float32
-            dx, dw = torch.autograd.grad(made.sum(), (x, w))
+            assert result.shape == (() if reduction == "mean" else (6,)) and result.dtype is torch.float32
+            dx, dw = torch.autograd.grad(result.sum(), (x, w))
             assert dx.shape == x.shape and dw.shape == w.shape
 
 
@@ -90,9 +90,9 @@ def test_options_accept_numpy_numbers():
 def test_forward_mode_and_second_derivatives_match_torch_or_raise():
     x, w, target = drawn()
     tangent = torch.randn_like(w)
-    wanted = torch.func.jvp(lambda w: F.cross_entropy(x @ w.t(), target), (w,), (tangent,))
+    expected = torch.func.jvp(lambda w: F.cross_entropy(x @ w.t(), target), (w,), (tangent,))
     torch.testing.assert_close(
-        torch.func.jvp(lambda w: ours.cross_entropy(x @ w.t(), target), (w,), (tangent,)), wanted
+        torch.func.jvp(lambda w: ours.cross_entropy(x @ w.t(), target), (w,), (tangent,)), expected
     )
     with pytest.raises((NotImplementedError, RuntimeError), match="jvp|setup_context"):
         torch.func.jvp(lambda w: ours.fused_linear_cross_entropy(x, w, target), (w,), (tangent,))
@@ -102,9 +102,9 @@ def test_forward_mode_and_second_derivatives_match_torch_or_raise():
     ]
     torch.testing.assert_close(*twice)
     for reduction in ("sum", "none"):
-        made = ours.fused_linear_cross_entropy(x, w, target, reduction=reduction).sum()
+        loss = ours.fused_linear_cross_entropy(x, w, target, reduction=reduction).sum()
         with pytest.raises(RuntimeError, match="cannot be differentiated again"):
-            torch.autograd.grad(made, x, create_graph=True)
+            torch.autograd.grad(loss, x, create_graph=True)
 
 
 def test_no_gradient_is_computed_if_none_is_required(monkeypatch):

@@ -99,23 +99,23 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch):
-    made = World()
-    with launching_by(made.drive, monkeypatch):
-        yield from overridden(made)
+    new_world = World()
+    with launching_by(new_world.drive, monkeypatch):
+        yield from overridden(new_world)
 
 
-def overridden(made):
+def overridden(world_):
     lib = torch.library.Library("aten", "IMPL")
     gates = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in made.names:
+        for name in world_.names:
             one = gate.Gate("cpu", OverloadSchema(name), "CPU", launches=True)
-            lib.impl(name, made.override(name), "CPU")
+            lib.impl(name, world_.override(name), "CPU")
             one.install()
             gates.append(one)
-    gate.select(frozenset(made.names), None)
-    yield made
+    gate.select(frozenset(world_.names), None)
+    yield world_
     gate.select(frozenset(), None)
     for one in gates:
         one.remove()
@@ -136,11 +136,11 @@ def test_calls_with_one_key_are_launched_from_cpp(world):
         first = torch.add(x, y, alpha=2)
         often(world, lambda: torch.add(x, y, alpha=2), CALLS_TO_RECORD - 1)
         a, b = torch.rand(4, 8), torch.rand(4, 8)
-        made = torch.add(a, b, alpha=2)
+        result = torch.add(a, b, alpha=2)
     assert world.from_cpp == [("add.Tensor", (3, 1, 1), (128, 1, 1), 256)] * 2
     assert len(world.from_python) == CALLS_TO_RECORD
-    assert torch.allclose(made, a.sub(b, alpha=-2))
-    assert made.stride() == first.stride() and made.dtype == torch.float32 and not made.requires_grad
+    assert torch.allclose(result, a.sub(b, alpha=-2))
+    assert result.stride() == first.stride() and result.dtype == torch.float32 and not result.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_threads_launch_their_own_records_while_records_are_replaced(world):
     def work(me):
         for n in range(me, 1500, 3):
             for _ in range(CALLS_TO_RECORD + 2):
-                made = torch.add(x, x, alpha=n)
-                if made[7].item() != n + 1:
-                    problems.append((n, made))
+                result = torch.add(x, x, alpha=n)
+                if result[7].item() != n + 1:
+                    problems.append((n, result))
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
     for t in threads:
@@ -429,11 +429,11 @@ class FakePlanner:
 def planned(auto, tmp_path):
     file = tmp_path / "0.cubin"
     file.write_bytes(b"ELF!")
-    made = FakePlanner(auto, file)
-    yield made
+    planner = FakePlanner(auto, file)
+    yield planner
     gate.plan(None)
-    made.ours.shutdown(socket.SHUT_RDWR)
-    KEPT.append(made.ours)
+    planner.ours.shutdown(socket.SHUT_RDWR)
+    KEPT.append(planner.ours)
 
 
 def until(condition):
@@ -579,15 +579,15 @@ def test_a_forked_child_has_no_planner(planned):
 
 def new_sizes(planned, *rows):
     """Call exp on [n, 8] for each n; returns for each whether torch's kernel ran."""
-    found = []
+    results = []
     for n in rows:
         x = torch.rand(n, 8)
         y = torch.exp(x)
-        found.append(not torch.equal(y, x))  # the fake kernel copies
+        results.append(not torch.equal(y, x))  # the fake kernel copies
         # computed with math: a call of torch would be requested too
-        expected = [math.exp(a) if found[-1] else a for a in x.flatten().tolist()]
+        expected = [math.exp(a) if results[-1] else a for a in x.flatten().tolist()]
         assert y.flatten().tolist() == pytest.approx(expected, rel=1e-5)
-    return found
+    return results
 
 
 def classified(planned, low=4, high=64, step=1, new=(100, 101, 102, 103)):
@@ -760,8 +760,8 @@ def test_an_override_that_does_more_than_launch_runs_in_python(world, extra):
 
 
 def test_a_call_that_did_more_while_it_was_recorded_is_recorded_again(world):
-    x, seen = torch.rand(4, 8), []
-    world.extra = lambda x: seen.append(x) or (x * 2 if len(seen) == CALLS_TO_RECORD else None)
+    x, calls = torch.rand(4, 8), []
+    world.extra = lambda x: calls.append(x) or (x * 2 if len(calls) == CALLS_TO_RECORD else None)
     often(world, lambda: torch.add(x, x), 2 * CALLS_TO_RECORD)
     assert len(world.from_cpp) == 1 and len(world.from_python) == 2 * CALLS_TO_RECORD
 
@@ -937,14 +937,14 @@ def test_threads_may_launch_at_once(world):
 
 def test_launches_that_cpp_cannot_repeat_are_not_described():
     def described(**changed):
-        given = {
+        arguments = {
             "function": 1,
             "packed_metadata": (4, 1, 0),
             "run": CudaLauncher(),
             "signature": {"n": "i32"},
         } | changed
-        src = types.SimpleNamespace(signature=given.pop("signature"))
-        launch = launches.TritonLaunch(types.SimpleNamespace(src=src, **given), (1,), {"n": -2})
+        src = types.SimpleNamespace(signature=arguments.pop("signature"))
+        launch = launches.TritonLaunch(types.SimpleNamespace(src=src, **arguments), (1,), {"n": -2})
         return launching.describe(launch, launching.RecordedLaunch())
 
     assert described()

@@ -146,9 +146,9 @@ time.sleep(float(sys.argv[1]))
 
 
 def start(folder, seconds):
-    kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET" and not k.startswith("OPMUX")}
+    variables = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET" and not k.startswith("OPMUX")}
     mine = {"OPMUX_CACHE_DIR": str(folder / "opmux"), "TRITON_CACHE_DIR": str(folder / "triton"), "TMPDIR": str(folder)}
-    env = {**kept, **mine, "PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
+    env = {**variables, **mine, "PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(seconds)],
         env=env,

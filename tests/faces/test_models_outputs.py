@@ -76,9 +76,9 @@ def test_a_tuple_output_has_the_models_logits():
     model = llama()
     expected = model(**batch(), return_dict=False)
     opmux.patch_model(model)
-    found = model(**batch(), return_dict=False)
-    assert type(found) is tuple and len(found) == len(expected)
-    close(found[:2], expected[:2])
+    output = model(**batch(), return_dict=False)
+    assert type(output) is tuple and len(output) == len(expected)
+    close(output[:2], expected[:2])
 
 
 def test_reading_the_loss_computes_no_logits(computed):

@@ -28,9 +28,9 @@ def python(code, **env):
 
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     clean |= {"PYTHONPATH": str(SRC), **env}
-    done = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=clean, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    result = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=clean, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def found(name):
@@ -189,18 +189,18 @@ def test_enums_can_be_pickled():
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [torch.float32, 4, "DType"])
-def test_dtypes_may_be_torchs_numbers_or_texs(given):
+@pytest.mark.parametrize("value", [torch.float32, 4, "DType"])
+def test_dtypes_may_be_torchs_numbers_or_texs(value):
     x, w = torch.randn(3, 8).bfloat16(), torch.ones(8).bfloat16()
-    otype = tex.DType.kFloat32 if given == "DType" else given
+    otype = tex.DType.kFloat32 if value == "DType" else value
     assert tex.rmsnorm_fwd(x, w, 1e-5, None, None, otype, 0, False)[0].dtype is torch.float32
 
 
-@pytest.mark.parametrize("given", ["float32", 77, object(), [4]])
-def test_an_invalid_dtype_raises(given):
+@pytest.mark.parametrize("value", ["float32", 77, object(), [4]])
+def test_an_invalid_dtype_raises(value):
     x, w = torch.randn(3, 8), torch.ones(8)
     with pytest.raises(TypeError, match="rmsnorm_fwd: otype must be a DType or a torch.dtype"):
-        tex.rmsnorm_fwd(x, w, 1e-5, None, None, given, 0, False)
+        tex.rmsnorm_fwd(x, w, 1e-5, None, None, value, 0, False)
 
 
 def gemm(A, transA, B, transB, D):
@@ -281,9 +281,9 @@ def test_a_scale_update_under_a_fake_mode_does_not_affect_the_next():
 class Bare:
     """A quantized tensor like the storage classes of 2.9: it has buffers but no shape, dtype or device."""
 
-    def __init__(self, of):
+    def __init__(self, tensor):
         for name in ("_data", "_transpose", "_scale_inv", "_fp8_dtype", "_transpose_invalid"):
-            setattr(self, name, getattr(of, name, None))
+            setattr(self, name, getattr(tensor, name, None))
 
 
 Bare.__name__ = "Float8TensorStorage"

@@ -73,10 +73,10 @@ def test_a_backend_class_and_an_op_impl_register_in_the_same_registry():
     registry.register_backend(acme(rmsnorm_fwd=fives))
     impls = get_default_manager().registry.get_implementations("rmsnorm_fwd")
     assert [i.kind for i in impls if i.vendor == "acme"] == [BackendImplKind.VENDOR]
-    made = OpImpl(
+    impl = OpImpl(
         "rmsnorm_fwd", "vendor.bolt", BackendImplKind.VENDOR, "bolt", lambda x, *a: [x * 0 + 7, None, x[:, 0]]
     )
-    get_default_manager().registry.register_impl(made)
+    get_default_manager().registry.register_impl(impl)
     try:
         assert "bolt" in [r["name"] for r in tex.list_backends()]
         tex.set_backend("bolt")
@@ -108,16 +108,16 @@ def test_get_backend_returns_the_selected_backend():
 
 
 def test_backends_receive_torch_dtypes():
-    seen = []
+    dtypes = []
 
     def record(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):
-        seen.append(otype)
+        dtypes.append(otype)
         return fives(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma)
 
     registry.register_backend(acme(rmsnorm_fwd=record))
     tex.set_backend("acme")
     norm(otype=tex.DType.kBFloat16)
-    assert seen == [torch.bfloat16]
+    assert dtypes == [torch.bfloat16]
 
 
 # ---- missing backends and methods -----------------------------------------------------------------------------------

@@ -191,9 +191,9 @@ def test_operands_without_elements(layout, m, n, k):
     assert torch.equal(bias_grad, B.sum(0))
     D, _, pre, _ = call(A, B, layout, bias=torch.randn(n), gelu=True)
     assert D.shape == pre.shape == (m, n) and not D.any()
-    given = torch.ones(m, n)
-    assert call(A, B, layout, out=given, accumulate=True)[0] is given and given.all()
-    assert call(A, B, layout, out=given)[0] is given and not given.any()
+    x_of_ones = torch.ones(m, n)
+    assert call(A, B, layout, out=x_of_ones, accumulate=True)[0] is x_of_ones and x_of_ones.all()
+    assert call(A, B, layout, out=x_of_ones)[0] is x_of_ones and not x_of_ones.any()
 
 
 # ---- quantized ------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ E5M2 = torch.float8_e5m2
 
 
 @pytest.mark.parametrize(
-    "a, b, given, says",
+    "a, b, args, says",
     [
         ({"dim": 2}, {"dim": 1}, {"split": False}, "use_split_accumulator must be True"),
         ({"dim": 2}, {"dim": 2}, {}, "B must have blocks of 1 x 128"),
@@ -266,9 +266,9 @@ E5M2 = torch.float8_e5m2
         ({"dim": 2}, {"dim": 1, "shape": (63, 128)}, {}, "B must be padded to a multiple of 8 rows"),
     ],
 )  # fmt: skip
-def test_block_scaled_gemms_that_cublas_rejects_raise(a, b, given, says):
+def test_block_scaled_gemms_that_cublas_rejects_raise(a, b, args, says):
     with pytest.raises(ValueError, match=f"generic_gemm: {says}.*for blocks of 128"):
-        call(blocks(**a), blocks(**b), **{"to": F32, "split": True, **given})
+        call(blocks(**a), blocks(**b), **{"to": F32, "split": True, **args})
 
 
 def test_block_scaled_products_are_rounded_before_accumulation():
@@ -444,7 +444,7 @@ def test_an_unsupported_combination_raises():
 def test_invalid_groups_raise_before_anything_is_written(spoil, error, says):
     As, Bs = (list(v) for v in zip(*(factors("TN", F32) for _ in range(2)), strict=True))
     D = [torch.ones(5, 24) for _ in range(2)]
-    kept = list(D)
+    originals = list(D)
     spoil(As, Bs, D)
     transa, transb = LAYOUTS["TN"]
     none = [torch.empty(0)] * 2
@@ -453,7 +453,7 @@ def test_invalid_groups_raise_before_anything_is_written(spoil, error, says):
             As, transa, Bs, transb, D, F32, None, none[: len(As)], BF16, False, none[: len(As)], False, [], 0, False,
             False, 0,
         )  # fmt: skip
-    assert all(d.eq(1).all() for d in kept)
+    assert all(d.eq(1).all() for d in originals)
 
 
 def test_results_of_other_backends_become_a_list_of_four():

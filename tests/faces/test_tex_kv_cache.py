@@ -63,9 +63,9 @@ def test_copy_to_kv_cache_matches_a_loop(fmt, paged):
 def test_copy_to_kv_cache_without_new_tokens_changes_nothing():
     _, held = news("BSHD")
     cache = drawn(9, 2, H, D)
-    kept, table = cache.clone(), torch.zeros(3, 4, dtype=torch.int32)
+    original, table = cache.clone(), torch.zeros(3, 4, dtype=torch.int32)
     call("copy_to_kv_cache", held, held, cache, cache, table, cu(0, 0, 0), cu(*CACHED), 1, 3, 3, 8, 4, False)
-    assert torch.equal(cache, kept)
+    assert torch.equal(cache, original)
 
 
 def test_thd_to_bshd_and_back():
@@ -124,8 +124,8 @@ def test_multi_tensor_transpose_matches_permute(fmt):
         None,
         torch.ones(turn(inputs[2]).shape, dtype=torch.uint8),
     ]
-    found = call("multi_tensor_transpose_to_bhsd", inputs, original_format=fmt, outputs=room)
-    assert all(a is b for a, b in zip(found, room, strict=True))
+    outputs = call("multi_tensor_transpose_to_bhsd", inputs, original_format=fmt, outputs=room)
+    assert all(a is b for a, b in zip(outputs, room, strict=True))
     assert torch.equal(room[0][..., :D], turn(inputs[0])) and room[0][..., D:].eq(0).all()
     assert torch.equal(room[2], turn(inputs[2]))
 

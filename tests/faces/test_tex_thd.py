@@ -94,9 +94,9 @@ def test_out_correction_matches_a_loop(second, packed, old, dtype):
     per[:, 0] = math.inf
     want = out.double()
     for i, t in enumerate(tokens):
-        kept = want[t] * torch.exp(before[:, t] - lse[:, t]).double()[:, None] if old else want[t]
+        expected = want[t] * torch.exp(before[:, t] - lse[:, t]).double()[:, None] if old else want[t]
         more = step[i].double() * torch.exp(per[:, i] - lse[:, t]).double()[:, None] if i else 0
-        want[t] = kept + more
+        want[t] = expected + more
     if not packed:
         per = halves_by_sequence(per, 6) if second else by_sequence(per, 8)
         lse, before = by_sequence(lse, 8), by_sequence(before, 8)

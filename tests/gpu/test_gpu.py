@@ -43,8 +43,8 @@ def written(spec, args):
 
 def tolerance(spec, dtype, result):
     """The looser tolerance of the call's dtype and the result's dtype: the amax of float64 inputs is a float32."""
-    of = [spec.tol[dtype], spec.tol.get(result.dtype, spec.tol[dtype])]
-    return {"rtol": max(t.rtol for t in of), "atol": max(t.atol for t in of)}
+    tolerances = [spec.tol[dtype], spec.tol.get(result.dtype, spec.tol[dtype])]
+    return {"rtol": max(t.rtol for t in tolerances), "atol": max(t.atol for t in tolerances)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], **by_name)

@@ -57,8 +57,8 @@ def nothing_failed():
     get_default_manager().clear_quarantine()
     yield
     failures = get_default_manager().memory.failures
-    found = {i: list(cases.values()) for (key, i), cases in failures.items() if key == "opmux::block_scaled_gemm"}
-    assert not found, found
+    causes = {i: list(cases.values()) for (key, i), cases in failures.items() if key == "opmux::block_scaled_gemm"}
+    assert not causes, causes
 
 
 def same_bits(got: Tensor, want: Tensor, what: str) -> None:

@@ -171,9 +171,9 @@ def test_results_and_gradients_are_deterministic(name, form):
     x, dy, w, b = draw(shape, bf16, form)
     runs = []
     for _ in range(3):
-        given = leaves(x, w, b)
-        y = call(*given)
-        runs.append([y, *torch.autograd.grad(y, given, dy)])
+        args = leaves(x, w, b)
+        y = call(*args)
+        runs.append([y, *torch.autograd.grad(y, args, dy)])
     for again in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(runs[0], again, strict=True))
 

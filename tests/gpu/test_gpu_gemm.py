@@ -32,10 +32,10 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def impl_of(op, impl_id):
-    found = [i for i in get_default_manager().registry.get_implementations(op) if i.impl_id == impl_id]
-    if impl_id == HOPPER and (not found or found[0].available() is not True):
+    matches = [i for i in get_default_manager().registry.get_implementations(op) if i.impl_id == impl_id]
+    if impl_id == HOPPER and (not matches or matches[0].available() is not True):
         pytest.skip("needs Hopper, and Gluon")
-    return found[0]
+    return matches[0]
 
 
 def as_tuple(results):
@@ -52,11 +52,11 @@ SUMS_OF_FP8 = Tol(1e-5, 5e-3)
 
 def agree(op, impl_id, args, what=""):
     """The impl's result, which must agree with the reference; None if the impl declines the arguments."""
-    made, spec = impl_of(op, impl_id), specs.find(op)
-    if refusal(made, *args) is not None:
+    impl, spec = impl_of(op, impl_id), specs.find(op)
+    if refusal(impl, *args) is not None:
         return None
     mine, other = fresh(args), fresh(args)
-    got, want = made.fn(*mine), spec.reference(*other)
+    got, want = impl.fn(*mine), spec.reference(*other)
     if spec.mutates:
         got, want = mine[0], other[0]
     for g, w in zip(as_tuple(got), as_tuple(want), strict=True):
@@ -139,10 +139,10 @@ def test_functional_linear_and_its_gradients_are_about_as_exact_as_torchs(act, g
         y = opmux.functional.linear(*leaves[:3], activation=act, glu=glu, residual=leaves[3])
         got = (y, *torch.autograd.grad(y, leaves, dy))
     want = torchs(*doubles)
-    wanted = (want, *torch.autograd.grad(want, doubles, dy.double()))
+    expected = (want, *torch.autograd.grad(want, doubles, dy.double()))
     native = torchs(*leaves)
     natives = (native, *torch.autograd.grad(native, leaves, dy))
-    for g, w, theirs in zip(got, wanted, natives, strict=True):
+    for g, w, theirs in zip(got, expected, natives, strict=True):
         error, torchs_error = ((t.double() - w).abs().max().item() for t in (g, theirs))
         assert error <= 1.5 * torchs_error + 1e-3 * w.abs().max().item()
 
@@ -151,8 +151,8 @@ def test_functional_linear_and_its_gradients_are_about_as_exact_as_torchs(act, g
 def test_linear_with_glu_and_residual_is_one_launch():
     x, w, r = new(4096, 1024), new(8192, 1024), new(4096, 4096)
     with opmux.policy("impl:default.flagos"):
-        seen = launches(lambda: opmux.functional.linear(x, w, activation="silu", glu=True, residual=r))
-    assert len(seen) == 1 and "_gemm" in seen[0]
+        kernels = launches(lambda: opmux.functional.linear(x, w, activation="silu", glu=True, residual=r))
+    assert len(kernels) == 1 and "_gemm" in kernels[0]
 
 
 def scales(rows, length, k, powers):
@@ -217,10 +217,10 @@ def launches(fn):
     for _ in range(PROVEN_AFTER):
         fn()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         fn()
         torch.cuda.synchronize()
-    return [e.name for e in seen.events() if e.device_type.name == "CUDA" and "Memset" not in e.name]
+    return [e.name for e in profile.events() if e.device_type.name == "CUDA" and "Memset" not in e.name]
 
 
 @torch.no_grad()
@@ -301,9 +301,9 @@ SIZES = [
 def test_large_products_are_as_close_as_cublas(m, n, k, layout):
     """Sizes with grouped tiles, with K split across programs, and with partial tiles."""
 
-    def factor(rows, cols, turned):
-        x = torch.randn(*((cols, rows) if turned else (rows, cols)), device=CUDA, dtype=BF16)
-        return x.t() if turned else x
+    def factor(rows, cols, transposed):
+        x = torch.randn(*((cols, rows) if transposed else (rows, cols)), device=CUDA, dtype=BF16)
+        return x.t() if transposed else x
 
     a, b = factor(m, k, layout[0] == "t"), factor(k, n, layout[1] == "t")
     run = impl_of("matmul", "default.flagos").fn

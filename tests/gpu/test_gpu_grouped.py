@@ -38,7 +38,7 @@ def test_samples_agree_with_the_reference(op, dtype):
                 continue
             tol = spec.tol[dtype]
             said = lambda m, s=sample, i=impl: f"{i.impl_id} {s.id}: {m}"
-            results = lambda made: made if isinstance(made, tuple) else (made,)
+            results = lambda result: result if isinstance(result, tuple) else (result,)
             got, want = results(impl.fn(*sample.args)), results(spec.reference(*sample.args))
             torch.testing.assert_close(got, want, rtol=tol.rtol, atol=tol.atol, msg=said)
 
@@ -69,12 +69,12 @@ def test_fused_moe_and_its_gradients_agree_with_a_loop(size):
     truths = [a for a in wide if a.is_floating_point()]
     got, want = ours.fused_moe(*args), loop(*wide)
     g = torch.randn_like(want)
-    made = [got, *torch.autograd.grad(got, leaves, g.to(got.dtype))]
+    results = [got, *torch.autograd.grad(got, leaves, g.to(got.dtype))]
     true = [want, *torch.autograd.grad(want, truths, g)]
-    for a, b in zip(made, true, strict=True):
+    for a, b in zip(results, true, strict=True):
         assert (a.float() - b).norm() <= 0.02 * b.norm()
     again = torch.autograd.grad(ours.fused_moe(*args), leaves, g.to(got.dtype))
-    assert all(torch.equal(a, b) for a, b in zip(made[1:], again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(results[1:], again, strict=True))
 
 
 @pytest.mark.parametrize("policy", [(), ("impl:default.flagos",)], ids=["preferred", "ours"])

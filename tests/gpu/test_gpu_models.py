@@ -78,10 +78,10 @@ def test_patched_attention_decodes_with_flash_attention(kind, monkeypatch):
     model = built(kind)
     plain = decoded(model)
     opmux.patch_model(model, include=["attention"])
-    seen, flash = [], attention.flash
-    monkeypatch.setattr(attention, "flash", lambda *args, **kwargs: seen.append(1) or flash(*args, **kwargs))
+    calls, flash = [], attention.flash
+    monkeypatch.setattr(attention, "flash", lambda *args, **kwargs: calls.append(1) or flash(*args, **kwargs))
     assert error(decoded(model), truth) <= 1.34 * error(plain, truth) + 1e-3
-    assert len(seen) == 6 * model.config.num_hidden_layers
+    assert len(calls) == 6 * model.config.num_hidden_layers
     opmux.unpatch_model(model)
     assert torch.equal(decoded(model), plain)
 

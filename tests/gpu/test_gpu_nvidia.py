@@ -119,14 +119,14 @@ def test_attention_of_each_library_agrees_with_float64(impl_id, dtype, seq_first
 
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
 def test_unsupported_attention_is_declined_with_a_reason(impl_id):
-    made = impl_of("attention", impl_id)
+    impl = impl_of("attention", impl_id)
     for shape, causal in (
         ((1, 2, 2, 40, 9, 64), True),
         ((1, 2, 2, 16, 16, 36), False),
         ((1, 2, 2, 16, 16, 264), False),
     ):
         args = qkv(BF16, *shape)
-        assert isinstance(refusal(made, *args, causal, None), str), f"{impl_id} {shape}"
+        assert isinstance(refusal(impl, *args, causal, None), str), f"{impl_id} {shape}"
         with by(impl_id), pytest.raises(opmux.core.NotSupported):
             opmux.ops.attention(*args, causal)
         got = ran(args, causal, None, torch.ones_like(args[0]))  # another impl runs
@@ -138,9 +138,9 @@ def test_unsupported_attention_is_declined_with_a_reason(impl_id):
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
 @pytest.mark.parametrize("name", ["attention", "attention_bwd"])
 def test_attention_agrees_with_the_reference_on_all_accepted_samples(name, impl_id, dtype):
-    spec, made, taken = specs.find(name), impl_of(name, impl_id), []
+    spec, impl, taken = specs.find(name), impl_of(name, impl_id), []
     for sample in spec.samples(dtype, CUDA):
-        if refusal(made, *sample.args) is not None:
+        if refusal(impl, *sample.args) is not None:
             continue
         before = [t.clone() for t in sample.args if torch.is_tensor(t)]
         with only(**{name: impl_id}):
@@ -308,9 +308,9 @@ def test_cublas_linear_agrees_at_a_models_size(dtype, has_bias):
     grads = torch.autograd.grad(y, leaves, dy)
     wide = [t.detach().double().requires_grad_() for t in leaves]
     want = F.linear(*wide)
-    wanted = torch.autograd.grad(want, wide, dy.double())
+    expected = torch.autograd.grad(want, wide, dy.double())
     for name, g, t in zip(
-        ("y", "dx", "dweight", "dbias"), (y.detach(), *grads), (want.detach(), *wanted), strict=False
+        ("y", "dx", "dweight", "dbias"), (y.detach(), *grads), (want.detach(), *expected), strict=False
     ):
         size = max(1.0, t.abs().max().item())
         close(g / size, t / size, {F32: 1e-5, F16: 2e-3, BF16: 1e-2}[dtype], f"linear {name}")
@@ -351,8 +351,8 @@ def test_cudnns_batch_norm_agrees_with_the_reference(dtype):
         for stats in (got, want):  # statistics of its own forward, and of another forward
             with only(batch_norm_bwd=cudnn):
                 grads = opmux.ops.batch_norm_bwd(dy, x, w, stats[1], stats[2])
-            wanted = specs.find("batch_norm_bwd").reference(dy, x, w, want[1], want[2])
-            for name, g, t in zip(("dx", "dweight", "dbias"), grads, wanted, strict=True):
+            expected = specs.find("batch_norm_bwd").reference(dy, x, w, want[1], want[2])
+            for name, g, t in zip(("dx", "dweight", "dbias"), grads, expected, strict=True):
                 assert g.dtype is t.dtype
                 close(g, t, 2e-2 if dtype is F16 else 2e-3, f"batch_norm_bwd {name} {weight, bias, running}")
 

@@ -35,12 +35,12 @@ def one(value=0.0):
 
 def equal(op, impl, x, *args, fp8=None):
     """Assert that reference and kernel write equal buffers."""
-    found = []
+    results = []
     for run in (op.reference, impl):
-        made = [a.clone() if torch.is_tensor(a) else a for a in args]
-        run(x, *made)
-        found.append([a for a in made if torch.is_tensor(a)])
-    for want, got in zip(*found, strict=True):
+        args_copy = [a.clone() if torch.is_tensor(a) else a for a in args]
+        run(x, *args_copy)
+        results.append([a for a in args_copy if torch.is_tensor(a)])
+    for want, got in zip(*results, strict=True):
         if fp8 is not None and want.dtype is torch.uint8:
             nan = want.view(fp8).float().isnan()  # the conversion instruction writes one encoding for every NaN
             assert got.view(fp8).float()[nan].isnan().all()
@@ -52,8 +52,8 @@ def equal(op, impl, x, *args, fp8=None):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_every_16_bit_number_is_cast_as_in_the_reference(fp8, dtype):
     x = torch.arange(65536, dtype=torch.int32, device=DEVICE).to(torch.int16).view(dtype).view(256, 256)
-    for turned in (None, bytes_like((256, 256))):
-        equal(spec.fp8_cast_into, kernels.fp8_cast_into, x, one(1.0), bytes_like((256, 256)), turned, one(), one(), None, fp8, fp8=fp8)  # fmt: skip # noqa: E501
+    for buffer in (None, bytes_like((256, 256))):
+        equal(spec.fp8_cast_into, kernels.fp8_cast_into, x, one(1.0), bytes_like((256, 256)), buffer, one(), one(), None, fp8, fp8=fp8)  # fmt: skip # noqa: E501
 
 
 @both
@@ -117,8 +117,8 @@ def test_scales_at_the_limits_equal_the_reference(amax):
     for pow2 in (False, True):
         equal(spec.fp8_current_into, kernels.fp8_current_into, x, y, yt, one(), None, E4M3, pow2, 0.0, fp8=E4M3)
         scales = [torch.zeros(spec.block_scales(x.shape, False, way), device=DEVICE) for way in (False, True)]
-        given = (y, scales[0], yt, scales[1], None, E4M3, False, pow2, 0.0)
-        equal(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *given, fp8=E4M3)
+        call_args = (y, scales[0], yt, scales[1], None, E4M3, False, pow2, 0.0)
+        equal(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *call_args, fp8=E4M3)
 
 
 KINDS = {
@@ -137,24 +137,24 @@ def test_a_captured_quantize_reads_its_noop_flag_at_replay(kind):
     specs.load_all()
     quantize, dequantize = specs.functions["tex::quantize"], specs.functions["tex::dequantize"]
     x, flag, q = numbers((256, 512)), one(), KINDS[kind]()
-    made = quantize(x, q)
+    quantized_x = quantize(x, q)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(2):
-            quantize(x, q, made, flag)
+            quantize(x, q, quantized_x, flag)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        quantize(x, q, made, flag)
-    first = dequantize(made, torch.float32)
+        quantize(x, q, quantized_x, flag)
+    first = dequantize(quantized_x, torch.float32)
     x.mul_(2)
     flag.fill_(1.0)
     graph.replay()
-    assert torch.equal(dequantize(made, torch.float32), first)
+    assert torch.equal(dequantize(quantized_x, torch.float32), first)
     flag.zero_()
     graph.replay()
-    assert not torch.equal(dequantize(made, torch.float32), first)
-    assert torch.equal(dequantize(made, torch.float32), dequantize(quantize(x, q), torch.float32))
+    assert not torch.equal(dequantize(quantized_x, torch.float32), first)
+    assert torch.equal(dequantize(quantized_x, torch.float32), dequantize(quantize(x, q), torch.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)

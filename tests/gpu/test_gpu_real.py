@@ -25,17 +25,19 @@ FAMILIES = (
 ).split()
 
 
-def first_of_each(found):
+def first_of_each(cases):
     """The first cases of every op, in their order."""
-    found = sorted(found, key=lambda c: c.op)
-    return [c for _, mine in itertools.groupby(found, key=lambda c: c.op) for c in itertools.islice(mine, EACH)]
+    cases = sorted(cases, key=lambda c: c.op)
+    return [c for _, mine in itertools.groupby(cases, key=lambda c: c.op) for c in itertools.islice(mine, EACH)]
 
 
-def all_right(found):
-    made = [attempt(case, CUDA) for case in found]
-    wrong = [f"{o.op} {o.dtype} {o.case} ({', '.join(o.models)}): {o.reason}" for o in made if o.status == real.FAIL]
+def all_right(cases):
+    outcomes = [attempt(case, CUDA) for case in cases]
+    wrong = [
+        f"{o.op} {o.dtype} {o.case} ({', '.join(o.models)}): {o.reason}" for o in outcomes if o.status == real.FAIL
+    ]
     assert not wrong, "\n".join(wrong)
-    assert any(o.status == real.PASS for o in made)
+    assert any(o.status == real.PASS for o in outcomes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -57,10 +57,10 @@ def test_every_algorithm_agrees_with_float64(name, dtype):
             continue
         x = torch.randn(shape, device=CUDA)
         x = (1 + x / 3000 if name == "prod" else x + 0.5).to(dtype)
-        wanted = call(name, specs.find(name).reference, x.double(), dim)
+        expected = call(name, specs.find(name).reference, x.double(), dim)
         for _ in range(2):
             got = call(name, getattr(ops, name), x, dim)
-            for a, b in zip(listed(got), listed(wanted), strict=True):
+            for a, b in zip(listed(got), listed(expected), strict=True):
                 tol = specs.find(name).tol[a.dtype]
                 # The error of a sum of n values grows with about sqrt(n) roundings. A product of values near 1 drifts
                 # in any order: by 1e-3 for three million of them, also in numpy.
@@ -100,9 +100,9 @@ def test_nan_and_ties_equal_the_reference():
         x[2], x[3], x[4, -1] = -inf, inf, nan
         for name in ("argmax", "argmin", "max_dim", "min_dim", "amax", "amin"):
             for dtype in (torch.float32, torch.bfloat16, torch.float64):
-                given = x.to(dtype)
-                agree(name, getattr(ops, name)(given.to(CUDA), 1), specs.find(name).reference(given, 1))
-                columns = given.t().contiguous()
+                typed = x.to(dtype)
+                agree(name, getattr(ops, name)(typed.to(CUDA), 1), specs.find(name).reference(typed, 1))
+                columns = typed.t().contiguous()
                 agree(name, getattr(ops, name)(columns.to(CUDA), 0), specs.find(name).reference(columns, 0))
 
 
@@ -119,8 +119,8 @@ def test_norms_and_their_gradients_agree_with_torch(ord):
         truth = torch.linalg.vector_norm(x.double(), ord, dim)
         torch.testing.assert_close(ops.vector_norm(x, ord, dim).double(), truth, rtol=5e-6, atol=1e-5)
         runs = []
-        for norm, given in ((ops.vector_norm, x), (torch.linalg.vector_norm, x.double())):
-            leaf = given.detach().clone().requires_grad_()
+        for norm, x_of in ((ops.vector_norm, x), (torch.linalg.vector_norm, x.double())):
+            leaf = x_of.detach().clone().requires_grad_()
             if ord:  # torch has no gradient for order 0
                 norm(leaf, ord, dim).sum().backward()
                 runs.append(leaf.grad.double())

@@ -51,11 +51,11 @@ def near(fn, plain, leaves):
     wide = [t.detach().float().requires_grad_() for t in leaves]
     got, want = fn(*leaves), plain(*wide)
     g = torch.randn_like(want)
-    made = [got, *torch.autograd.grad(got, leaves, g.to(got.dtype))]
-    for a, b in zip(made, (want, *torch.autograd.grad(want, wide, g)), strict=True):
+    results = [got, *torch.autograd.grad(got, leaves, g.to(got.dtype))]
+    for a, b in zip(results, (want, *torch.autograd.grad(want, wide, g)), strict=True):
         assert (a.float() - b).norm() <= 0.02 * b.norm()
     again = torch.autograd.grad(fn(*leaves), leaves, g.to(got.dtype))
-    assert all(torch.equal(a, b) for a, b in zip(made[1:], again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(results[1:], again, strict=True))
 
 
 def plain_attn_res(v, query, norm):

@@ -16,8 +16,8 @@ MODE = "interpret"
 
 def kernel(name):
     get_default_manager().prepare()
-    (found,) = [i for i in get_default_manager().registry.impls(f"opmux::{name}") if i.impl_id == "default.flagos"]
-    return found.fn
+    (impl,) = [i for i in get_default_manager().registry.impls(f"opmux::{name}") if i.impl_id == "default.flagos"]
+    return impl.fn
 
 
 def agree(name, *args):

@@ -19,12 +19,12 @@ MODE = "compile"
 
 
 def kernel(name):
-    (made,) = [
+    (impl,) = [
         i
         for i in get_default_manager().registry.get_implementations(f"opmux::{name}")
         if i.kind is BackendImplKind.DEFAULT and i.vendor is None
     ]
-    return made.fn
+    return impl.fn
 
 
 def meta_args(name, shape, dtype):
@@ -50,8 +50,8 @@ def test_tiles_follow_the_arch(arch, source):
 @pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
 def test_compile_only_chips_use_their_vendors_tiles(chip):
     with compiling_for(chip):
-        found = config.this_chip()
-    assert (found.vendor, found.arch, found.name) == ("nvidia" if chip == "sm_90" else "amd", chip, "")
+        this_chip = config.this_chip()
+    assert (this_chip.vendor, this_chip.arch, this_chip.name) == ("nvidia" if chip == "sm_90" else "amd", chip, "")
     assert config.this_chip() is None or config.this_chip().name
 
 

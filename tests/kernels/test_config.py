@@ -198,9 +198,9 @@ def clamped(n: int, dtype: torch.dtype) -> Tiles:
     ],
 )
 def test_a_block_size_that_covers_the_row_cannot_be_reduced(default, n, sizes, fits):
-    made = Tunable("made_up.rows", default)
+    tunable = Tunable("made_up.rows", default)
     usual = default(n, BF16)
-    assert (made._unfit(usual.changed(sizes, ""), usual, dict(n=n, dtype=BF16)) == "") is fits
+    assert (tunable._unfit(usual.changed(sizes, ""), usual, dict(n=n, dtype=BF16)) == "") is fits
 
 
 def test_a_size_declared_free_may_be_reduced():
@@ -235,15 +235,17 @@ made_up.rows:
 
 def test_candidates_come_from_the_vendors_yaml(tiles, folder):
     folder(trials=TRIALS)
-    found = tiles.candidates(ACME, n=4096, dtype=BF16)
-    assert len(found) == 2 + 8 + 2
+    candidates = tiles.candidates(ACME, n=4096, dtype=BF16)
+    assert len(candidates) == 2 + 8 + 2
     usual = dict(BLOCK_M=2, BLOCK_N=4096, FAST=True)
-    assert found[0] == (Tiles(128, 2, **usual | {"BLOCK_M": 1}), "")
-    assert found[1][1].startswith("BLOCK_N = 1024 with n = 4096")  # does not suit such long rows, but is not an error
-    assert found[2][0] == Tiles(128, 3, **usual | {"BLOCK_M": 1})
-    assert [t.threads for t, _ in found[2:10]] == [128, 256] * 4
-    assert [t["FAST"] for t, _ in found[2:10]] == [True, True, False, False] * 2
-    assert found[10:] == [(Tiles(64, 2, **usual | {"BLOCK_M": m}), "") for m in (8, 16)]
+    assert candidates[0] == (Tiles(128, 2, **usual | {"BLOCK_M": 1}), "")
+    assert candidates[1][1].startswith(
+        "BLOCK_N = 1024 with n = 4096"
+    )  # does not suit such long rows, but is not an error
+    assert candidates[2][0] == Tiles(128, 3, **usual | {"BLOCK_M": 1})
+    assert [t.threads for t, _ in candidates[2:10]] == [128, 256] * 4
+    assert [t["FAST"] for t, _ in candidates[2:10]] == [True, True, False, False] * 2
+    assert candidates[10:] == [(Tiles(64, 2, **usual | {"BLOCK_M": m}), "") for m in (8, 16)]
     assert tiles.candidates(Chip("bolt", None), n=4096, dtype=BF16) == []
 
 
@@ -302,10 +304,10 @@ def test_nvidias_files_name_only_existing_tunables(ours, arch):
 
 @pytest.mark.parametrize("arch, folders", [("sm_80", 2), ("sm_86", 2), ("sm_90", 2), ("gfx942", 1), ("sm_75", 1)])
 def test_arch_folders_follow_the_chip(arch, folders):
-    found = tile_files.folders(Chip.of_arch(arch))
-    assert len(found) == folders
-    assert found[:1] == (
-        (f"opmux.backends._nvidia.{'hopper' if arch == 'sm_90' else 'ampere'}",) if folders == 2 else found[:1]
+    names = tile_files.folders(Chip.of_arch(arch))
+    assert len(names) == folders
+    assert names[:1] == (
+        (f"opmux.backends._nvidia.{'hopper' if arch == 'sm_90' else 'ampere'}",) if folders == 2 else names[:1]
     )
 
 

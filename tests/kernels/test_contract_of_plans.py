@@ -38,15 +38,15 @@ def shifted(x: Tensor, shift: int, eps: Annotated[float, between(0, None, open=T
 
 @pytest.fixture
 def planned_shift():
-    made = op(shifted, name="shifted_rows", out="y")
+    new_op = op(shifted, name="shifted_rows", out="y")
 
-    @host_code(made)
+    @host_code(new_op)
     def rows(x: Tensor) -> Plan:
         sizes = RowSizes.of(x=x)
         return Plan({"y": OutputSpec.of(x.shape, x.dtype)}, [sizes.launch(kernel, Tiles(BLOCK_N=16), sizes.count)])
 
     yield rows
-    specs.remove(made.spec)
+    specs.remove(new_op.spec)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def kernels_of_ours():
     manager.prepare()
     for spec in specs:
         if spec.space == "opmux":
-            found = {i.impl_id: i for i in manager.registry.impls(spec.key)}
-            if "default.flagos" in found:
-                yield spec, found["default.flagos"]
+            impls = {i.impl_id: i for i in manager.registry.impls(spec.key)}
+            if "default.flagos" in impls:
+                yield spec, impls["default.flagos"]
 
 
 def test_kernels_accept_no_argument_that_the_contract_excludes():

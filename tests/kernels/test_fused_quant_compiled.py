@@ -171,7 +171,7 @@ def order_of_sums(kernel):
     text = kernel.asm["ttgir"]
     named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)", text, re.M))
     sums = re.findall(r'"tt\.reduce"\((?:(?!tt\.reduce).)*?arith\.addf.*?\}\) : \((.*?)\)', text, re.S)
-    return [re.sub(r"#\w+", lambda found: named[found[0]], types) for types in sums]
+    return [re.sub(r"#\w+", lambda match: named[match[0]], types) for types in sums]
 
 
 @pytest.mark.few(3)

@@ -47,13 +47,13 @@ def blocks(a_rows, b_rows):
 def follows(act, glu=False, residual=None, save=True, bias=True, m=M, dtype=BF16):
     x, weight = new(2, m // 2, K, dtype=dtype), new(2 * N if glu else N, K, dtype=dtype)
     added = None if residual is None else new(2, m // 2, N, dtype=residual)
-    given = new(weight.shape[0], dtype=dtype) if bias else None
-    return lambda: kernels.linear_act(x, weight, given, added, act, glu, save)
+    bias_tensor = new(weight.shape[0], dtype=dtype) if bias else None
+    return lambda: kernels.linear_act(x, weight, bias_tensor, added, act, glu, save)
 
 
-def ints(turned, m=M):
+def ints(transposed, m=M):
     """int8 operands; the columns or the rows of the second one are contiguous."""
-    b = new(N, K, dtype=torch.int8).t() if turned else new(K, N, dtype=torch.int8)
+    b = new(N, K, dtype=torch.int8).t() if transposed else new(K, N, dtype=torch.int8)
     return lambda: kernels.int_mm(new(m, K, dtype=torch.int8), b)
 
 

@@ -109,9 +109,9 @@ def test_norm_rows_too_long_for_registers_agree_with_the_reference(n, dtype, cas
     plans.forget()
     x, dy = torch.randn(3, n, dtype=dtype) * 2 + 3, torch.randn(3, n, dtype=dtype)
     w, b = torch.randn(n, dtype=dtype), torch.randn(n, dtype=dtype)
-    given = {"rms_norm": (x, w, 1e-6, 0.0, casting), "layer_norm": (x, w, b, 1e-6, 1.0),
+    args_by_op = {"rms_norm": (x, w, 1e-6, 0.0, casting), "layer_norm": (x, w, b, 1e-6, 1.0),
              "add_rms_norm": (x, dy, w, 1e-6, 0.0, casting)}  # fmt: skip
-    for name, args in given.items():
+    for name, args in args_by_op.items():
         spec, back = specs.find(name), specs.find(f"{name}_bwd")
         expected = spec.reference(*args)
         agree(spec, getattr(norm, name)(*args), expected, n)

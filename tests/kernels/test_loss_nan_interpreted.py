@@ -20,16 +20,16 @@ ODD = (0.0, 30.0, -1e3, 6e4, math.inf, -math.inf, math.nan)
 
 def arguments(seed):
     """Logits with special values, targets of which half are ignored, weights that may be 0, and options."""
-    of, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    rows, classes = of.choice(SHAPES)
-    dtype, ignore_index = of.choice(DTYPES), of.choice((-100, 0, 1))
-    x = (torch.randn(rows, classes, generator=generator) * of.choice((1, 100))).to(dtype)
-    for _ in range(of.choice((0, 1, 3))):
-        x.view(-1)[of.randrange(x.numel())] = of.choice(ODD)
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rows, classes = rng.choice(SHAPES)
+    dtype, ignore_index = rng.choice(DTYPES), rng.choice((-100, 0, 1))
+    x = (torch.randn(rows, classes, generator=generator) * rng.choice((1, 100))).to(dtype)
+    for _ in range(rng.choice((0, 1, 3))):
+        x.view(-1)[rng.randrange(x.numel())] = rng.choice(ODD)
     target = torch.randint(classes, (rows,), generator=generator)
     target[torch.rand(rows, generator=generator) < 0.5] = ignore_index
-    weight = of.choice((None, torch.randint(2, (classes,), generator=generator).to(dtype)))
-    return x, target, weight, ignore_index, of.choice((0.0, 0.1)), of.choice((0.0, 1.0)), of.choice((None, 30.0))
+    weight = rng.choice((None, torch.randint(2, (classes,), generator=generator).to(dtype)))
+    return x, target, weight, ignore_index, rng.choice((0.0, 0.1)), rng.choice((0.0, 1.0)), rng.choice((None, 30.0))
 
 
 def assert_same_kind(got, want, what):

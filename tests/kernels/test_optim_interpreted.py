@@ -96,11 +96,11 @@ def test_only_lists_of_equal_lengths_may_be_empty():
 def spread(dtype, sizes, offset):
     """Tensors in one buffer, the first at an offset of `offset` elements: addresses of all alignments."""
     buffer = torch.randn(sum(sizes) + offset + len(sizes))
-    made, at = [], offset
+    tensors, at = [], offset
     for n in sizes:
-        made.append(buffer.to(dtype)[at : at + n])
+        tensors.append(buffer.to(dtype)[at : at + n])
         at += n + 1
-    return made
+    return tensors
 
 
 SIZES = (1, 16, 1024, 1025, 2047, 2048, 5000, 37)
@@ -151,10 +151,10 @@ def test_numpy_numbers_reach_the_kernels_as_python_numbers():
     numpy = pytest.importorskip("numpy")
     flag = torch.zeros(1, dtype=torch.int32)
     of_numpy = {float: numpy.float32, int: numpy.int64, bool: numpy.bool_}
-    given = {k: of_numpy[type(v)](v) for k, v in spec.SGD.items()}
-    agree("multi_tensor_sgd", (0, flag, [[torch.randn(9)] for _ in range(3)], *given.values()))
-    given = [of_numpy[type(v)](v) for v in spec.ADAM.values()]
-    agree("multi_tensor_adam", (0, flag, [[torch.rand(9)] for _ in range(4)], *given))
+    numbers = {k: of_numpy[type(v)](v) for k, v in spec.SGD.items()}
+    agree("multi_tensor_sgd", (0, flag, [[torch.randn(9)] for _ in range(3)], *numbers.values()))
+    numbers = [of_numpy[type(v)](v) for v in spec.ADAM.values()]
+    agree("multi_tensor_adam", (0, flag, [[torch.rand(9)] for _ in range(4)], *numbers))
     agree("multi_tensor_scale", (0, flag, [[torch.randn(9)] for _ in range(2)], numpy.float32(0.3)))
 
 
@@ -163,13 +163,13 @@ def test_flags_skip_only_the_right_ops():
     number = lambda v, dtype=torch.float32: torch.tensor([v], dtype=dtype)
     for flag in (0, 1):
         held = (number(0.1), 0.9, 0.99, 1e-8, number(3, torch.int32), 1, 1, 0.1, number(0.5))
-        given = tensors_of(4)
-        (_, _, after, *_), _ = agree("multi_tensor_adam_capturable", (0, number(flag, torch.int32), given, *held))
-        assert all(torch.equal(a[0], b[0]) == bool(flag) for a, b in zip(after, given, strict=True))
-        (_, _, after, *_), _ = agree("multi_tensor_sgd", (0, number(flag, torch.int32), given[:3], *spec.SGD.values()))
-        assert torch.equal(after[1][0], given[1][0]) == bool(flag)
-        (_, _, after, *_), _ = agree("multi_tensor_adam", (0, number(flag, torch.int32), given, *ADAM))
-        assert not torch.equal(after[1][0], given[1][0])  # Adam ignores its flag
+        args = tensors_of(4)
+        (_, _, after, *_), _ = agree("multi_tensor_adam_capturable", (0, number(flag, torch.int32), args, *held))
+        assert all(torch.equal(a[0], b[0]) == bool(flag) for a, b in zip(after, args, strict=True))
+        (_, _, after, *_), _ = agree("multi_tensor_sgd", (0, number(flag, torch.int32), args[:3], *spec.SGD.values()))
+        assert torch.equal(after[1][0], args[1][0]) == bool(flag)
+        (_, _, after, *_), _ = agree("multi_tensor_adam", (0, number(flag, torch.int32), args, *ADAM))
+        assert not torch.equal(after[1][0], args[1][0])  # Adam ignores its flag
 
 
 def test_lists_of_several_dtypes_are_supported():
@@ -239,10 +239,10 @@ def test_tables_that_a_captured_graph_reads_are_never_freed(monkeypatch):
 
     from opmux.kernels.lib import lists as tables
 
-    made = SimpleNamespace(stream=7)
+    stream = SimpleNamespace(stream=7)
     monkeypatch.setattr(tables, "_stream", lambda index: 7)
     monkeypatch.setattr(tables.torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(tables, "_kept", [])
     device = SimpleNamespace(type="cuda", index=0)
-    assert tables._found({"key": made}, "key", device, None) is made
-    assert tables._kept == [made]
+    assert tables._found({"key": stream}, "key", device, None) is stream
+    assert tables._kept == [stream]

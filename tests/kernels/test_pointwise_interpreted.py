@@ -49,9 +49,9 @@ def reference(row, args):
 
 def full(name, *args, **kwargs):
     """All arguments of a sample, by position."""
-    found = spec.ops[name].spec.signature.bind(*args, **kwargs)
-    found.apply_defaults()
-    return tuple(found.arguments.values())
+    bound = spec.ops[name].spec.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return tuple(bound.arguments.values())
 
 
 def agree(name, args, out=None, slack=1.0):
@@ -82,7 +82,7 @@ def args_in_short(args):
 
 def test_results_of_contiguous_arguments_have_the_metadata_of_torchs_meta_function():
     """The plan computes it without calling that function."""
-    seen = set()
+    kinds = set()
     for name in OWN:
         row = ROWS[name]
         for dtype in (d for d in (torch.float32, torch.bfloat16, torch.int32, torch.bool) if d in row.dtypes):
@@ -90,12 +90,15 @@ def test_results_of_contiguous_arguments_have_the_metadata_of_torchs_meta_functi
                 args = sample.args
                 if pointwise._common_shape(args) is None:
                     continue
-                found = pointwise._on_meta(row, args)
+                metadata = pointwise._on_meta(row, args)
                 theirs = pointwise._ask(row, args, lambda t, _: as_meta(t))
-                assert (found.shape, found.stride()) == (theirs.shape, theirs.stride()), (name, args_in_short(args))
-                assert found.dtype is reference(row, args).dtype
-                seen.add(name)
-    assert len(seen) > 0.9 * len(OWN), {*OWN} - seen
+                assert (metadata.shape, metadata.stride()) == (theirs.shape, theirs.stride()), (
+                    name,
+                    args_in_short(args),
+                )
+                assert metadata.dtype is reference(row, args).dtype
+                kinds.add(name)
+    assert len(kinds) > 0.9 * len(OWN), {*OWN} - kinds
 
 
 def test_result_dtypes_follow_torchs_default_dtype():
@@ -168,16 +171,16 @@ def grid_args(name, values):
     """All combinations of values for the arguments without a default."""
     need = required(name)
     grids = iter(torch.meshgrid(*[values] * len(need), indexing="ij") if len(need) > 1 else [values])
-    made = []
+    args = []
     for p in spec.ops[name].spec.signature.parameters.values():
         if p.name in spec.ROWS[name].numbers:
-            made.append(spec.ROWS[name].numbers[p.name])
+            args.append(spec.ROWS[name].numbers[p.name])
         elif p in need:
             t = next(grids)
-            made.append(t > 0 if p.name in ("condition", "mask") else t)
+            args.append(t > 0 if p.name in ("condition", "mask") else t)
         else:
-            made.append(p.default)
-    return tuple(made)
+            args.append(p.default)
+    return tuple(args)
 
 
 UNARY_AND_BINARY = [n for n in OWN if len(required(n)) <= 2 and torch.float32 in spec.ROWS[n].dtypes and n != "clamp"]
@@ -495,8 +498,8 @@ def test_opinfo_samples_agree_with_torch(name):
             continue
         for sample in itertools.islice(info.sample_inputs("cpu", dtype), 30):
             try:
-                given = (sample.input, *sample.args)
-                args = full(name, *(reversed(given) if name == "polygamma" else given), **sample.kwargs)
+                operands = (sample.input, *sample.args)
+                args = full(name, *(reversed(operands) if name == "polygamma" else operands), **sample.kwargs)
                 run(ROWS[name], args)
             except (TypeError, NotSupported):  # torch.<name> has an argument that aten.<name> lacks
                 continue

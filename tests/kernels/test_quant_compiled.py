@@ -28,12 +28,12 @@ def x(m=512, k=4096, dtype=torch.bfloat16):
     return meta((m, k), dtype)
 
 
-def cast(turned, dtype=E4M3):
-    return x(), number(), meta((512, 4096)), meta((4096, 512)) if turned else None, number(), number(), None, dtype
+def cast(transposed, dtype=E4M3):
+    return x(), number(), meta((512, 4096)), meta((4096, 512)) if transposed else None, number(), number(), None, dtype
 
 
-def current(turned, dtype=E4M3):
-    return x(), meta((512, 4096)), meta((4096, 512)) if turned else None, number(), number(), dtype, True, 0.0
+def current(transposed, dtype=E4M3):
+    return x(), meta((512, 4096)), meta((4096, 512)) if transposed else None, number(), number(), dtype, True, 0.0
 
 
 def blocks(two_d, dtype=E4M3):

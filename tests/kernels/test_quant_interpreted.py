@@ -48,12 +48,12 @@ def test_every_e8m0_scale_is_applied_exactly():
 
 def both_ways(op, impl, x, *args):
     """The buffers that the reference and the kernel write."""
-    found = []
+    results = []
     for run in (op.reference, impl):
-        made = [None if a is None else a.clone() if torch.is_tensor(a) else a for a in args]
-        run(x, *made)
-        found.append([a for a in made if torch.is_tensor(a)])
-    return found
+        copies = [None if a is None else a.clone() if torch.is_tensor(a) else a for a in args]
+        run(x, *copies)
+        results.append([a for a in copies if torch.is_tensor(a)])
+    return results
 
 
 @both
@@ -70,8 +70,8 @@ def test_scales_at_the_limits_equal_the_reference(fp8, amax, pow2):
     )
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
     scales = [torch.zeros(spec.block_scales(x.shape, False, way)) for way in (False, True)]
-    given = (buffers[0], scales[0], buffers[1], scales[1], None, fp8, False, pow2, 0.0)
-    want, got = both_ways(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *given)
+    args = (buffers[0], scales[0], buffers[1], scales[1], None, fp8, False, pow2, 0.0)
+    want, got = both_ways(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *args)
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
@@ -101,6 +101,6 @@ def test_float32_scales_equal_the_reference():
     for two_d in (False, True):
         data = torch.zeros(256, 384, dtype=torch.uint8), torch.zeros(384, 256, dtype=torch.uint8)
         scales = [torch.zeros(spec.block_scales(x.shape, two_d, way)) for way in (False, True)]
-        given = (data[0], scales[0], data[1], scales[1], None, E4M3, two_d, False, 0.0)
-        want, got = both_ways(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *given)
+        args = (data[0], scales[0], data[1], scales[1], None, E4M3, two_d, False, 0.0)
+        want, got = both_ways(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *args)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))

@@ -34,11 +34,11 @@ def built(name, shape, dim, dtype, chip, ord=2):
     spec = specs.find(f"opmux::{name}")
     x = torch.empty(shape, dtype=dtype, device="meta")
     args, _ = spec.bound((x, ord, dim) if name == "vector_norm" else (x, dim), {})
-    with compiling_for(chip) as found:
+    with compiling_for(chip) as kernels:
         KERNEL[spec.key](*args)
-    assert found, f"{name} launched nothing"
-    assert all(kernel.shared <= CHIPS[chip][1] for kernel in found)
-    return found
+    assert kernels, f"{name} launched nothing"
+    assert all(kernel.shared <= CHIPS[chip][1] for kernel in kernels)
+    return kernels
 
 
 # Each op is compiled for one chip and one dtype, in rotation; with --slow for all.
@@ -109,9 +109,9 @@ def test_gradients_compile(number, name):
     x = torch.empty(shape, dtype=BF16, device="meta")
     per = torch.empty(shape[:1] if number % 2 else (8, 512), dtype=BF16, device="meta")
     known = {"x": x, "dim": dim, "keepdim": False, "correction": 1, "ord": 3}
-    with compiling_for(chip) as found:
+    with compiling_for(chip) as kernels:
         KERNEL[spec.key](*(known.get(n, per) for n in spec.names))
-    assert found[-1].name == "_spread"
+    assert kernels[-1].name == "_spread"
 
 
 @pytest.mark.slow
@@ -120,9 +120,9 @@ def test_every_op_compiles_with_every_algorithm(number, name):
     ways = (*WAYS.values(), *(() if name in SINGLE else PLANES.values()))
     for at, (shape, dim, kernels) in enumerate(ways):
         for chip, dtype in both_dtypes(number + at):
-            found = [k.name for k in built(name, shape, dim, dtype, chip)]
+            names = [k.name for k in built(name, shape, dim, dtype, chip)]
             # float64: fewer elements per program, so several share a plane, and a second kernel adds up
-            assert found == kernels or (dtype.itemsize == 8 and found == ["_pieces", "_finish"])
+            assert names == kernels or (dtype.itemsize == 8 and names == ["_pieces", "_finish"])
 
 
 def both_dtypes(number):

@@ -34,12 +34,12 @@ KERNELS = {
 def built_for(chip, name, shape, dim, dtype=torch.bfloat16):
     """The kernels that an op's real wrapper launches for meta tensors."""
     like = lambda dtype=dtype: torch.empty(shape, dtype=dtype, device="meta")
-    given = {
+    args_by_op = {
         "x": like, "dy": like, "y": like, "dvalues": like, "indices": lambda: like(torch.int64),
         "dim": lambda: dim, "dtype": lambda: None,
     }  # fmt: skip
     with compiling_for(chip) as built:
-        getattr(scan, name)(*(given[n]() for n in specs.find(name).names))
+        getattr(scan, name)(*(args_by_op[n]() for n in specs.find(name).names))
     assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
     return built
 

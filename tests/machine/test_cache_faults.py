@@ -151,8 +151,8 @@ def temporary(folder: Path) -> list[str]:
 # ---- damaged files --------------------------------------------------------------------------------------------------
 
 
-def lost(found: dict[str, Entry]) -> set[str]:
-    return {k for k, e in GOOD.items() if found.get(k) != e}
+def lost(entries: dict[str, Entry]) -> set[str]:
+    return {k for k, e in GOOD.items() if entries.get(k) != e}
 
 
 @pytest.mark.parametrize("name", ["tuning file cut", "tuning file, a bit flipped"])
@@ -164,16 +164,16 @@ def test_a_damaged_tuning_file_loses_at_most_two_entries(name, cache):
         cache_dir.make(file.parent)
         file.write_bytes(damaged := (cut if "cut" in name else flipped)(whole, where))
         tuning.forget()
-        seen = tuning.entries(CHIP)
+        entries_before = tuning.entries(CHIP)
         assert tuning.store(CHIP, NEW) == file
         tuning.forget()
-        found = tuning.entries(CHIP)
-        assert found == seen | NEW
+        entries = tuning.entries(CHIP)
+        assert entries == entries_before | NEW
         aside = [p.read_bytes() for p in file.parent.glob("*.damaged-*")]
         if aside:
-            assert aside == [damaged] and not seen
+            assert aside == [damaged] and not entries_before
         else:  # a flipped bit damages one entry; if it is in the key, the new key may be that of another entry
-            assert len(lost(found)) <= 2
+            assert len(lost(entries)) <= 2
         assert temporary(file.parent) == []
 
 
@@ -255,14 +255,14 @@ def writable_by(mode: int) -> Callable[[Path], None]:
 
 def pretend_to_chown(monkeypatch) -> None:
     """Only root can chown files to other users; otherwise make fstat report another owner for them."""
-    given, fstat = set(), os.fstat
+    chowned, fstat = set(), os.fstat
 
     def seen(fd: int) -> os.stat_result:
-        found = fstat(fd)
-        return os.stat_result((*found[:4], 12345, *found[5:])) if name(found) in given else found
+        status = fstat(fd)
+        return os.stat_result((*status[:4], 12345, *status[5:])) if name(status) in chowned else status
 
-    name = lambda found: (found.st_ino, found.st_mtime_ns)  # an inode number is reused after its file is deleted
-    monkeypatch.setattr(os, "chown", lambda path, uid, gid: given.add(name(path.stat())))
+    name = lambda status: (status.st_ino, status.st_mtime_ns)  # an inode number is reused after its file is deleted
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: chowned.add(name(path.stat())))
     monkeypatch.setattr(os, "fstat", seen)
 
 
@@ -281,7 +281,7 @@ def test_an_untrusted_file_is_replaced_and_never_followed(thing, tmp_path, monke
     if os.geteuid() != 0:
         pretend_to_chown(monkeypatch)
     tuned, library = tuning.store(CHIP, GOOD), thing.build()
-    done = 0
+    replaced = 0
     for file in (tuned, library, library.with_suffix(".log")):
         for instead in INSTEAD:
             copy = file.with_name(f"{file.name}.copy")
@@ -300,8 +300,8 @@ def test_an_untrusted_file_is_replaced_and_never_followed(thing, tmp_path, monke
             copy.replace(file)
             for aside in file.parent.glob("*.damaged-*"):
                 shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
-            done += 1
-    assert done == COUNTS["something else in place"]
+            replaced += 1
+    assert replaced == COUNTS["something else in place"]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o707, 0o775])
@@ -332,8 +332,8 @@ def test_a_folder_of_another_user_is_not_used(cache, thing, monkeypatch, lines):
     lstat = os.lstat
 
     def anothers_build(path):
-        found = lstat(path)
-        return os.stat_result((*found[:4], 12345, *found[5:])) if Path(path).name in ("build", "tuning") else found
+        status = lstat(path)
+        return os.stat_result((*status[:4], 12345, *status[5:])) if Path(path).name in ("build", "tuning") else status
 
     monkeypatch.setattr(os, "lstat", anothers_build)
     tuning.forget()
@@ -381,12 +381,12 @@ def test_a_group_that_only_contains_the_user_may_write(monkeypatch):
     group = SimpleNamespace(gr_gid=1000, gr_name="me", gr_mem=[])
     monkeypatch.setattr(cache_dir.pwd, "getpwuid", lambda uid: user)
     monkeypatch.setattr(cache_dir.grp, "getgrgid", lambda gid: group)
-    found = os.stat_result((stat.S_IFDIR | 0o775, 0, 0, 1, 1000, 1000, 0, 0, 0, 0))
-    assert not cache_dir._open_to_others(found)
+    status = os.stat_result((stat.S_IFDIR | 0o775, 0, 0, 1, 1000, 1000, 0, 0, 0, 0))
+    assert not cache_dir._open_to_others(status)
     group.gr_mem = ["you"]
-    assert cache_dir._open_to_others(found)
+    assert cache_dir._open_to_others(status)
     group.gr_mem, group.gr_name = [], "users"
-    assert cache_dir._open_to_others(found)
+    assert cache_dir._open_to_others(status)
 
 
 # ---- killed, interrupted or out of space at any line ----------------------------------------------------------------
@@ -447,8 +447,8 @@ class TestStoring:
         key = f"after {i}"
         tuning.forget()
         assert tuning.store(CHIP, {key: GOOD["kernel_03[n<=8]"]}) == self.file
-        found = tuning.entries(CHIP)
-        assert not lost(found) and key in found
+        entries = tuning.entries(CHIP)
+        assert not lost(entries) and key in entries
         assert temporary(self.file.parent) == [] and not list(self.file.parent.glob("*.damaged-*"))
 
     def test_kill_9_at_any_line_does_no_harm(self):
@@ -623,12 +623,12 @@ def test_a_lock_held_too_long_is_ignored(thing, monkeypatch, lines):
     """The build waits, reports it, and then compiles: the last complete library replaces the others."""
     library = thing.build()
     library.unlink()
-    ready, done = os.pipe(), os.pipe()
+    ready, finished = os.pipe(), os.pipe()
     holder = os.fork()
     if not holder:
         with cache_dir.locked(library.with_suffix(".lock"), 5, required=True):
             os.write(ready[1], b".")
-            os.read(done[0], 1)
+            os.read(finished[0], 1)
         os._exit(0)
     try:
         os.read(ready[0], 1)
@@ -637,9 +637,9 @@ def test_a_lock_held_too_long_is_ignored(thing, monkeypatch, lines):
         assert thing.build().read_bytes() == thing.answer
         assert "waiting for another process" in lines()[0] and "for 0.3 s: not waiting any longer" in lines()[1]
     finally:
-        os.write(done[1], b".")
+        os.write(finished[1], b".")
         os.waitpid(holder, 0)
-        for fd in (*ready, *done):
+        for fd in (*ready, *finished):
             os.close(fd)
 
 

@@ -49,9 +49,9 @@ class Kernel:
         forms = [*self.takes, *self.makes]
         tensors = [form.at(at) for form, at in zip(forms, addresses, strict=True)]
         with _disable_current_modes(), torch.no_grad():
-            found = self.body(*tensors[: len(self.takes)])
-            for made, value in zip(tensors[len(self.takes) :], found, strict=True):
-                made.copy_(value)
+            values = self.body(*tensors[: len(self.takes)])
+            for out, value in zip(tensors[len(self.takes) :], values, strict=True):
+                out.copy_(value)
 
 
 class World:
@@ -74,8 +74,8 @@ class World:
                 fn = self._implementation(one)
                 fn.__module__ = "opmux.test"  # as for our own kernels, the first calls are not checked
                 fn.__signature__ = one.signature
-                made = OpImpl(one.key, "test.fake", BackendImplKind.DEFAULT, None, fn, 1000, devices={"cpu"})
-                get_default_manager().registry.register_impl(made)
+                impl = OpImpl(one.key, "test.fake", BackendImplKind.DEFAULT, None, fn, 1000, devices={"cpu"})
+                get_default_manager().registry.register_impl(impl)
                 self.added.append((one.key, "test.fake"))
         return getattr(opmux.ops, names[0])
 
@@ -83,20 +83,20 @@ class World:
         def fn(*args, **kwargs):
             bound = spec.signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            given = list(bound.arguments.values())
+            values = list(bound.arguments.values())
             self.extra()
-            plain = all(has_memory(a) for a in given if isinstance(a, torch.Tensor) and a.numel())
+            plain = all(has_memory(a) for a in values if isinstance(a, torch.Tensor) and a.numel())
             if not plain or torch.jit.is_tracing():
                 raise NotSupported("no memory, or sizes that are no numbers")
-            spots = [i for i, a in enumerate(given) if isinstance(a, torch.Tensor)]
+            spots = [i for i, a in enumerate(values) if isinstance(a, torch.Tensor)]
 
             def body(*tensors):
-                filled = list(given)
+                filled = list(values)
                 for i, t in zip(spots, tensors, strict=True):
                     filled[i] = t
                 return results_of(spec, spec.reference(*filled))
 
-            tensors = [given[i].detach() for i in spots]
+            tensors = [values[i].detach() for i in spots]
             with _disable_current_modes(), torch.no_grad():
                 shapes = [(r.shape, r.dtype) for r in body(*tensors)]
             outs = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
@@ -142,17 +142,17 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch):
-    made = World()
-    KEPT.append(made)
-    with launching_by(made.drive, monkeypatch):
+    new_world = World()
+    KEPT.append(new_world)
+    with launching_by(new_world.drive, monkeypatch):
         ours = [specs.entries[s.key] for s in FORWARDS]
-        kept = [(e, e.globals["_g"]) for e in ours]
+        entries = [(e, e.globals["_g"]) for e in ours]
         for spec, entry in zip(FORWARDS, ours):
             entry.globals["_g"] = remake(spec, entry)
-        yield made
-        for entry, function in kept:
+        yield new_world
+        for entry, function in entries:
             entry.globals["_g"] = function
-        for key, impl_id in made.added:
+        for key, impl_id in new_world.added:
             get_default_manager().registry.unregister(key, impl_id)
         get_default_manager().clear_quarantine()
 
@@ -164,8 +164,8 @@ def remake(spec, entry):
     def first(*args, **kwargs):
         traced = lambda *a, **k: library.run_traceable(spec, a, k)
         backward = specs.entries[spec.gradient.backward.key]
-        entry.globals["_g"] = made = autograd.make_call(spec, entry, backward, traced)
-        return made(*args, **kwargs)
+        entry.globals["_g"] = call = autograd.make_call(spec, entry, backward, traced)
+        return call(*args, **kwargs)
 
     return first
 
@@ -278,13 +278,13 @@ def test_every_differentiable_op_of_these_families_matches_its_reference(world, 
         args, kwargs = [fresh(a) for a in sample.args], {k: fresh(v) for k, v in sample.kwargs.items()}
         inputs = [a for a in (*args, *kwargs.values()) if torch.is_tensor(a) and a.requires_grad]
         world.forget()
-        found = []
+        ops = []
         for _ in range(2 * CALLS_TO_RECORD + 3):
             torch.manual_seed(0)
             outs = [o for o in results_of(spec, fn(*args, **kwargs)) if o.requires_grad]
-            made = grads(outs, inputs, [torch.randn_like(o) for o in outs]) if outs else ()
-            found.append((outs, made))
-        for a, b in zip(found[0][0] + list(found[0][1]), found[-1][0] + list(found[-1][1]), strict=True):
+            results = grads(outs, inputs, [torch.randn_like(o) for o in outs]) if outs else ()
+            ops.append((outs, results))
+        for a, b in zip(ops[0][0] + list(ops[0][1]), ops[-1][0] + list(ops[-1][1]), strict=True):
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
@@ -329,17 +329,17 @@ def test_numbers_are_part_of_the_key(world):
     assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
 
 
-@pytest.mark.parametrize("wanted", [(True, False), (False, True)])
-def test_a_gradient_that_is_not_required_is_not_returned(world, wanted):
+@pytest.mark.parametrize("required", [(True, False), (False, True)])
+def test_a_gradient_that_is_not_required_is_not_returned(world, required):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
-    x, w = x.detach().requires_grad_(wanted[0]), w.detach().requires_grad_(wanted[1])
+    x, w = x.detach().requires_grad_(required[0]), w.detach().requires_grad_(required[1])
     rms(x, w).backward(dy)
-    assert (x.grad is not None, w.grad is not None) == wanted
+    assert (x.grad is not None, w.grad is not None) == required
     x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
     full = truth(x, w, dy)[1:]
-    close(grads(rms(x, w), (x,) if wanted[0] else (w,), dy), full[:1] if wanted[0] else full[1:])
+    close(grads(rms(x, w), (x,) if required[0] else (w,), dy), full[:1] if required[0] else full[1:])
     assert set(world.from_cpp) == {"rms_norm", "rms_norm_bwd"} and not world.from_python
 
 
@@ -398,14 +398,14 @@ def test_an_argument_of_which_only_the_shape_is_saved_may_change(world):
     x = leaf(3, 8)
     dy = torch.tensor(2.0)
     recorded(world, lambda: grads(opmux.ops.sum(x), (x,), dy))
-    kept = weakref.ref(x)
+    reference = weakref.ref(x)
     y = opmux.ops.sum(x)
     other = x.detach().clone().requires_grad_()
     z = opmux.ops.sum(other)
     with torch.no_grad():
         other.mul_(2)  # its values were not saved
     assert grads(z, (other,), dy)[0].eq(2).all() and world.from_cpp == ["sum", "sum", "sum_bwd"]
-    assert grads(y, (x,), dy)[0].eq(2).all() and kept() is x
+    assert grads(y, (x,), dy)[0].eq(2).all() and reference() is x
 
 
 # ---- autograd features -----------------------------------------------------------------------------------------------
@@ -460,14 +460,14 @@ def test_tensor_and_node_hooks_are_called(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
-    seen = []
+    calls = []
     y = rms(x, w)
     y.retain_grad()
-    y.register_hook(lambda g: seen.append("tensor") or 2 * g)
-    y.grad_fn.register_prehook(lambda g: seen.append("before"))
-    y.grad_fn.register_hook(lambda gi, go: seen.append("after"))
+    y.register_hook(lambda g: calls.append("tensor") or 2 * g)
+    y.grad_fn.register_prehook(lambda g: calls.append("before"))
+    y.grad_fn.register_hook(lambda gi, go: calls.append("after"))
     y.backward(dy)
-    assert seen == ["tensor", "before", "after"]
+    assert calls == ["tensor", "before", "after"]
     close((y.grad, x.grad, w.grad), (2 * dy, *truth(x, w, 2 * dy)[1:]))
     assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
 
@@ -547,8 +547,8 @@ def test_threads_may_launch_at_once(world):
     def work():
         for _ in range(30):
             x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-            found, expected = grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:]
-            wrong.extend(a for a, b in zip(found, expected) if not torch.allclose(a, b, atol=1e-5))
+            actual, expected = grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:]
+            wrong.extend(a for a, b in zip(actual, expected) if not torch.allclose(a, b, atol=1e-5))
 
     workers = [threading.Thread(target=work) for _ in range(4)]
     for one in workers:
@@ -737,9 +737,9 @@ def test_batched_gradients_match(world):
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
     batch = torch.randn(5, 3, 8)
-    found = torch.autograd.grad(rms(x, w), (x, w), batch, is_grads_batched=True)
+    grads_ = torch.autograd.grad(rms(x, w), (x, w), batch, is_grads_batched=True)
     each = [truth(x, w, one)[1:] for one in batch]
-    close(found, [torch.stack(g) for g in zip(*each, strict=True)])
+    close(grads_, [torch.stack(g) for g in zip(*each, strict=True)])
     assert world.from_cpp == ["rms_norm"]
 
 
@@ -747,8 +747,8 @@ def test_compiled_graphs_contain_the_op(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
-    made = torch.compile(rms, backend="aot_eager", fullgraph=True)
-    close((made(x, w), *grads(made(x, w), (x, w), dy)), truth(x, w, dy))
+    compiled = torch.compile(rms, backend="aot_eager", fullgraph=True)
+    close((compiled(x, w), *grads(compiled(x, w), (x, w), dy)), truth(x, w, dy))
     assert not world.from_cpp
 
 

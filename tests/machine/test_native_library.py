@@ -142,15 +142,15 @@ def test_a_background_process_starts_with_a_path_object_in_sys_path(monkeypatch)
 def test_all_waiting_callbacks_run_even_if_one_raises(new):
     new.setattr(native_library._LibraryState, "library", object())
     new.setattr(native_library._LibraryState, "tried", True)
-    done = []
-    new.setattr(native_library._LibraryState, "waiting", [lambda: 1 / 0, lambda: done.append(1)])
+    called = []
+    new.setattr(native_library._LibraryState, "waiting", [lambda: 1 / 0, lambda: called.append(1)])
     native_library._compiled("the other process failed, this one has compiled it meanwhile")
-    assert done == [1] and not native_library._LibraryState.waiting
+    assert called == [1] and not native_library._LibraryState.waiting
 
 
 def test_an_op_does_not_wait_while_another_thread_compiles(new):
     """It runs in Python until then; the compiling thread calls it back."""
-    compiling, proceed, done = threading.Event(), threading.Event(), []
+    compiling, proceed, called = threading.Event(), threading.Event(), []
 
     def compile_slowly(*args, **kwargs):
         compiling.set()
@@ -164,26 +164,26 @@ def test_an_op_does_not_wait_while_another_thread_compiles(new):
     try:
         assert compiling.wait(30)
         began = time.monotonic()
-        assert native_library.soon(lambda: done.append(1))
-        assert time.monotonic() - began < 5 and not done
+        assert native_library.soon(lambda: called.append(1))
+        assert time.monotonic() - began < 5 and not called
     finally:
         proceed.set()
         thread.join()
-    assert not done and not native_library._LibraryState.waiting and not native_library.soon(lambda: None)
+    assert not called and not native_library._LibraryState.waiting and not native_library.soon(lambda: None)
 
 
 def test_waiting_callbacks_run_in_the_thread_that_compiled(new):
-    done = []
+    called = []
     new.setattr(launching, "attach", lambda library: None)
     new.setattr(native_library, "Library", lambda loaded: loaded)
     new.setattr(native_library._LibraryState, "compiling", True)
 
     def load(*args, **kwargs):
-        assert native_library.soon(lambda: done.append(threading.get_ident()))
+        assert native_library.soon(lambda: called.append(threading.get_ident()))
         return "the library"
 
     new.setattr(build, "load", load)
-    assert native_library.available() and done == [threading.get_ident()]
+    assert native_library.available() and called == [threading.get_ident()]
 
 
 def test_after_ctrl_c_during_compilation_the_next_call_tries_again(new):

@@ -45,8 +45,8 @@ def impls():
 
     def put(impl_id, value, priority, **fields):
         fn = lambda x, weight, bias: x.new_full((*x.shape[:-1], weight.shape[0]), value)
-        made = OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, priority, outside=False, **fields)
-        registry.register_impl(made)
+        impl = OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, priority, outside=False, **fields)
+        registry.register_impl(impl)
         added.append(impl_id)
 
     yield put
@@ -72,8 +72,8 @@ def ran(m: int) -> float | None:
 
 
 def explained(m: int) -> dict[str, tuple[str, str]]:
-    found = opmux.explain("linear", torch.zeros(m, 4), torch.zeros(8, 4))
-    return {v.impl.impl_id: (v.status, v.reason) for v in found.verdicts}
+    report = opmux.explain("linear", torch.zeros(m, 4), torch.zeros(8, 4))
+    return {v.impl.impl_id: (v.status, v.reason) for v in report.verdicts}
 
 
 # ---- selection by speed ---------------------------------------------------------------------------------------------
@@ -89,9 +89,9 @@ def test_the_faster_library_runs_only_for_its_class(two):
 
 def test_explain_shows_the_deciding_measurement(two):
     know({16: {A: 55.0, B: 41.25}})
-    found = explained(16)
+    report = explained(16)
     words = "measured on cpu: vendor.acme.b 41.25 us, this 55 us (dtype=float32 m<=16 n<=8 k<=4)"
-    assert found[A] == ("next", words) and found[B][0] == "chosen"
+    assert report[A] == ("next", words) and report[B][0] == "chosen"
     assert explained(17)[A][0] == "chosen"
     assert f"next, speed: {words}" in str(opmux.explain("linear", torch.zeros(9, 4), torch.zeros(8, 4)))
 
@@ -195,8 +195,8 @@ def test_an_order_by_speed_is_right_despite_chains_of_small_differences(impls):
         impls(impl_id, value, priority)
     know({16: {A: 100.0, B: 98.5, "vendor.acme.c": 97.0}})
     assert ran(16) == 2.0
-    found = opmux.explain("linear", torch.zeros(16, 4), torch.zeros(8, 4))
-    assert [v.impl.impl_id for v in found.verdicts if v.impl.vendor == "acme"] == [B, "vendor.acme.c", A]
+    report = opmux.explain("linear", torch.zeros(16, 4), torch.zeros(8, 4))
+    assert [v.impl.impl_id for v in report.verdicts if v.impl.vendor == "acme"] == [B, "vendor.acme.c", A]
 
 
 def test_calls_by_name_and_calls_that_need_gradients_are_selected_by_speed_too(two):
@@ -213,9 +213,9 @@ def test_wrong_arguments_raise_the_same_error_with_and_without_times(wrong):
     with pytest.raises(Exception) as without:
         opmux.ops.linear(*wrong)
     know({16: {A: 55.0, REFERENCE: 41.0}})
-    with pytest.raises(type(without.value)) as found:
+    with pytest.raises(type(without.value)) as raised:
         opmux.ops.linear(*wrong)
-    assert str(found.value) == str(without.value) and not get_default_manager().failures()
+    assert str(raised.value) == str(without.value) and not get_default_manager().failures()
 
 
 def test_a_switch_to_another_implementation_is_logged_once_with_its_measurement(two, caplog):
@@ -245,9 +245,9 @@ def h200(monkeypatch, tmp_path):
         shipped.update(rows)
         provider_speed.forget()
         make = lambda *shape: torch.empty(shape, device="meta", dtype=torch.bfloat16)
-        found = opmux.explain("gemm", make(m, 64), make(64, 128))
-        assert found.chosen is not None
-        return found.chosen.impl_id, {v.impl.impl_id: f"{v.stage}: {v.reason}" for v in found.verdicts}
+        report = opmux.explain("gemm", make(m, 64), make(64, 128))
+        assert report.chosen is not None
+        return report.chosen.impl_id, {v.impl.impl_id: f"{v.stage}: {v.reason}" for v in report.verdicts}
 
     with devices.assume("nvidia", "sm_90"):
         HERE.changed()

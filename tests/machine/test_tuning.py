@@ -222,11 +222,11 @@ def test_many_writers_lose_no_entry():
     ranks = [fork.Process(target=_store_many, args=(rank,)) for rank in range(6)]
     for rank in ranks:
         rank.start()
-    seen = set()
+    entries = set()
     while any(rank.is_alive() for rank in ranks):  # meanwhile, readers see complete files, and no entry disappears
         now = set(tuning.entries(CHIP))
-        assert seen <= now
-        seen = now
+        assert entries <= now
+        entries = now
     for rank in ranks:
         rank.join()
         assert rank.exitcode == 0
@@ -296,8 +296,8 @@ def test_a_writer_that_cannot_get_the_lock_stores_nothing(cache, monkeypatch, li
     assert file.read_bytes() == before and tuning.clear() == []
     held = f"another process has held {cache}/.lock for 0.2 s"
     waiting = f"waiting for another process that holds {cache}/.lock, 0.2 s at most"
-    kept, cleared = f"tuning results are not stored: {held}", f"the tuning cache is not cleared: {held}"
-    assert lines() == [waiting, kept, waiting, cleared]
+    not_stored, cleared = f"tuning results are not stored: {held}", f"the tuning cache is not cleared: {held}"
+    assert lines() == [waiting, not_stored, waiting, cleared]
     holder.kill()
     holder.join()
     assert tuning.store(CHIP, {"l": entry(2)}) == file
@@ -333,11 +333,11 @@ def test_entries_are_stored_on_a_file_system_without_locks(monkeypatch, lines, c
 def test_a_folder_that_is_replaced_while_a_writer_waits_is_locked_again(cache, monkeypatch):
     """The lock in the deleted folder excludes no other writer; the writer must lock the new folder."""
     tuning.store(CHIP, {"old": entry()})
-    flock, seen = fcntl.flock, []
+    flock, locked = fcntl.flock, []
 
     def remove_first(lock, how):
-        if how & fcntl.LOCK_NB and not seen:
-            seen.append(lock)
+        if how & fcntl.LOCK_NB and not locked:
+            locked.append(lock)
             shutil.rmtree(cache)
             cache.mkdir()
         return flock(lock, how)
@@ -400,11 +400,11 @@ def test_a_read_only_folder_warns(monkeypatch, there):
         child.start()
         child.join()
         assert child.exitcode == 0
-        kept, found, ((level, line),) = answers.get()
+        stored, entries, ((level, line),) = answers.get()
     finally:
         home.chmod(0o755)
         shutil.rmtree(home)
-    assert (kept, found, level) == (None, None, "WARNING")
+    assert (stored, entries, level) == (None, None, "WARNING")
     assert line.startswith("tuning results are not stored: ")
     assert line.endswith("Set OPMUX_CACHE_DIR to a writable folder")
 

@@ -71,11 +71,11 @@ def test_every_tex_activation_is_listed():
 @every_dtype
 @over_tex
 def test_tex_activations_equal_torch_in_double_precision(spec, dtype):
-    found = list(spec.samples(dtype, CPU))
-    assert len(found) > 5
-    for sample in found:
-        given = [a for a in sample.args if torch.is_tensor(a)]
-        before = [a.clone() for a in given]
+    samples = list(spec.samples(dtype, CPU))
+    assert len(samples) > 5
+    for sample in samples:
+        tensors = [a for a in sample.args if torch.is_tensor(a)]
+        before = [a.clone() for a in tensors]
         results = spec.reference(*sample.args)
         assert isinstance(results, list) == spec.name.startswith("dbias")
         for got, want in zip(as_list(results), true_results(spec, sample.args), strict=True):
@@ -84,14 +84,14 @@ def test_tex_activations_equal_torch_in_double_precision(spec, dtype):
                 got.double(), want.detach(), rtol=tol.rtol, atol=tol.atol, msg=lambda m, s=sample: f"{s.id}: {m}"
             )
             assert got.dtype is dtype and got.is_contiguous() and not got.requires_grad
-        assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True)), sample.id
+        assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True)), sample.id
 
 
 @over_tex
 def test_wrong_tex_arguments_are_named(spec):
-    found = list(spec.errors(CPU))
-    assert found
-    for bad in found:
+    errors = list(spec.errors(CPU))
+    assert errors
+    for bad in errors:
         with pytest.raises(bad.error, match=bad.match) as raised:
             spec.reference(*bad.args)
         assert str(raised.value).startswith(f"{spec.name}: "), bad.id

@@ -26,11 +26,13 @@ def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | 
     for n in range(b):
         for head in range(h):
             for i in range(sq):
-                seen = min(max(i + 1 + sk - sq, 0), sk) if causal else sk
-                keys, values = k[n, head // per, :seen], v[n, head // per, :seen]
+                visible = min(max(i + 1 + sk - sq, 0), sk) if causal else sk
+                keys, values = k[n, head // per, :visible], v[n, head // per, :visible]
                 s = keys @ q[n, head, i] * scale
-                outs.append(torch.softmax(s, 0) @ values if seen else q[n, head, i].sum() * 0 + v.new_zeros(v.shape[3]))
-                lses.append(s.exp().sum().log() if seen and s.max() < 100 else torch.logsumexp(s, 0))
+                outs.append(
+                    torch.softmax(s, 0) @ values if visible else q[n, head, i].sum() * 0 + v.new_zeros(v.shape[3])
+                )
+                lses.append(s.exp().sum().log() if visible and s.max() < 100 else torch.logsumexp(s, 0))
     lse = torch.stack(lses).reshape(b, h, sq) if lses else q.new_zeros(b, h, sq)
     return (torch.stack(outs) if outs else q.new_zeros(0)).reshape(b, h, sq, v.shape[3]), lse
 

@@ -34,17 +34,17 @@ def naive(q, k_cache, v_cache, lengths, table, sinks, k_scale, v_scale, window, 
         length = min(int(lengths[z]), room)
         k, v = rows_of(k_cache, table, z, length), rows_of(v_cache, table, z, length)
         for i in range(queries):
-            place = length - queries + i
-            seen = slice(max(0, place - window if window >= 0 else 0), max(0, place + 1))
+            position = length - queries + i
+            visible = slice(max(0, position - window if window >= 0 else 0), max(0, position + 1))
             for h in range(heads):
                 kv = h // group
-                s = k[seen, kv] @ q[z, i, h].double() * factor(k_scale, kv) * scale
+                s = k[visible, kv] @ q[z, i, h].double() * factor(k_scale, kv) * scale
                 s = softcap * torch.tanh(s / softcap) if softcap else s
                 extra = torch.exp(sinks[h].double()) if sinks is not None else 0.0
                 total = s.exp().sum() + extra
                 lse[z, h, i] = math.log(total) if total > 0 else -math.inf
                 if len(s):
-                    o[z, i, h] = (s.exp() / total) @ v[seen, kv] * factor(v_scale, kv)
+                    o[z, i, h] = (s.exp() / total) @ v[visible, kv] * factor(v_scale, kv)
     return o, lse
 
 
@@ -84,8 +84,8 @@ def test_decoding_equals_attention_to_the_whole_sequence():
         ours.write_kv_cache(k.gather(1, at), v.gather(1, at), k_cache, v_cache, lengths, table=table)
         got = ours.attention_decode(q, k_cache, v_cache, lengths, table=table)
         for z in range(batch):
-            of = [t[z, None, : lengths[z]].transpose(1, 2) for t in (k, v)]
-            want = F.scaled_dot_product_attention(q[z, None].transpose(1, 2), *of, enable_gqa=True)
+            cached = [t[z, None, : lengths[z]].transpose(1, 2) for t in (k, v)]
+            want = F.scaled_dot_product_attention(q[z, None].transpose(1, 2), *cached, enable_gqa=True)
             torch.testing.assert_close(got[z, None], want.transpose(1, 2))
 
 

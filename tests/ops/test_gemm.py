@@ -143,22 +143,22 @@ FUNCTIONS = {
 
 @every_dtype
 def test_linear_act_rounds_once_after_the_epilogue(dtype):
-    spec, seen = specs.find("linear_act"), set()
+    spec, activations = specs.find("linear_act"), set()
     for sample in spec.samples(dtype, CPU):
         x, weight, bias, residual, act, glu, save = sample.args
-        seen.add(act)
+        activations.add(act)
         pre = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
         a, b = pre.chunk(2, -1) if glu else (pre, 1.0)
         want = FUNCTIONS[act](a) * b + (0.0 if residual is None else residual.double())
-        y, kept = spec.reference(*sample.args)
-        assert y.dtype is (dtype if residual is None else residual.dtype) and kept.dtype is dtype
-        assert y.is_contiguous() and kept.is_contiguous()
+        y, pre_activation = spec.reference(*sample.args)
+        assert y.dtype is (dtype if residual is None else residual.dtype) and pre_activation.dtype is dtype
+        assert y.is_contiguous() and pre_activation.is_contiguous()
         close(y, want, sample.id)
         if save and (act or glu):
-            close(kept, pre, sample.id)
+            close(pre_activation, pre, sample.id)
         else:
-            assert kept.shape == (0,)
-    assert seen == {*FUNCTIONS}
+            assert pre_activation.shape == (0,)
+    assert activations == {*FUNCTIONS}
 
 
 @every_dtype
@@ -238,12 +238,14 @@ def test_cublas_calls_agree_with_the_reference(fn, dtype):
 def test_cublas_multiplies_only_some_fp8_products():
     e4, e5 = torch.float8_e4m3fn, torch.float8_e5m2
     new, one = lambda *s: torch.zeros(s, dtype=torch.uint8), torch.ones(1)
-    asked = lambda a, b, kinds=(e4, e4), **more: cublas.scaled_when(a, b, one, one, *kinds, **more)
-    assert asked(new(5, 32), new(16, 32)) is True and asked(new(5, 32), new(16, 32), (e5, e4)) is True
-    assert "multiples of 16" in asked(new(5, 24), new(16, 24)) and "multiples of 16" in asked(new(5, 32), new(15, 32))
-    assert "no two" in asked(new(5, 32), new(16, 32), (e5, e5))
-    assert "contiguous" in asked(new(5, 64)[:, :32], new(16, 32))
-    assert "bias" in asked(new(5, 32), new(16, 32), bias=torch.ones(16))
+    supported = lambda a, b, kinds=(e4, e4), **more: cublas.scaled_when(a, b, one, one, *kinds, **more)
+    assert supported(new(5, 32), new(16, 32)) is True and supported(new(5, 32), new(16, 32), (e5, e4)) is True
+    assert "multiples of 16" in supported(new(5, 24), new(16, 24)) and "multiples of 16" in supported(
+        new(5, 32), new(15, 32)
+    )
+    assert "no two" in supported(new(5, 32), new(16, 32), (e5, e5))
+    assert "contiguous" in supported(new(5, 64)[:, :32], new(16, 32))
+    assert "bias" in supported(new(5, 32), new(16, 32), bias=torch.ones(16))
 
 
 # ---- which implementation runs ---------------------------------------------------------------------------------------
@@ -256,13 +258,13 @@ def refusal(monkeypatch):
     launch = pytest.importorskip("opmux.kernels.lib.launch")
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
     manager = get_default_manager()
-    found = {}
+    reasons = {}
     for name in ("gemm", "linear"):
         candidates = manager.registry.get_implementations(name)
-        found[name] = next(i for i in candidates if i.impl_id == "default.flagos")
+        reasons[name] = next(i for i in candidates if i.impl_id == "default.flagos")
 
     def ask(name):
-        refused = manager.static_refusal(f"opmux::{name}", found[name], "cuda")
+        refused = manager.static_refusal(f"opmux::{name}", reasons[name], "cuda")
         return None if refused is None else f"{refused.stage}: {refused.reason}"
 
     with devices.assume("nvidia", "sm_90"):

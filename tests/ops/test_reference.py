@@ -36,8 +36,8 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).remo
 def each_sample(spec, few):
     """All float32 samples, four of each other dtype; all with --slow. test_norm_casting.py tests double rounding."""
     for dtype in DTYPES:
-        found = [s for s in spec.samples(dtype, CPU) if dtype.itemsize > 2 or "casting" not in s.id]
-        yield from found if dtype is torch.float32 else few(found, 4)
+        samples = [s for s in spec.samples(dtype, CPU) if dtype.itemsize > 2 or "casting" not in s.id]
+        yield from samples if dtype is torch.float32 else few(samples, 4)
 
 
 # ---- true results ---------------------------------------------------------------------------------------------------
@@ -137,10 +137,10 @@ def test_backward_is_the_gradient_of_the_forward(spec, few):
         outs = as_tuple(spec.reference(*sample.args))
         grads = [torch.randn_like(o) for o in outs]
         true_outs, leaves = truth(spec, sample.args)
-        wanted = [leaves[i] for i in plan.targets if isinstance(leaves[i], Tensor)]
+        inputs = [leaves[i] for i in plan.targets if isinstance(leaves[i], Tensor)]
         ends = [(o, g.double()) for o, g, d in zip(true_outs, grads, plan.differentiable, strict=True) if d]
         loss = sum((o * g).sum() for o, g in ends)
-        want = iter(torch.autograd.grad(loss, wanted, materialize_grads=True))
+        want = iter(torch.autograd.grad(loss, inputs, materialize_grads=True))
         got = as_tuple(plan.backward.reference(*backward_args(plan, sample.args, outs, grads)))
         for name, g, index in zip(plan.backward.out, got, plan.targets, strict=True):
             if isinstance(leaves[index], Tensor):
@@ -187,17 +187,17 @@ def test_an_incoming_gradient_may_have_another_dtype(spec):
 # ---- properties of every result -------------------------------------------------------------------------------------
 
 
-def expected_dtype(name, given):
-    lead = next(given[n] for n in ("x", "a", "s", "input") if n in given)
+def expected_dtype(name, inputs):
+    lead = next(inputs[n] for n in ("x", "a", "s", "input") if n in inputs)
     if name in ("rstd", "mean"):
         return torch.float64 if lead.dtype is torch.float64 else torch.float32
     if name in ("mu", "rsigma"):
         return torch.float32
     if name == "out":
-        return given.get("otype") or lead.dtype
+        return inputs.get("otype") or lead.dtype
     source = {"dbeta": "gamma"}.get(name, name.removeprefix("d"))
-    source = "weight" if name == "dbias" and "weight" in given else source
-    return lead.dtype if given.get(source) is None else given[source].dtype
+    source = "weight" if name == "dbias" and "weight" in inputs else source
+    return lead.dtype if inputs.get(source) is None else inputs[source].dtype
 
 
 def packed_strides(shape):
@@ -211,22 +211,22 @@ def storage(t):
 @over(OPS)
 def test_results_are_contiguous_new_and_typed_and_inputs_unchanged(spec, few):
     for sample in each_sample(spec, few):
-        given = dict(zip(spec.names, sample.args, strict=True))
-        inputs = {n: a for n, a in given.items() if isinstance(a, Tensor) and n not in spec.mutates}
+        arguments = dict(zip(spec.names, sample.args, strict=True))
+        inputs = {n: a for n, a in arguments.items() if isinstance(a, Tensor) and n not in spec.mutates}
         before = {n: (a.clone(), a._version) for n, a in inputs.items()}
         results = spec.reference(*sample.args)
         results = results if isinstance(results, (tuple, list)) else (results,)
-        seen = {storage(a) for a in inputs.values() if a.numel()}
+        storages = {storage(a) for a in inputs.values() if a.numel()}
         for name, r in zip(spec.out, results, strict=True):
             if r is None:
                 continue
             what = f"{spec.name}({sample.id}).{name}"
-            assert r.dtype is expected_dtype(name, given), what
+            assert r.dtype is expected_dtype(name, arguments), what
             assert r.stride() == packed_strides(r.shape), what
             assert not r.requires_grad, what
             if r.numel():
-                assert storage(r) not in seen, f"{what} shares memory"
-                seen.add(storage(r))
+                assert storage(r) not in storages, f"{what} shares memory"
+                storages.add(storage(r))
         for n, (value, version) in before.items():
             assert torch.equal(inputs[n], value) and inputs[n]._version == version, f"{spec.name} wrote to {n}"
 
@@ -276,12 +276,12 @@ def test_fused_norms_return_the_norms_statistics(name, few):
     """A larger amax of the norm's result replaces the given one; a smaller one never does."""
     spec = specs.by_key[f"opmux::{name}_stats"]
     for sample in each_sample(spec, few):
-        given = dict(zip(spec.names, sample.args, strict=True))
-        amax = given.pop("amax")
-        y, *stats = as_tuple(specs.by_key[f"opmux::{name}"].reference(**given))
+        arguments = dict(zip(spec.names, sample.args, strict=True))
+        amax = arguments.pop("amax")
+        y, *stats = as_tuple(specs.by_key[f"opmux::{name}"].reference(**arguments))
         for before in (0.0, 1e6):
             raised = None if amax is None else torch.full((1,), before)
-            got = as_tuple(spec.reference(**given, amax=raised))
+            got = as_tuple(spec.reference(**arguments, amax=raised))
             assert all(torch.equal(a, b) for a, b in zip(got, stats, strict=True))
             if raised is not None:
                 assert raised == max(before, y.float().abs().max().item() if y.numel() else 0.0)

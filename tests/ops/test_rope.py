@@ -17,8 +17,8 @@ def spin(x, angle, interleaved):
     """Rotate one head by one angle for each pair, with complex numbers."""
     d = x.shape[-1]
     pair = x.double().view(*x.shape[:-1], d // 2, 2) if interleaved else x.double().unflatten(-1, (2, d // 2)).mT
-    turned = torch.view_as_real(torch.view_as_complex(pair.contiguous()) * torch.polar(torch.ones_like(angle), angle))
-    return turned.flatten(-2) if interleaved else turned.mT.flatten(-2)
+    rotated = torch.view_as_real(torch.view_as_complex(pair.contiguous()) * torch.polar(torch.ones_like(angle), angle))
+    return rotated.flatten(-2) if interleaved else rotated.mT.flatten(-2)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -28,11 +28,11 @@ def test_rope_equals_a_product_of_complex_numbers(layout, interleaved):
     both = angle.repeat_interleave(2, -1) if interleaved else torch.cat([angle, angle], -1)
     x = torch.randn(2, 5, 3, 20, dtype=torch.float64)
     want = torch.cat([spin(x[..., :16], angle[None, :, None], interleaved), x[..., 16:]], -1)
-    place = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}[layout]
-    given = x.permute(place)
+    permutation = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}[layout]
+    permuted = x.permute(permutation)
     for table, sin in ((both, None), (both.cos(), both.sin())):
-        got = opmux.ops.rope_fwd(given, table, sin, layout=layout, interleaved=interleaved)
-        torch.testing.assert_close(got, want.permute(place), rtol=1e-12, atol=1e-12)
+        got = opmux.ops.rope_fwd(permuted, table, sin, layout=layout, interleaved=interleaved)
+        torch.testing.assert_close(got, want.permute(permutation), rtol=1e-12, atol=1e-12)
         assert got.is_contiguous()
 
 
@@ -68,8 +68,8 @@ def test_tex_rotates_every_token_by_the_angles_of_its_position(started, cp_size,
     got = opmux.ops.fused_rope_forward(x, freqs, starts, THD, False, edges, cp_size, cp_rank)
     want, at = [], 0
     for i, n in enumerate(lengths):
-        for k, place in enumerate(places(n, int(starts[i]) if started else 0, cp_size, cp_rank)):
-            want.append(one(x[at + k], freqs[place, 0, 0]))
+        for k, position in enumerate(places(n, int(starts[i]) if started else 0, cp_size, cp_rank)):
+            want.append(one(x[at + k], freqs[position, 0, 0]))
         at += n
     torch.testing.assert_close(got, torch.stack(want))
     x = torch.randn(6, 3, 2, 8)
@@ -161,7 +161,7 @@ GOOD = {"freqs": torch.zeros(6, 1, 1, 16), "q_freqs": torch.zeros(6, 1, 1, 16), 
 def test_wrong_tex_arguments_are_named(names, argument, wrong, says):
     """By tex's names, whichever implementation runs."""
     op = opmux.ops.fused_rope_forward if names == "input" else opmux.ops.fused_qkv_rope_forward
-    given = {n: GOOD[n] for n in op.spec.names} | {argument: wrong}
+    arguments = {n: GOOD[n] for n in op.spec.names} | {argument: wrong}
     for fn in (op, op.spec.reference):
         with pytest.raises((TypeError, ValueError), match=f"^{op.spec.name}: {argument} {says}"):
-            fn(**given)
+            fn(**arguments)

@@ -62,20 +62,20 @@ def test_a_result_may_have_another_dtype(name, dtype):
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("of, to", [(torch.bfloat16, torch.float32), (torch.float32, torch.float64),
+@pytest.mark.parametrize("input_dtype, to", [(torch.bfloat16, torch.float32), (torch.float32, torch.float64),
                                      (torch.float32, torch.bfloat16), (torch.float64, torch.float32)])  # fmt: skip
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", NAMES[:2])
-def test_gradients_have_the_dtype_of_x(name, of, to, compiled):
+def test_gradients_have_the_dtype_of_x(name, input_dtype, to, compiled):
     torch._dynamo.reset()
-    leaf = torch.full((4, 9), 1.25, dtype=of).requires_grad_()
+    leaf = torch.full((4, 9), 1.25, dtype=input_dtype).requires_grad_()
     op = getattr(opmux.ops, name)
     op = torch.compile(op, fullgraph=True, backend="aot_eager") if compiled else op
     dy = torch.randn(4, 9).to(to)
     (got,) = torch.autograd.grad(op(leaf, 1, to), leaf, dy)
     (want,) = torch.autograd.grad(getattr(torch, name)(leaf, 1, dtype=to), leaf, dy)
-    assert got.dtype == of
-    loose = 2e-2 if torch.bfloat16 in (of, to) else 1e-5
+    assert got.dtype == input_dtype
+    loose = 2e-2 if torch.bfloat16 in (input_dtype, to) else 1e-5
     torch.testing.assert_close(got, want, rtol=loose, atol=loose)
 
 

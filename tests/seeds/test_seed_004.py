@@ -45,8 +45,8 @@ def as_it_was():
     reset_global_policy()
 
 
-def norm(of=tex, rows=3):
-    return of.rmsnorm_fwd(torch.ones(rows, 8), torch.ones(8), 1e-5, None, None, torch.float32, 0, False)
+def norm(module=tex, rows=3):
+    return module.rmsnorm_fwd(torch.ones(rows, 8), torch.ones(8), 1e-5, None, None, torch.float32, 0, False)
 
 
 def state():
@@ -84,8 +84,8 @@ def test_every_documented_module_exists():
     modules += [".backends.flaggems.cpp_extensions", ".backends.torch_backend.cpp_extensions"]
     known = dict(registry._backends)
     for name in modules:
-        made = importlib.import_module(f"{PLUGINS}.tex_interface{name}")
-        assert made is importlib.import_module(f"opmux.faces.tex{name}")
+        module = importlib.import_module(f"{PLUGINS}.tex_interface{name}")
+        assert module is importlib.import_module(f"opmux.faces.tex{name}")
     assert set(registry._backends) - set(known) == {"template"}
     root = Path(importlib.import_module(f"{PLUGINS}.tex_interface").__file__).parent
     assert (root / "README.md").is_file()
@@ -207,21 +207,21 @@ def test_a_copy_of_the_template_is_a_new_backend(tmp_path):
         except RuntimeError as error:
             print(error)
     """
-    done = python(code, path=tmp_path / "src", TEFL_LOG_LEVEL="INFO")
-    listed, error = done.stdout.splitlines()
+    result = python(code, path=tmp_path / "src", TEFL_LOG_LEVEL="INFO")
+    listed, error = result.stdout.splitlines()
     assert listed == "hygon ['flaggems', 'nvidia', 'hygon', 'torch']"
     assert error.startswith("Backend 'amd' not found. Available backends: ['flaggems', 'hygon', 'torch'].")
     assert error.endswith("amd could not be imported: ModuleNotFoundError: No module named 'rocm_ops'")
-    assert "Op 'rmsnorm_fwd' using 'vendor.hygon' (kind=vendor, vendor=hygon)" in done.stderr
+    assert "Op 'rmsnorm_fwd' using 'vendor.hygon' (kind=vendor, vendor=hygon)" in result.stderr
 
 
 def python(code, path=SRC, **variables):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
-    kept = {k: v for k, v in os.environ.items() if k == "OPMUX_CACHE_DIR"}
-    env = clean | kept | {"PYTHONPATH": str(path)} | variables
-    done = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=env, timeout=240, warm=path == SRC)
-    assert done.returncode == 0, done.stderr
-    return done
+    cache = {k: v for k, v in os.environ.items() if k == "OPMUX_CACHE_DIR"}
+    env = clean | cache | {"PYTHONPATH": str(path)} | variables
+    result = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=env, timeout=240, warm=path == SRC)
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 def test_a_class_defined_in_a_command_and_the_debug_variable_work():
@@ -376,8 +376,8 @@ def test_after_a_failure_all_functions_report_the_fallback(library):
 
 def test_a_vendor_that_only_has_primitives_is_a_backend():
     """TE_BACKEND and set_backend accept the same names."""
-    made = OpImpl("opmux::silu", "vendor.bolt", BackendImplKind.VENDOR, "bolt", lambda x: x * 0 + 4)
-    get_default_manager().registry.register_impl(made)
+    impl = OpImpl("opmux::silu", "vendor.bolt", BackendImplKind.VENDOR, "bolt", lambda x: x * 0 + 4)
+    get_default_manager().registry.register_impl(impl)
     try:
         tex.set_backend("bolt")
         assert tex.get_backend().name == "bolt"

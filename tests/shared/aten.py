@@ -17,8 +17,8 @@ EXACT = (0, 0)
 
 
 def overload(name):
-    packet, _, of = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), of or "default")
+    packet, _, overload_name = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload_name or "default")
 
 
 def copied(args):
@@ -82,7 +82,7 @@ class Adapters:
         halves = [t.dtype for t in args if isinstance(t, torch.Tensor) and t.is_floating_point() and t.itemsize == 2]
         tol = TOL[halves[0]] if halves else None  # also for float32 results next to 16-bit ones
         try:
-            wanted = overload(name)(*theirs)
+            expected = overload(name)(*theirs)
         except (RuntimeError, IndexError, NotImplementedError):
             return not self.declines(name, *ours)
         try:
@@ -90,7 +90,7 @@ class Adapters:
         except (NotSupported, BadArgument):
             return not self.declines(name, *args)
         listed = lambda r: list(r) if isinstance(r, (tuple, list)) else [r]
-        for a, b in zip(listed(got), listed(wanted), strict=True):
+        for a, b in zip(listed(got), listed(expected), strict=True):
             same(a, b, what, tol)
         for a, b in zip(ours, theirs, strict=True):
             same(a, b, f"{what}: an argument", tol)
@@ -155,8 +155,8 @@ class Compare(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::") + f".{func._schema.overload_name}".rstrip(".")
         if name in self.adapters.table and not kwargs:
-            given = [a.default_value for a in func._schema.arguments[len(args) :]]
-            self.answered += self.adapters.agrees(name, *args, *given)
+            defaults = [a.default_value for a in func._schema.arguments[len(args) :]]
+            self.answered += self.adapters.agrees(name, *args, *defaults)
         return func(*args, **(kwargs or {}))
 
 

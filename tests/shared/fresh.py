@@ -142,13 +142,13 @@ def _text(file: Any) -> str:
 
 
 def _exactly(stream: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        more = stream.recv(size - len(found))
+    data = b""
+    while len(data) < size:
+        more = stream.recv(size - len(data))
         if not more:
             raise EOFError("the other process has ended")
-        found += more
-    return found
+        data += more
+    return data
 
 
 # ---- in the other process -------------------------------------------------------------------------------------------
@@ -211,8 +211,8 @@ def _begin(request: dict[str, Any]) -> None:
             faulthandler.enable()
         words = words[2:]
     first = {"-c": "", "-m": str(Path.cwd())}.get(words[0], str(Path(words[0]).resolve().parent))
-    given = os.environ.get("PYTHONPATH", "")
-    sys.path[:] = [first, *given.split(os.pathsep), *base] if given else [first, *base]
+    python_path = os.environ.get("PYTHONPATH", "")
+    sys.path[:] = [first, *python_path.split(os.pathsep), *base] if python_path else [first, *base]
     sys.path_importer_cache.clear()
     if words[0] == "-c":
         sys.argv[:] = ["-c", *words[2:]]

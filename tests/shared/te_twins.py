@@ -107,9 +107,9 @@ class Packed(torch.nn.Module):
 class Parted(torch.nn.Module):
     """te.GroupedLinear with two groups: the first quarter of the rows, and the rest."""
 
-    def __init__(self, te: Any, size: Size, place: dict):
+    def __init__(self, te: Any, size: Size, options: dict):
         super().__init__()
-        self.inner = te.GroupedLinear(2, size.hidden, size.ffn, bias=True, **place)
+        self.inner = te.GroupedLinear(2, size.hidden, size.ffn, bias=True, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
@@ -120,12 +120,12 @@ class Parted(torch.nn.Module):
 def parted(p: dict[str, Tensor], x: Tensor, size: Size) -> Tensor:
     rows = x.flatten(0, -2)
     parts = rows.split([rows.shape[0] // 4, rows.shape[0] - rows.shape[0] // 4])
-    done = [F.linear(r, p[f"inner.weight{i}"], p[f"inner.bias{i}"]) for i, r in enumerate(parts)]
-    return torch.cat(done).view(*x.shape[:-1], -1)
+    parts_out = [F.linear(r, p[f"inner.weight{i}"], p[f"inner.bias{i}"]) for i, r in enumerate(parts)]
+    return torch.cat(parts_out).view(*x.shape[:-1], -1)
 
 
-def made_of_ops(te: Any, size: Size, place: dict) -> Any:
-    ops, device, dtype = te.ops, place["device"], place["params_dtype"]
+def made_of_ops(te: Any, size: Size, options: dict) -> Any:
+    ops, device, dtype = te.ops, options["device"], options["params_dtype"]
     return ops.Sequential(
         ops.RMSNorm(size.hidden, device=device, dtype=dtype),
         ops.Linear(size.hidden, size.ffn, device=device, dtype=dtype),
@@ -139,9 +139,9 @@ def plain_ops(p: dict[str, Tensor], x: Tensor, size: Size) -> Tensor:
     return F.linear(gelu(h), p["3.weight"])
 
 
-def _layer(te: Any, size: Size, place: dict, **more: Any) -> Any:
+def _layer(te: Any, size: Size, options: dict, **more: Any) -> Any:
     still = dict(hidden_dropout=0.0, attention_dropout=0.0)
-    return te.TransformerLayer(size.hidden, size.ffn, size.heads, **still, **more, **place)
+    return te.TransformerLayer(size.hidden, size.ffn, size.heads, **still, **more, **options)
 
 
 TWINS = {
@@ -175,8 +175,8 @@ TWINS = {
 }
 
 
-def _ops_place(place: dict) -> dict:
-    return {"device": place["device"], "dtype": place["params_dtype"]}
+def _ops_place(options: dict) -> dict:
+    return {"device": options["device"], "dtype": options["params_dtype"]}
 
 
 # ---- comparing ------------------------------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ def copy(tmp_path_factory):
 
 def python(copy, *args, **env):
     env = {**os.environ, "PYTHONPATH": str(copy / "src"), **env}
-    done = subprocess.run([sys.executable, *args], cwd=copy, env=env, capture_output=True, text=True)
-    assert not done.returncode, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    result = subprocess.run([sys.executable, *args], cwd=copy, env=env, capture_output=True, text=True)
+    assert not result.returncode, result.stdout + result.stderr
+    return result.stdout + result.stderr
 
 
 def test_a_fused_op_needs_a_spec_a_kernel_and_a_test():

@@ -29,19 +29,19 @@ def op_named(name):
 
 
 def test_every_row_names_existing_ops():
-    found = shapes.read()
-    assert {c.op for c in found.calls} <= set(table())
+    rows = shapes.read()
+    assert {c.op for c in rows.calls} <= set(table())
     list(get_default_manager().registry.list_operators())
-    for row in found.sized:
+    for row in rows.sized:
         assert set(row.families) <= set(specs.families) and row.layout in {*LAYOUTS, "channels_last"}
         assert all(row.models) and min(row.shape) > 0
         assert any(real._is_for(row, s) for s in specs), row
-    models = {m.removesuffix(" channels-last") for r in (*found.calls, *found.sized) for m in r.models}
+    models = {m.removesuffix(" channels-last") for r in (*rows.calls, *rows.sized) for m in r.models}
     for said in (
         *("resnet-50", "vit-b", "bert-base", "gpt2", "t5-base", "whisper-large-v3", "llama-3-8b", "qwen3-8b"),
         *("gemma-2-9b", "gemma-3-4b", "mixtral-8x7b", "deepseek-v3", "mamba-2.8b", "sd-1.5 unet", "sdxl unet"),
     ):
-        assert said in models and said in found.models, said
+        assert said in models and said in rows.models, said
 
 
 def test_every_op_with_a_triton_kernel_has_a_shape_of_a_model():
@@ -165,8 +165,8 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_wrong_kernel_is_found(name, register, monkeypatch):
     fn, says = PLANTED[name]
-    found = plant(register, monkeypatch, "silu", fn)
-    outcome = run(found, bf16)
+    record = plant(register, monkeypatch, "silu", fn)
+    outcome = run(record, bf16)
     assert outcome.status == "fail", outcome
     assert re.search(says, outcome.reason), outcome.reason
 
@@ -224,9 +224,9 @@ def test_a_wrong_kernel_of_an_aten_overload_is_found(monkeypatch):
 
 def test_cases_of_all_ops_are_interleaved(monkeypatch):
     monkeypatch.setattr(real, "our_impls", lambda spec, device: [spec])
-    found = real.cases(real.Wanted([op_named(n) for n in ("rms_norm", "softmax", "silu")], {}), CPU)
-    assert {c.op for c in found[:3]} == {"rms_norm", "softmax", "silu"}
-    assert {c.dtype for c in found if c.op == "softmax"} == {bf16, f32, torch.float16, f64}
+    cases = real.cases(real.Wanted([op_named(n) for n in ("rms_norm", "softmax", "silu")], {}), CPU)
+    assert {c.op for c in cases[:3]} == {"rms_norm", "softmax", "silu"}
+    assert {c.dtype for c in cases if c.op == "softmax"} == {bf16, f32, torch.float16, f64}
     only = real.Wanted([op_named("rms_norm")], {}, (bf16,), ("gemma*",))
     assert {m for c in real.cases(only, CPU) for m in c.models} == {"gemma-2-9b", "gemma-3-4b"}
 

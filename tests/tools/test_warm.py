@@ -63,9 +63,9 @@ class Shell:
 
     def __init__(self, folder):
         self.folder = folder
-        kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET" and not k.startswith("OPMUX")}
+        variables = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET" and not k.startswith("OPMUX")}
         mine = {"OPMUX_CACHE_DIR": str(folder / "opmux"), "TRITON_CACHE_DIR": str(folder / "triton")}
-        self.env = {**kept, **mine, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+        self.env = {**variables, **mine, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
 
     def start(self, *words):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
@@ -159,15 +159,15 @@ def test_ctrl_c_leaves_no_process_running(shell, model):
 
 def running_in_session(leader):
     """The entries in /proc of processes that still run in this leader's session."""
-    found = []
+    pids = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, session, *_ = file.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(session) == leader and state != "Z":
-            found.append(file)
-    return found
+            pids.append(file)
+    return pids
 
 
 def test_the_interpreter_is_rejected_in_one_line(shell, model):
