@@ -55,13 +55,13 @@ def products(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
     yield "y", a.double() @ b.double(), gemm.matmul(a, b, None, 1.0, 1.0, None), torch.mm(a, b), k
 
 
-def fp8(how: str, draw: random.Random) -> Iterator[Result]:
+def fp8(scaling: str, draw: random.Random) -> Iterator[Result]:
     """FP8 to bfloat16, with one scale, one per row, or 1x128 and 128x128 blocks; torch needs multiples of 16 or 128."""
-    step = 128 if how == "blocks" else 16
+    step = 128 if scaling == "blocks" else 16
     m, n, k = size(draw), *(-(-size(draw) // step) * step for _ in range(2))
     a, b = (torch.randn(rows, k, device=CUDA).to(E4M3) for rows in (m, n))
     data = (a.view(torch.uint8), b.view(torch.uint8))
-    if how == "blocks":
+    if scaling == "blocks":
         m = a.shape[0]
         s = torch.rand(k // 128, m, device=CUDA).t() + 0.1, torch.rand(n // 128, k // 128, device=CUDA) + 0.1
         args = (*data, *s, E4M3, E4M3, None, 1, 128, BF16)
@@ -70,8 +70,8 @@ def fp8(how: str, draw: random.Random) -> Iterator[Result]:
         theirs = torch._scaled_mm(a, b.t(), s[0], s[1].t(), out_dtype=BF16)
         whole = s[0].repeat_interleave(128, 1), s[1].repeat_interleave(128, 0).repeat_interleave(128, 1)
     else:
-        s = (torch.rand(rows, device=CUDA) + 0.1 for rows in ((m, n) if how == "rows" else (1, 1)))
-        s = tuple(t.view(*at) if how == "rows" else t for t, at in zip(s, ((m, 1), (1, n)), strict=True))
+        s = (torch.rand(rows, device=CUDA) + 0.1 for rows in ((m, n) if scaling == "rows" else (1, 1)))
+        s = tuple(t.view(*at) if scaling == "rows" else t for t, at in zip(s, ((m, 1), (1, n)), strict=True))
         ours = gemm.scaled_gemm(*data, *s, E4M3, E4M3, None, BF16, False)
         theirs = torch._scaled_mm(a, b.t(), *s, out_dtype=BF16)
         whole = s[0], s[1].view(-1, 1)
@@ -117,7 +117,10 @@ def attended(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
 
 KINDS: dict[str, Callable[[random.Random], Iterator[Result]]] = {
     **{f"product {str(d)[6:]}": lambda draw, d=d: products(d, draw) for d in (BF16, F16, F32)},
-    **{f"fp8 {how}": lambda draw, how=how: fp8(how, draw) for how in ("one scale", "rows", "blocks")},
+    **{
+        f"fp8 {scaling}": lambda draw, scaling=scaling: fp8(scaling, draw)
+        for scaling in ("one scale", "rows", "blocks")
+    },
     "groups bfloat16": lambda draw: groups(BF16, draw),
     **{f"attention {str(d)[6:]}": lambda draw, d=d: attended(d, draw) for d in (BF16, F16)},
 }

@@ -82,10 +82,10 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def train(way: Callable[[Any], Any], steps: int) -> dict[str, Any]:
+def train(variant: Callable[[Any], Any], steps: int) -> dict[str, Any]:
     model = built().train()
     model.config.use_cache = False
-    run = way(model)
+    run = variant(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(0, 128256, (4, BATCH, LENGTH), generator=torch.Generator().manual_seed(1)).cuda()
     losses, times = [], []
@@ -111,8 +111,8 @@ def train(way: Callable[[Any], Any], steps: int) -> dict[str, Any]:
     }
 
 
-def decode(way: Callable[[Any], Any], tokens: int = 128, rounds: int = 5) -> dict[str, Any]:
-    model = way(built().eval())
+def decode(variant: Callable[[Any], Any], tokens: int = 128, rounds: int = 5) -> dict[str, Any]:
+    model = variant(built().eval())
     ids = torch.randint(0, 128256, (1, 32), generator=torch.Generator().manual_seed(1)).cuda()
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 

@@ -202,9 +202,9 @@ def main() -> None:
     torch.manual_seed(0)
     for case in cases():
         record[case.name] = measured(case)
-        for way in ("forward", "backward"):
-            for name, row in record[case.name].get(way, {}).items():
-                print(f"  {case.name:34} {way:9} {name:14} {row}")
+        for direction in ("forward", "backward"):
+            for name, row in record[case.name].get(direction, {}).items():
+                print(f"  {case.name:34} {direction:9} {name:14} {row}")
     record["host_us, rope of one token"] = decoding()
     print("  host_us, rope of one token", record["host_us, rope of one token"])
     if options.json:

@@ -243,14 +243,14 @@ def cleared() -> None:
 def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
     """The relative distance of all gradients together from those in float64, for each mode."""
     truth = Trainer(name, torch.float64)
-    tried = Trainer(name, dtype)
-    truth.model.load_state_dict(tried.model.state_dict())
+    trainer = Trainer(name, dtype)
+    truth.model.load_state_dict(trainer.model.state_dict())
     want = truth.gradients()
     size = math.sqrt(sum(float(g.square().sum()) for g in want.values()))
     gaps = {}
     for mode in MODES:
         turn(mode)
-        got = tried.gradients()
+        got = trainer.gradients()
         off = math.sqrt(sum(float((got[n] - g).square().sum()) for n, g in want.items() if n in got))
         gaps[mode] = float(f"{off / size:.3e}")
     turn("native")
@@ -485,8 +485,8 @@ def main() -> None:
     if not options.no_gradients:
         with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as pool:
             asks = {key: pool.submit(gradients, *cases[key], DEVICE, MODES) for key in cases}
-            for key, ask in asks.items():
-                rows.setdefault(key, {}).update(ask.result())
+            for key, request in asks.items():
+                rows.setdefault(key, {}).update(request.result())
                 off = "  ".join(f"{m} {d}" for m, d in rows[key]["gradients"].items())
                 print(f"{key:18} to float64: {off}", flush=True)
                 keep()

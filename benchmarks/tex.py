@@ -138,8 +138,8 @@ def one_adam(tex: Any, device: str, copy: float, dtype: torch.dtype) -> dict[str
     row = {"share": round(moved / taken * 1e3 / copy, 3), "ms": round(taken, 3)}
     if dtype is torch.float32:
         steps = [torch.tensor(10.0, device=device) for _ in range(count)]
-        how = dict(lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False)
-        row["torch_ms"] = round(milliseconds(lambda: torch._fused_adamw_(p, g, m, v, [], steps, **how), 300), 3)
+        options = dict(lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False)
+        row["torch_ms"] = round(milliseconds(lambda: torch._fused_adamw_(p, g, m, v, [], steps, **options), 300), 3)
         row["of torch's time"] = round(taken / row["torch_ms"], 3)
     return row
 
@@ -223,22 +223,22 @@ def measure_layer(device: str) -> dict[str, Any]:
 def compared(te: Any, x: Tensor, plain: Any, layer: Any, recipes: dict[str, Any]) -> dict[str, Any]:
     dy = torch.randn_like(x)
 
-    def step(module: Callable[[Tensor], Tensor], how: Any = None) -> Callable[[], None]:
+    def step(module: Callable[[Tensor], Tensor], recipe: Any = None) -> Callable[[], None]:
         def run() -> None:
-            with te.fp8_autocast(enabled=how is not None, fp8_recipe=how):
+            with te.fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe):
                 y = module(x)
             y.backward(dy)
 
         return run
 
-    ways = {"eager": lambda: plain(x).backward(dy), "compile": step(torch.compile(plain))}
-    ways |= {name: step(layer, how) for name, how in recipes.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for call in ways.values():
+    steps = {"eager": lambda: plain(x).backward(dy), "compile": step(torch.compile(plain))}
+    steps |= {name: step(layer, recipe) for name, recipe in recipes.items()}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for call in steps.values():
         for _ in range(3):
             call()
     for _ in range(4):  # alternating, because clocks drift
-        for name, call in ways.items():
+        for name, call in steps.items():
             times[name].append(milliseconds(call, 150))
     eager = statistics.median(times["eager"])
     row = {}

@@ -38,9 +38,9 @@ def code_lines(text: str) -> Counter[str]:
     }
     lines = Counter()
     for number, line in enumerate(text.splitlines(), 1):
-        said = line[: comments[number]] if number in comments else line
-        if number not in skipped and len(said.strip().strip("()[]{},:")) > 1:
-            lines[" ".join(said.split())] += 1
+        code = line[: comments[number]] if number in comments else line
+        if number not in skipped and len(code.strip().strip("()[]{},:")) > 1:
+            lines[" ".join(code.split())] += 1
     return lines
 
 

@@ -90,27 +90,27 @@ class Draw:
         """A tensor with the same values in another memory layout: offset, sliced, strided, transposed, or at the end of
         its storage.
         """
-        ways = ("plain", "plain", "offset", "sliced", "step", "turned", "outer", "middle")
-        way = self.random.choice(ways)
+        layouts = ("plain", "plain", "offset", "sliced", "step", "turned", "outer", "middle")
+        layout = self.random.choice(layouts)
         fill = torch.nan if t.is_floating_point() else 1
-        if way == "offset":
+        if layout == "offset":
             shift = self.random.choice((1, 2, 3, 5, 8))
-            room = torch.full((t.numel() + shift,), fill, dtype=t.dtype)
-            return room[shift:].view(t.shape).copy_(t)
-        if t.dim() == 0 or way == "plain":
+            storage = torch.full((t.numel() + shift,), fill, dtype=t.dtype)
+            return storage[shift:].view(t.shape).copy_(t)
+        if t.dim() == 0 or layout == "plain":
             return t
-        if way in ("sliced", "step"):
+        if layout in ("sliced", "step"):
             last = t.shape[-1]
-            wide = last + 3 if way == "sliced" else 2 * last
-            room = torch.full((*t.shape[:-1], wide), fill, dtype=t.dtype)
-            return (room[..., 2 : 2 + last] if way == "sliced" else room[..., ::2]).copy_(t)
-        if way == "turned" and t.dim() > 1:
+            wide = last + 3 if layout == "sliced" else 2 * last
+            storage = torch.full((*t.shape[:-1], wide), fill, dtype=t.dtype)
+            return (storage[..., 2 : 2 + last] if layout == "sliced" else storage[..., ::2]).copy_(t)
+        if layout == "turned" and t.dim() > 1:
             return t.transpose(-1, -2).contiguous().transpose(-1, -2)
-        if way == "outer" and t.dim() > 1:
+        if layout == "outer" and t.dim() > 1:
             return t.transpose(0, -2).contiguous().transpose(0, -2)
-        if way == "middle" and t.dim() > 1:
-            room = torch.full((t.shape[0] + 2, *t.shape[1:]), fill, dtype=t.dtype)
-            return room[1:-1].copy_(t)
+        if layout == "middle" and t.dim() > 1:
+            storage = torch.full((t.shape[0] + 2, *t.shape[1:]), fill, dtype=t.dtype)
+            return storage[1:-1].copy_(t)
         return t
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, special: tuple[float, ...] = TAME) -> torch.Tensor:
@@ -167,7 +167,7 @@ class Draw:
         """An invalid value for this argument."""
         if not isinstance(value, torch.Tensor):
             return self.random.choice((None, "x", 7, -3, torch.inf, torch.nan, [1.0], torch.ones(2)))
-        ways: list[Callable[[], Any]] = [
+        changes: list[Callable[[], Any]] = [
             lambda: None,
             lambda: 1.5,
             lambda: [1.0],
@@ -182,8 +182,8 @@ class Draw:
             lambda: torch.zeros(self.some_shape(), dtype=value.dtype),
         ]
         kinds = (*ops.ALL, torch.int32, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn)
-        ways += [lambda kind=kind: value.to(kind) for kind in kinds]
-        return self.random.choice(ways)()
+        changes += [lambda kind=kind: value.to(kind) for kind in kinds]
+        return self.random.choice(changes)()
 
 
 # ---- outcomes -------------------------------------------------------------------------------------------------------
@@ -246,9 +246,9 @@ def difference(draw: Draw, args: list[Any], got: Any, want: Any) -> str | None:
     for i, (a, b) in enumerate(zip(actual, expected)):
         if (a.dtype, a.shape) != (b.dtype, b.shape) or not a.is_contiguous():
             return f"result {i} is {a.dtype} {tuple(a.shape)} {a.stride()}, expected {b.dtype} {tuple(b.shape)}"
-        said = far(draw, a, b, b.double() if truth is None else tensors(truth)[i], reach(draw, args))
-        if said:
-            return f"result {i}: {said}"
+        problem = far(draw, a, b, b.double() if truth is None else tensors(truth)[i], reach(draw, args))
+        if problem:
+            return f"result {i}: {problem}"
     return None
 
 

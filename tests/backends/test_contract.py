@@ -573,8 +573,8 @@ def test_the_guides_vendor_passes_conform(tmp_path):
     assert "acme: 6 checks of 4 ops, nothing failed" in result.stdout
     text = (SRC / "opmux/backends/README.md").read_text(encoding="utf-8")
     tree = re.search(r"^opmux_acme/.*?^```", text, re.M | re.S)[0]
-    shown = set(re.findall(r"[├└]── (\S+)", tree)) - {"ops/"}
-    assert shown == {Path(part.target).name for part in scaffold.FOLDER}
+    listed = set(re.findall(r"[├└]── (\S+)", tree)) - {"ops/"}
+    assert listed == {Path(part.target).name for part in scaffold.FOLDER}
 
 
 def test_a_vendor_folder_may_have_only_a_heuristics_file(case):
@@ -614,7 +614,7 @@ TWICE = CALL + CALL.replace("'y'", "'again'") + "infer_device()\n" + STANDS
 
 
 @pytest.mark.parametrize(
-    "files, place, says",
+    "files, place, message",
     [
         ({"__init__.py": "x = 1\nvendor_info = (\n"}, "_acme/__init__.py:2", "SyntaxError"),
         ({"__init__.py": "import os\n\nimport no_such_library\n"}, "_acme/__init__.py:3", "No module named"),
@@ -633,16 +633,16 @@ TWICE = CALL + CALL.replace("'y'", "'again'") + "infer_device()\n" + STANDS
     ],
     ids=lambda value: value if isinstance(value, str) and "_acme" not in value else "",
 )
-def test_a_broken_vendor_is_skipped_with_one_warning(case, files, place, says):
+def test_a_broken_vendor_is_skipped_with_one_warning(case, files, place, message):
     """The warning names file and line; the other vendors still work."""
     got = case(TWICE + "found['acme'] = 'acme' in vendors.known()\n", acme=files, good=GOOD, OPMUX_VENDOR="good")
     (words,) = got.said
-    assert f"{place}" in words and says in words and "is left out" in words
+    assert f"{place}" in words and message in words and "is left out" in words
     assert got.y == got.again == [-1.0] and got.known == [True] * 3 and not got.acme
 
 
 @pytest.mark.parametrize(
-    "files, place, says",
+    "files, place, message",
     [
         ({"ops/norm.py": "def rms_norm(x)\n    return x\n"}, "_acme/ops/norm.py:1", "SyntaxError"),
         ({"ops/norm.py": "\nimport lost_library\n"}, "_acme/ops/norm.py:2", "lost_library"),
@@ -662,11 +662,11 @@ def test_a_broken_vendor_is_skipped_with_one_warning(case, files, place, says):
     ],
     ids=lambda value: value if isinstance(value, str) and "_acme" not in value else "",
 )
-def test_a_mistake_in_one_op_drops_only_that_op(case, files, place, says):
+def test_a_mistake_in_one_op_drops_only_that_op(case, files, place, message):
     files = {name: text.replace("{0}", "-1.0") for name, text in files.items()}
     got = case(TWICE, acme={**ACME, **files}, good=GOOD, OPMUX_VENDOR="acme")
     (words,) = got.said
-    assert place in words and says in words
+    assert place in words and message in words
     assert got.y == got.again == ORDINARY and got.known == [True] * 3
 
 
@@ -674,7 +674,7 @@ ROW = "def add(a, b, *, alpha=1):\n    return a.new_full(a.shape, 42.0)\n\ndef g
 
 
 @pytest.mark.parametrize(
-    "row, says",
+    "row, message",
     [
         ("('add.Tensro', add)", "aten::add has no overload 'Tensro'. It has: "),
         ("('addd.Tensor', add)", "ATen has no op 'addd'; did you mean 'add'?"),
@@ -684,12 +684,12 @@ ROW = "def add(a, b, *, alpha=1):\n    return a.new_full(a.shape, 42.0)\n\ndef g
         ("('add.Tensor', lambda a: a)", "cannot be called as aten::add.Tensor: too many positional arguments"),
     ],
 )
-def test_a_bad_row_of_get_specific_ops_drops_only_that_row(case, row, says):
+def test_a_bad_row_of_get_specific_ops_drops_only_that_row(case, row, message):
     code = "found['rows'] = sorted(HERE.ops('cpu').rows)\n" + CALL
     files = {"__init__.py": info(), "ops/__init__.py": ROW.format(f"('mul.Tensor', add), {row}")}
     got = case(code, acme=files, OPMUX_VENDOR="acme")
     (words,) = got.said
-    assert "_acme/ops/__init__.py:4" in words and says in words
+    assert "_acme/ops/__init__.py:4" in words and message in words
     assert got.rows == ["mul.Tensor"] and got.y == ORDINARY
 
 
@@ -722,8 +722,8 @@ LIKELY = {
 }
 
 
-@pytest.mark.parametrize("text, says", LIKELY.values(), ids=list(LIKELY))
-def test_a_likely_mistake_warns_once(case, text, says):
+@pytest.mark.parametrize("text, message", LIKELY.values(), ids=list(LIKELY))
+def test_a_likely_mistake_warns_once(case, text, message):
     """Once even if the ops are read twice. Where the intent is clear, opmux does what was meant."""
     code = """
 for _ in range(2):
@@ -732,7 +732,7 @@ for _ in range(2):
 found["ops"] = [list(ops.rows), list(ops.unused), [i.op_name for i in ops.impls], list(ops.extras)]
 """
     got = case(code, acme={"__init__.py": info(), "ops/__init__.py": text}, OPMUX_VENDOR="acme")
-    assert len(got.said) == 1 and re.search(says, got.said[0]), got.said
+    assert len(got.said) == 1 and re.search(message, got.said[0]), got.said
     meant = [["add.Tensor"], [], ["aten::add"], []], [[], ["cumsum"], [], []], [[], [], ["opmux::silu"], []]
     assert got.ops in (*meant, [[], [], [], []], [[], [], [], ["cumsumm"]])
 
@@ -902,7 +902,7 @@ def test_an_unknown_name_in_get_unused_ops_warns_with_the_nearest_one(case):
 
 
 @pytest.mark.parametrize(
-    "text, says",
+    "text, message",
     [
         ("activation.flat:\n  - META: {BLOCK: 256\n", "is not valid YAML"),
         ("- activation.flat\n", "expected tunables, each with a list of configs"),
@@ -911,18 +911,18 @@ def test_an_unknown_name_in_get_unused_ops_warns_with_the_nearest_one(case):
         ("activation.flat:\n  - {META: {BLOCK: 256}, num_wraps: 4}\n", "num_wraps means nothing here"),
     ],
 )
-def test_a_mistake_in_tune_configs_raises_and_names_the_file(case, text, says):
+def test_a_mistake_in_tune_configs_raises_and_names_the_file(case, text, message):
     code = "f = config.tunables['activation.flat']\nchip = devices.Chip('acme', None)\n"
     code += "found['error'] = error_of(lambda: f.candidates(chip, dtype=torch.float32))\n" + CALL
     got = case(code, acme={**ACME, "tune_configs.yaml": text}, OPMUX_VENDOR="acme")
-    assert got.error.startswith("BadTiles: ") and "_acme/tune_configs.yaml" in got.error and says in got.error
+    assert got.error.startswith("BadTiles: ") and "_acme/tune_configs.yaml" in got.error and message in got.error
     assert got.y == [-1.0]
-    if "YAML" in says:
+    if "YAML" in message:
         assert "line 3" in got.error or "line 2" in got.error
 
 
 @pytest.mark.parametrize(
-    "text, says",
+    "text, message",
     [
         ("HEURISTICS_CONFIGS = {\n", "heuristics_config_utils.py:1: SyntaxError"),
         ("x = 1\nimport lost_library\n", "heuristics_config_utils.py:2: ModuleNotFoundError"),
@@ -937,10 +937,12 @@ def test_a_mistake_in_tune_configs_raises_and_names_the_file(case, text, says):
         ),
     ],
 )
-def test_a_mistake_in_heuristics_raises_and_names_the_file(case, text, says):
+def test_a_mistake_in_heuristics_raises_and_names_the_file(case, text, message):
     code = LOOK + "found['error'] = error_of(lambda: tiles(None))\n" + CALL
     got = case(code, acme={**ACME, "heuristics_config_utils.py": text}, OPMUX_VENDOR="acme")
-    assert got.error.startswith("BadTiles: ") and "_acme/heuristics_config_utils.py" in got.error and says in got.error
+    assert (
+        got.error.startswith("BadTiles: ") and "_acme/heuristics_config_utils.py" in got.error and message in got.error
+    )
     assert got.y == [-1.0]
 
 

@@ -116,8 +116,8 @@ def test_the_hopper_block_gemm_accepts_its_sizes_and_says_why_it_declines_others
     scale = lambda length, each: new(-(-length // each), -(-k // 128), dtype=F32)
     a, b = new(m, k, dtype=torch.uint8), new(n, k, dtype=torch.uint8)
     fp8 = torch.float8_e4m3fn
-    said = gluon_blocks.takes(a, b, scale(m, rows[0]), scale(n, rows[1]), fp8, fp8, None, *rows, BF16)
-    assert said is True if why is None else why in said
+    reason = gluon_blocks.takes(a, b, scale(m, rows[0]), scale(n, rows[1]), fp8, fp8, None, *rows, BF16)
+    assert reason is True if why is None else why in reason
 
 
 # ---- impls that come with torch -------------------------------------------------------------------------------------
@@ -151,12 +151,12 @@ by_impl = {"ids": lambda v: f"{v.impl_id}.{v.op}" if hasattr(v, "impl_id") else 
 def test_attention_results_have_the_specs_shapes_dtypes_and_strides(fn, when, order):
     """For all samples that the impl accepts, through torch's own meta kernels."""
     spec = specs.find(fn.op)
-    laid = lambda t: (
+    layout = lambda t: (
         attention_spec.room(t.transpose(1, 2)).transpose(1, 2) if torch.is_tensor(t) and t.dim() == 4 else t
     )
     taken = []
     for sample in spec.samples(BF16, META):
-        args = sample.args if order == "packed" else tuple(map(laid, sample.args))
+        args = sample.args if order == "packed" else tuple(map(layout, sample.args))
         if when(*args) is not True:
             continue
         want = spec.fake(*args)

@@ -172,16 +172,16 @@ def test_a_library_that_accepts_some_calls_leaves_the_rest_to_our_kernel():
 @pytest.mark.parametrize("blocks", [1, 3, 4, 9])
 def test_scales_of_128x128_blocks_are_padded_for_cublas(blocks):
     scale = torch.rand(5, blocks)
-    laid, kind = cublas._laid(scale, 128)
-    assert laid.shape == (-(-blocks // 4) * 4, 5) and laid.stride() == (1, laid.shape[0])
-    assert torch.equal(laid[:blocks].t(), scale) and kind is torch.nn.functional.ScalingType.BlockWise128x128
+    scale_layout, kind = cublas._laid(scale, 128)
+    assert scale_layout.shape == (-(-blocks // 4) * 4, 5) and scale_layout.stride() == (1, scale_layout.shape[0])
+    assert torch.equal(scale_layout[:blocks].t(), scale) and kind is torch.nn.functional.ScalingType.BlockWise128x128
 
 
 def test_row_scales_are_adjacent_for_cublas():
     scale = torch.rand(6, 3)
     for layout in (scale, scale.t().contiguous().t()):
-        laid, kind = cublas._laid(layout, 1)
-        assert laid.stride() == (1, 6) and torch.equal(laid, scale)
+        scale_layout, kind = cublas._laid(layout, 1)
+        assert scale_layout.stride() == (1, 6) and torch.equal(scale_layout, scale)
         assert kind is torch.nn.functional.ScalingType.BlockWise1x128
 
 

@@ -155,11 +155,11 @@ def test_the_device_name_gives_the_arch(monkeypatch, vendor, device, name, arch)
 
 
 @pytest.mark.parametrize(
-    "vendor, device, told, arch",
+    "vendor, device, reported, arch",
     [("mthreads", "musa", (3, 1), "mp_31"), ("enflame", "gcu", (3, 0), "gcu300"), ("enflame", "gcu", (4, 0), "gcu400")],
 )
-def test_the_device_capability_gives_the_arch(monkeypatch, vendor, device, told, arch):
-    module = types.SimpleNamespace(get_device_capability=lambda i: told)
+def test_the_device_capability_gives_the_arch(monkeypatch, vendor, device, reported, arch):
+    module = types.SimpleNamespace(get_device_capability=lambda i: reported)
     monkeypatch.setattr(torch, device, module, raising=False)
     assert package(vendor).arch_of(0) == arch
     monkeypatch.setattr(torch, device, types.SimpleNamespace(get_device_capability=lambda i: None), raising=False)
@@ -206,20 +206,20 @@ def test_vendor_tiles_are_valid_for_every_tunable_they_name(tunables, chip):
     """
     named = tile_files.names_in_files(chip)
     assert set(named) <= set(tunables)
-    changed = tried = 0
+    changed = count = 0
     for name in named:
         for facts in questions(tunables[name]):
             with config.as_on(chip):
                 changed += tunables[name].look(**facts).source == "heuristics"
             if facts.get("n", 1000) == 1000:
-                tried += sum(not why for _, why in tunables[name].candidates(chip, **facts))
-    assert changed or tried
+                count += sum(not why for _, why in tunables[name].candidates(chip, **facts))
+    assert changed or count
 
 
 @pytest.mark.parametrize("chip", BUFFERED, **by_chip)
 def test_tiles_fit_the_on_chip_buffer(tunables, chip):
     """Except where one block must hold a whole row that is longer: the chip's compiler rejects that kernel."""
-    room = package(chip.vendor).info.target(chip.arch).shared_memory
+    buffer_size = package(chip.vendor).info.target(chip.arch).shared_memory
     fitting = 0
     for name, every in buffers.HELD.items():
         for facts in questions(tunables[name]):
@@ -232,7 +232,7 @@ def test_tiles_fit_the_on_chip_buffer(tunables, chip):
                     elements *= tiles[k]
                 per_element = buffers.COPIES * held.tensors * facts["dtype"].itemsize + 4 * held.wide
                 whole = tiles[held.size] == 1 and "n" in facts and any(tiles[k] >= facts["n"] for k in others)
-                assert whole or elements * per_element <= room, f"{name} {facts}: {tiles}"
+                assert whole or elements * per_element <= buffer_size, f"{name} {facts}: {tiles}"
                 fitting += not whole
     assert fitting > 100
 
@@ -264,10 +264,10 @@ def test_softmax_uses_more_threads_per_row_on_intel(tunables):
             assert tunables["softmax.rows"](n=n, dtype=BF16).threads == threads
 
 
-@pytest.mark.parametrize("told, size", [(0, launch.NO_WARPS), (1, launch.NO_WARPS), (32, 32), (64, 64), (128, 128)])
-def test_a_warp_size_of_0_or_1_means_one_warp_per_program(monkeypatch, told, size):
+@pytest.mark.parametrize("reported, size", [(0, launch.NO_WARPS), (1, launch.NO_WARPS), (32, 32), (64, 64), (128, 128)])
+def test_a_warp_size_of_0_or_1_means_one_warp_per_program(monkeypatch, reported, size):
     """Triton's drivers for chips without warps report 0 or 1, which must not be used as a divisor."""
-    target = types.SimpleNamespace(warp_size=told)
+    target = types.SimpleNamespace(warp_size=reported)
     monkeypatch.setattr(triton.runtime.driver, "_active", types.SimpleNamespace(get_current_target=lambda: target))
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     assert launch.warp_size() == size

@@ -182,8 +182,8 @@ def test_an_invalid_plugin_is_reported(target, source, kind, site, log):
     site.module("shape", source)
     site.distribution("shape-dist", "1.0", backends={"shape": target})
     assert len(load()) == 0
-    (said,) = problems(log)
-    assert f"plugin 'shape' ({target}) is {kind}: expected a module or an object with register(registry)" in said
+    (message,) = problems(log)
+    assert f"plugin 'shape' ({target}) is {kind}: expected a module or an object with register(registry)" in message
 
 
 def test_plugins_load_in_the_order_of_their_names(site, name_modules):
@@ -243,8 +243,10 @@ def test_an_allowed_plugin_loads(name, marking, monkeypatch):
 def test_lists_match_distribution_names_only(name, marking, monkeypatch, log):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", name)
     assert len(load()) == 0 and not marking.exists()
-    (said,) = [p for p in problems(log) if p.startswith(f"OPMUX_ALLOW_PLUGINS names '{name}', which is neither a dist")]
-    assert said.endswith(": use the name of its distribution, Acme-Ops")
+    (messages,) = [
+        p for p in problems(log) if p.startswith(f"OPMUX_ALLOW_PLUGINS names '{name}', which is neither a dist")
+    ]
+    assert messages.endswith(": use the name of its distribution, Acme-Ops")
     monkeypatch.delenv("OPMUX_ALLOW_PLUGINS")
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", name)
     assert ids(load()) == ["vendor.acme"]
@@ -344,9 +346,9 @@ def first():
     return OpImpl("rms_norm", "first", BackendImplKind.REFERENCE, fn=reference)
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_plugin_changes_nothing_and_the_others_load(how, first, site, name_modules, log):
-    source, words = BROKEN[how]
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_a_broken_plugin_changes_nothing_and_the_others_load(mistake, first, site, name_modules, log):
+    source, words = BROKEN[mistake]
     site.module("m_broken", source)
     site.module("a_good", REGISTER.replace("vendor.acme", "vendor.a"))
     site.module("z_good", REGISTER.replace("vendor.acme", "vendor.z"))
@@ -357,15 +359,15 @@ def test_a_broken_plugin_changes_nothing_and_the_others_load(how, first, site, n
     assert registry.get_implementations("rms_norm")[0] is first
     assert states() == {"a_good": "loaded", "m_broken": "broken", "z_good": "loaded"}
     assert words in discovery.plugins()[1].reason
-    (said,) = problems(log)
-    assert said.startswith("plugin 'm_broken' (env TE_FL_PLUGIN_MODULES) could not be loaded: ")
-    assert words in said and "Traceback (most recent call last)" in said
+    (message,) = problems(log)
+    assert message.startswith("plugin 'm_broken' (env TE_FL_PLUGIN_MODULES) could not be loaded: ")
+    assert words in message and "Traceback (most recent call last)" in message
     assert "transformer_engine" not in sys.modules
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_strict_stops_at_a_broken_plugin(how, first, site, name_modules, monkeypatch):
-    source, words = BROKEN[how]
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_strict_stops_at_a_broken_plugin(mistake, first, site, name_modules, monkeypatch):
+    source, words = BROKEN[mistake]
     name_modules(site.module("m_broken", source))
     monkeypatch.setenv("TE_FL_STRICT", "1")
     reset_global_policy()
@@ -381,8 +383,8 @@ def test_strict_stops_at_a_broken_plugin(how, first, site, name_modules, monkeyp
 def test_the_traceback_shows_the_plugins_line(site, name_modules, log):
     name_modules(site.module("m_broken", BROKEN["half-way"][0]))
     load()
-    (said,) = problems(log)
-    assert "m_broken.py" in said and "raise RuntimeError('only half')" in said
+    (message,) = problems(log)
+    assert "m_broken.py" in message and "raise RuntimeError('only half')" in message
 
 
 def test_an_id_shared_by_two_plugins_belongs_to_the_first(site, name_modules, log):
@@ -515,9 +517,9 @@ def test_a_missing_module_is_named(site, name_modules, log):
     site.module("good", REGISTER)
     name_modules("good", "no_such_plugin")
     assert ids(load()) == ["vendor.acme"]
-    (said,) = problems(log)
-    assert "plugin 'no_such_plugin' (env TE_FL_PLUGIN_MODULES)" in said
-    assert "ModuleNotFoundError: No module named 'no_such_plugin'" in said
+    (message,) = problems(log)
+    assert "plugin 'no_such_plugin' (env TE_FL_PLUGIN_MODULES)" in message
+    assert "ModuleNotFoundError: No module named 'no_such_plugin'" in message
 
 
 @pytest.mark.parametrize("target", ["both", "both:register"])

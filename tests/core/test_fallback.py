@@ -560,13 +560,13 @@ def test_a_when_may_return_any_truth_value(answer, runs):
     assert outcomes(manager, "own_op", torch.ones(2)) == {"v" if runs else "ref"}
 
 
-@pytest.mark.parametrize("says", [lambda: False, lambda: 1 / 0])
-def test_availability_hooks_are_respected(says):
+@pytest.mark.parametrize("hook", [lambda: False, lambda: 1 / 0])
+def test_availability_hooks_are_respected(hook):
     def fn(x):
         return "vendor"
 
-    by_field = manager_of("own_op", (VENDOR, fn, {"available": says}), (REFERENCE, lambda x: "ref"))
-    fn._is_available = says
+    by_field = manager_of("own_op", (VENDOR, fn, {"available": hook}), (REFERENCE, lambda x: "ref"))
+    fn._is_available = hook
     by_attribute = manager_of("own_op", (VENDOR, fn), (REFERENCE, lambda x: "ref"))
     for manager in (by_field, by_attribute):
         assert manager.call("own_op", torch.ones(2)) == "ref"
@@ -614,8 +614,8 @@ def test_a_when_is_checked_even_for_proven_calls(op, buffer):
     rest = (1e-6, 0.0) if op == "rms_norm" else (1e-5, buffer, None, None, 0, False)
     for _ in range(2):
         x.zero_()
-        said = [outcomes(manager, op, x.add_(1), w, *rest) for _ in range(9)]
-        assert said == [{"vendor"}] * 5 + [{"ref"}] * 4
+        results = [outcomes(manager, op, x.add_(1), w, *rest) for _ in range(9)]
+        assert results == [{"vendor"}] * 5 + [{"ref"}] * 4
 
 
 def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypatch):

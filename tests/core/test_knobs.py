@@ -255,9 +255,11 @@ def test_a_file_in_the_current_directory_cannot_name_modules(caplog):
     for _ in range(2):
         assert knobs.PLUGIN_MODULES.look() == knobs.Setting((), "default")
     assert knobs.PREFER.get() == "reference"
-    (said,) = [r.getMessage() for r in caplog.records]
-    assert said.startswith("opmux.toml: plugin_modules is ignored: a file found in the current directory may not name")
-    assert "Set OPMUX_PLUGIN_MODULES, name the file by OPMUX_CONFIG, or put the line into " in said
+    (messages,) = [r.getMessage() for r in caplog.records]
+    assert messages.startswith(
+        "opmux.toml: plugin_modules is ignored: a file found in the current directory may not name"
+    )
+    assert "Set OPMUX_PLUGIN_MODULES, name the file by OPMUX_CONFIG, or put the line into " in messages
 
 
 def test_a_file_named_by_the_user_can_name_modules(monkeypatch):
@@ -294,8 +296,8 @@ def test_an_invalid_variable_is_quoted_with_a_valid_value(knob, monkeypatch):
                 m.setenv(name, text)
                 with pytest.raises(BadKnob) as caught:
                     knob.get()
-                said, _, example = str(caught.value).partition("A valid value: ")
-                assert said.startswith(f"{name}={text!r} cannot be read as ")
+                message, _, example = str(caught.value).partition("A valid value: ")
+                assert message.startswith(f"{name}={text!r} cannot be read as ")
                 variable, _, value = example.partition("=")
                 assert variable == name
                 m.setenv(variable, value)
@@ -308,9 +310,9 @@ def test_an_invalid_line_is_quoted_with_a_valid_value(knob):
         toml(f"{knob.key} = {text}")
         with pytest.raises(BadKnob) as caught:
             knob.get()
-        said, _, example = str(caught.value).partition("A valid value: ")
+        message, _, example = str(caught.value).partition("A valid value: ")
         value = tomllib.loads(f"it = {text}")["it"]
-        assert said.startswith(f"opmux.toml: {knob.key}={value!r} cannot be read as ")
+        assert message.startswith(f"opmux.toml: {knob.key}={value!r} cannot be read as ")
         toml(example)
         assert knob.look().from_file
 

@@ -344,10 +344,10 @@ def test_many_policies_are_evicted_from_the_cache(manager):
 
 def test_the_policy_of_the_forward_selects_the_backward(plug):
     """The backward uses the scope of the forward, also on another thread and after the scope."""
-    ran = []
+    calls = []
 
     def fake_bwd(dy, x, weight, rstd, offset):
-        ran.append(threading.current_thread().name)
+        calls.append(threading.current_thread().name)
         return torch.full_like(x, 7.0), torch.full_like(weight, 7.0)
 
     plug("rms_norm_bwd", "vendor.seven", BackendImplKind.VENDOR, fake_bwd, vendor="seven")
@@ -358,13 +358,13 @@ def test_the_policy_of_the_forward_selects_the_backward(plug):
     thread = threading.Thread(target=lambda: y.sum().backward(), name="elsewhere")
     thread.start()
     thread.join()
-    assert ran == ["elsewhere"] and x.grad.eq(7).all()
+    assert calls == ["elsewhere"] and x.grad.eq(7).all()
     x.grad = None
     opmux.set_policy("reference")
     y, _ = opmux.ops.rms_norm(x, w)
     opmux.set_policy("vendor")  # too late for this backward
     y.sum().backward()
-    assert ran == ["elsewhere"] and not x.grad.eq(7).any()
+    assert calls == ["elsewhere"] and not x.grad.eq(7).any()
 
 
 def test_a_non_tensor_argument_is_named_inside_a_scope(plug):

@@ -443,8 +443,8 @@ def test_an_unknown_name_in_the_environment_gives_one_warning(variable, value, w
         call_tex()
         opmux.ops.rms_norm(torch.ones(2, 4), torch.ones(4))
         opmux.ops.gelu(torch.ones(4))
-    (said,) = warnings(caplog)
-    assert said.startswith(words) and "another machine" in said
+    (message,) = warnings(caplog)
+    assert message.startswith(words) and "another machine" in message
 
 
 def test_an_unknown_name_in_the_file_gives_one_warning(caplog):
@@ -475,11 +475,11 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("said", "words"), UNKNOWN)
-def test_an_unknown_name_in_code_raises_and_suggests_the_nearest(said, words, plug):
+@pytest.mark.parametrize(("message", "words"), UNKNOWN)
+def test_an_unknown_name_in_code_raises_and_suggests_the_nearest(message, words, plug):
     plug("gelu", "vendor.acme", VENDOR, torch.nn.functional.gelu, vendor="acme")
-    prefer = [said["prefer"]] if "prefer" in said else []
-    rest = {k: v for k, v in said.items() if k != "prefer"}
+    prefer = [message["prefer"]] if "prefer" in message else []
+    rest = {k: v for k, v in message.items() if k != "prefer"}
     call_tex()
     before = get_policy()
     with pytest.raises(UnknownName, match=re.escape(words)):
@@ -487,7 +487,7 @@ def test_an_unknown_name_in_code_raises_and_suggests_the_nearest(said, words, pl
     with pytest.raises(UnknownName, match=re.escape(words)), opmux.policy(*prefer, **rest):
         pass
     assert get_policy() is before
-    full = SelectionPolicy(prefer=said.get("prefer", "flagos"), per_op_order=said.get("per_op", {}))
+    full = SelectionPolicy(prefer=message.get("prefer", "flagos"), per_op_order=message.get("per_op", {}))
     with pytest.raises(UnknownName, match=re.escape(words)), policy_context(full):
         call_tex()
     assert get_policy() is before

@@ -121,11 +121,11 @@ def test_freeing_a_scope_does_not_hide_a_new_one():
 
 def test_ctrl_c_while_a_scope_is_entered_does_not_hide_a_later_one(monkeypatch):
     """The traceback keeps the first scope alive; the second one must be registered nevertheless."""
-    told = []
+    interrupted = []
 
     def watch(live):
-        told.append(live)
-        if len(told) == 1:
+        interrupted.append(live)
+        if len(interrupted) == 1:
             raise KeyboardInterrupt
 
     for name, value in {"_watchers": [watch], "_live": {}, "_told": False}.items():
@@ -133,7 +133,7 @@ def test_ctrl_c_while_a_scope_is_entered_does_not_hide_a_later_one(monkeypatch):
     with pytest.raises(KeyboardInterrupt) as raised:
         policies._track(policies.Scope((), None))
     second = policies._track(policies.Scope((), None))
-    assert told == [True, True] and policies.live_scopes() == 2
+    assert interrupted == [True, True] and policies.live_scopes() == 2
     del second, raised
 
 

@@ -33,8 +33,8 @@ def part(t: torch.Tensor, rank: int, dim: int = 0) -> torch.Tensor:
 
 def gemm(a, b, layout, ub=None, **rest):
     """Call generic_gemm as Transformer Engine does."""
-    room = torch.empty(0, dtype=torch.uint8)
-    fixed = None, None, tex.DType.kFloat32, None, tex.DType.kFloat32, False, None, False, room, 0, False, False
+    workspace = torch.empty(0, dtype=torch.uint8)
+    fixed = None, None, tex.DType.kFloat32, None, tex.DType.kFloat32, False, None, False, workspace, 0, False, False
     d, *others = fixed
     d = rest.pop("out", d)
     return tex.generic_gemm(a, layout[0] == "T", b, layout[1] == "T", d, *others, comm_overlap=ub, **rest)
@@ -131,8 +131,8 @@ def layers(rank):
         y.backward(torch.randn_like(y))
         return y, x.grad, *(p.grad for p in layer.parameters())
 
-    for name, (mode, ub_name, how) in LAYERS.items():
-        yield name, all(map(torch.equal, run(mode, ub_name=ub_name, **how), run(mode)))
+    for name, (mode, ub_name, options) in LAYERS.items():
+        yield name, all(map(torch.equal, run(mode, ub_name=ub_name, **options), run(mode)))
 
 
 def _rank(rank: int, port: int, answers) -> None:

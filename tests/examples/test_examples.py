@@ -39,8 +39,8 @@ def lines(text, words, level="INFO"):
 
 
 def registered(text):
-    (said,) = lines(text, r"Registered impl_ids: .*")
-    return ast.literal_eval(said.partition(": ")[2])
+    (line,) = lines(text, r"Registered impl_ids: .*")
+    return ast.literal_eval(line.partition(": ")[2])
 
 
 # ---- the two programs -----------------------------------------------------------------------------------------------
@@ -70,8 +70,8 @@ def test_the_out_of_tree_example_runs_the_vendor_package(tmp_path):
     assert "manager.call: out (4, 64), rsigma (4,)" in result.stdout
     assert "the same numbers: True" in result.stdout
     package = PLUGIN / "src" / "acme_opmux"
-    said = f"rmsnorm_fwd: 'vendor.acme' (kind=vendor, vendor=acme)\n    from acme_opmux ({package / 'norm.py'})"
-    assert said in result.stdout
+    expected = f"rmsnorm_fwd: 'vendor.acme' (kind=vendor, vendor=acme)\n    from acme_opmux ({package / 'norm.py'})"
+    assert expected in result.stdout
     assert "silu_mul, 64 columns: 'vendor.acme'" in result.stdout
     assert "silu_mul, 63 columns: 'vendor.acme'" not in result.stdout
 

@@ -993,7 +993,7 @@ def compositions_keep_their_gradient() -> None:
     """The device has no kernel of `F.rms_norm` but ours: torch decomposes it, and its backward has no kernel at all."""
     if DEVICE == "cuda":
         return
-    ways = (lambda x: x, lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[:, :1].expand(4, 8))
+    views = (lambda x: x, lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[:, :1].expand(4, 8))
 
     def gradient(view: Callable[[Tensor], Tensor], turn: Callable[[], Any] = lambda: None) -> list[Any]:
         torch.manual_seed(4)
@@ -1003,7 +1003,7 @@ def compositions_keep_their_gradient() -> None:
         (grad,) = torch.autograd.grad(y, x, y.detach().new_ones(()).expand(y.shape))
         return [y.detach(), grad]
 
-    for view in ways:
+    for view in views:
         expected = gradient(view)
         with opmux.use(mode="all"):
             same(gradient(view), expected)

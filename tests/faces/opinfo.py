@@ -303,7 +303,7 @@ def seed(device: str) -> None:
 
 def attempt(fn: Callable[[], Any], device: str = "cpu") -> Outcome:
     seed(device)
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             outcome = Outcome(fn())
@@ -314,7 +314,7 @@ def attempt(fn: Callable[[], Any], device: str = "cpu") -> Outcome:
                 wait(device)
             except Exception as lost:
                 raise DeviceLost(f"{type(error).__name__}: {error}") from lost
-    outcome.warned = tuple(dict.fromkeys(_in_words(w) for w in heard if _of_torch(w)))
+    outcome.warned = tuple(dict.fromkeys(_in_words(w) for w in warned if _of_torch(w)))
     return outcome
 
 
@@ -428,8 +428,8 @@ def _real(t: Tensor) -> Tensor:
 
 def look_of(t: Tensor, named: bool) -> tuple:
     """All observable properties of a tensor except its values. Strides of dimensions of size 1 are ignored."""
-    lies = t.layout is torch.strided and t.numel()
-    strides = [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if lies else t.layout
+    has_strides = t.layout is torch.strided and t.numel()
+    strides = [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if has_strides else t.layout
     gradient = None if t.grad_fn is None else type(t.grad_fn).__name__ if named else "one"
     return t.dtype, tuple(t.shape), strides, t.device, t.requires_grad, gradient, t.is_conj(), t.is_neg()
 
@@ -828,9 +828,9 @@ class Worker:
 
     def __init__(self, device: str, limit: int | None):
         self._heard = tempfile.TemporaryFile()  # noqa: SIM115  # its output, shown when it crashes
-        told = ["--worker", "--device", device, *([] if limit is None else ["--limit", str(limit)])]
+        options = ["--worker", "--device", device, *([] if limit is None else ["--limit", str(limit)])]
         self._process = subprocess.Popen(
-            [sys.executable, __file__, *told],
+            [sys.executable, __file__, *options],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._heard, bufsize=0,
         )  # fmt: skip
         self._rest = b""
@@ -860,12 +860,12 @@ class Worker:
         self._process.kill() if self._process.poll() is None else None
         status = self._process.wait()
         self._heard.seek(0)
-        said = self._heard.read().decode(errors="replace").strip().splitlines()
+        lines = self._heard.read().decode(errors="replace").strip().splitlines()
         self._heard.close()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
-        return f"exit status {status}; {' / '.join(said[-4:])}"[:600]
+        return f"exit status {status}; {' / '.join(lines[-4:])}"[:600]
 
 
 def work(device: str, limit: int | None) -> None:

@@ -136,14 +136,16 @@ def test_encoder_masks_padding_with_one_row_per_sequence(monkeypatch):
     torch.manual_seed(0)
     model, batch = transformers.BertModel(config).eval(), inputs("right")
     visible = batch["attention_mask"].bool()
-    for way in (batch, {"input_ids": batch["input_ids"]}):
+    for inputs_ in (batch, {"input_ids": batch["input_ids"]}):
         model.set_attn_implementation("eager")
-        want = model(**way).last_hidden_state
+        want = model(**inputs_).last_hidden_state
         model.set_attn_implementation("opmux")
         calls = Calls(monkeypatch)
-        hidden = model(**way).last_hidden_state
+        hidden = model(**inputs_).last_hidden_state
         torch.testing.assert_close(hidden[visible], want[visible], atol=2e-5, rtol=2e-5)
-        assert set(calls.biases) == {(2, 1, 1, LENGTH) if "attention_mask" in way else None} and not any(calls.causal)
+        assert set(calls.biases) == {(2, 1, 1, LENGTH) if "attention_mask" in inputs_ else None} and not any(
+            calls.causal
+        )
 
 
 def test_t5_position_bias_matches_eager_attention():

@@ -264,10 +264,10 @@ def test_a_hundred_rounds_of_enable_and_disable_change_and_leak_nothing():
     x = torch.randn(3, 5)
     names = opmux.enable(mode="all")
     opmux.disable()
-    told = lambda: [torch._C._dispatch_dump(f"aten::{n}") for n in names]
+    registrations = lambda: [torch._C._dispatch_dump(f"aten::{n}") for n in names]
     kernel = lambda: torch.library.get_kernel("aten::_softmax", "CPU").call_boxed
     own = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-    before, expected = told(), kernel()(own, x, -1, False)
+    before, expected = registrations(), kernel()(own, x, -1, False)
 
     def rounds(count):
         for _ in range(count):
@@ -284,7 +284,7 @@ def test_a_hundred_rounds_of_enable_and_disable_change_and_leak_nothing():
         grown = tracemalloc.get_traced_memory()[0] - start
     finally:
         tracemalloc.stop()
-    assert told() == before
+    assert registrations() == before
     assert torch.equal(kernel()(own, x, -1, False), expected) and torch.equal(torch.softmax(x, -1), expected)
     assert grown < 200_000, f"{grown} bytes are kept of 100 rounds"
 
@@ -321,8 +321,8 @@ def test_explain_names_kernels_of_torchs_native_registry():
     registry = pytest.importorskip("torch._native.registry")
     (op, key), nodes = next(iter(registry._graphs.items()))
     theirs = sorted({n.dsl_name for n in nodes if n.active})
-    shown = opmux.faces.aten.extension._of_torch_native(f"aten::{op}", {"CUDA": "cuda", "CPU": "cpu"}[key])
-    assert not theirs or theirs[0] in shown
+    rows = opmux.faces.aten.extension._of_torch_native(f"aten::{op}", {"CUDA": "cuda", "CPU": "cpu"}[key])
+    assert not theirs or theirs[0] in rows
 
 
 def test_ops_that_torch_decomposes_count_as_having_a_kernel():

@@ -67,9 +67,9 @@ def generated(model, prompts):
 def batched(model, prompts, persistent=False, **options):
     """The new tokens by `generate_batch`; prompts over 16 tokens are split and batched with tokens of other prompts."""
     options = {PAGE_NAME: PAGE, "num_blocks": 64, "max_batch_tokens": 16} | options
-    how = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    generation = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
     config = transformers.ContinuousBatchingConfig(**options)
-    answers = model.generate_batch(prompts, how, config, progress_bar=False, persistent_manager=persistent)
+    answers = model.generate_batch(prompts, generation, config, progress_bar=False, persistent_manager=persistent)
     assert all(out.error is None for out in answers.values())
     return [out.generated_tokens for out in answers.values()]
 
@@ -163,9 +163,9 @@ def test_compiled_models_give_the_same_tokens(monkeypatch):
     want = generated(model, requests)
     model.set_attn_implementation("opmux")
     calls = Calls(monkeypatch)
-    how = transformers.CompileConfig(backend="aot_eager", mode="default", fullgraph=False)
+    compile_options = transformers.CompileConfig(backend="aot_eager", mode="default", fullgraph=False)
     torch._dynamo.reset()
-    assert batched(model, requests, decode_compile_config=how, max_requests_per_batch=2) == want
+    assert batched(model, requests, decode_compile_config=compile_options, max_requests_per_batch=2) == want
     assert 2 in calls.requests
 
 

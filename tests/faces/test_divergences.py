@@ -22,10 +22,10 @@ def logs(*shape, dtype=torch.float64, grad=True):
     return torch.randn(shape, dtype=dtype).log_softmax(-1).requires_grad_(grad)
 
 
-def same(got, want, *leaves, **how):
-    torch.testing.assert_close(got, want, **how)
+def same(got, want, *leaves, **tolerances):
+    torch.testing.assert_close(got, want, **tolerances)
     grads = [torch.autograd.grad(y.sin().sum(), leaves) for y in (got, want)]
-    torch.testing.assert_close(*grads, **how)
+    torch.testing.assert_close(*grads, **tolerances)
 
 
 def true_jsd(x, y, beta, labels=None):

@@ -150,9 +150,9 @@ def plain_sparsemax(x):
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["softmax", "sparsemax"])
-@pytest.mark.parametrize("how", [(1, 1, 1, 1), ((1, 1), (2, 2), 2, 2), (2, 1, 1, 1)], ids=str)
-def test_multi_token_attention_matches_the_formula(how, sparse):
-    stride, padding, dilation, groups = how
+@pytest.mark.parametrize("options", [(1, 1, 1, 1), ((1, 1), (2, 2), 2, 2), (2, 1, 1, 1)], ids=str)
+def test_multi_token_attention_matches_the_formula(options, sparse):
+    stride, padding, dilation, groups = options
     leaves = new(B, 4, 8, 8), new(6, 4 // groups, 3, 3), new(6)
 
     def plain(scores, weight, bias):
@@ -161,10 +161,10 @@ def test_multi_token_attention_matches_the_formula(how, sparse):
         y = F.conv2d(probs, weight, bias, stride, padding, dilation, groups)
         return y * torch.ones(y.shape[-2:], dtype=y.dtype).tril()
 
-    same(lambda *a: ours.multi_token_attention(*a, *how, sparse), plain, leaves)
+    same(lambda *a: ours.multi_token_attention(*a, *options, sparse), plain, leaves)
     module = opmux.nn.MultiTokenAttention(4, 6, 3, stride, padding, dilation, groups, sparse=sparse).double()
     module.load_state_dict({"weight": leaves[1], "bias": leaves[2]})
-    assert torch.equal(module(leaves[0]), ours.multi_token_attention(*leaves, *how, sparse))
+    assert torch.equal(module(leaves[0]), ours.multi_token_attention(*leaves, *options, sparse))
     with pytest.raises(BadArgument, match="scores must have shape"):
         ours.multi_token_attention(leaves[0][..., 1:], leaves[1])
 

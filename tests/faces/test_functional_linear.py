@@ -199,7 +199,7 @@ def test_meta_tensors_give_shapes_and_dtypes():
 
 
 @pytest.mark.parametrize(
-    "change, says",
+    "change, message",
     [
         ({"weight": torch.randn(N, K + 1)}, r"^linear: weight must have shape \(n, 24\)"),
         ({"bias": torch.randn(3)}, r"^linear: bias must have shape \(16,\)"),
@@ -214,11 +214,11 @@ def test_meta_tensors_give_shapes_and_dtypes():
     ids=lambda v: v if isinstance(v, str) else "",
 )
 @pytest.mark.parametrize("grad", [False, True])
-def test_invalid_arguments_raise(change, says, grad):
+def test_invalid_arguments_raise(change, message, grad):
     x, w, b, r = tensors(dtype=torch.float32)
     arguments = {"x": x.requires_grad_(grad), "weight": w, "bias": b, "residual": r} | change
-    with pytest.raises(BadArgument, match=says):
+    with pytest.raises(BadArgument, match=message):
         ours.linear(**arguments)
     if "residual" not in change or change["residual"] is None:
-        with pytest.raises(BadArgument, match=says):
+        with pytest.raises(BadArgument, match=message):
             torch.func.vjp(lambda x: ours.linear(**arguments | {"x": x}), x)

@@ -173,10 +173,10 @@ def test_layers_with_bias_hook_or_another_class_are_called():
     mlp = modules.SwiGLUMLP(8, 12, bias=True)
     want = mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
     torch.testing.assert_close(mlp(x), want)
-    mlp, heard = modules.GEGLUMLP(8, 12), []
-    mlp.up_proj.register_forward_hook(lambda *_: heard.append(1))
+    mlp, calls = modules.GEGLUMLP(8, 12), []
+    mlp.up_proj.register_forward_hook(lambda *_: calls.append(1))
     mlp(x)
-    assert heard == [1]
+    assert calls == [1]
 
     class Adapted(nn.Linear):
         def forward(self, input):
@@ -244,7 +244,7 @@ def test_second_derivatives_match_torch(tensors):
 
 
 @pytest.mark.parametrize(
-    "call, says",
+    "call, message",
     [
         (lambda t: ours.geglu(t, t, "fast"), "approximate must be 'tanh' or 'none'"),
         (lambda t: ours.swiglu(t, t[1:]), "b must have shape"),
@@ -257,6 +257,6 @@ def test_second_derivatives_match_torch(tensors):
         (lambda t: modules.GEGLUMLP(4, 4, approximate="x"), "approximate must be"),
     ],
 )
-def test_invalid_arguments_raise(call, says):
-    with pytest.raises(BadArgument, match=says):
+def test_invalid_arguments_raise(call, message):
+    with pytest.raises(BadArgument, match=message):
         call(torch.randn(4, 4))

@@ -133,7 +133,7 @@ def test_autocast_computes_in_bfloat16_with_float32_gradients():
 
 
 @pytest.mark.parametrize(
-    "change, says",
+    "change, message",
     [
         ({0: torch.randn(T, H + 1)}, "gate_up_proj must have shape"),
         ({1: torch.randn(2 * INNER, H)}, "gate_up_proj must be .experts, 2"),
@@ -144,11 +144,11 @@ def test_autocast_computes_in_bfloat16_with_float32_gradients():
         ({5: "swish"}, "activation must be one of"),
     ],
 )
-def test_invalid_arguments_raise(change, says):
+def test_invalid_arguments_raise(change, message):
     args = [*drawn(torch.float32), "silu"]
     for at, value in change.items():
         args[at] = value
-    with pytest.raises(BadArgument, match=says):
+    with pytest.raises(BadArgument, match=message):
         ours.fused_moe(*args)
 
 

@@ -200,7 +200,7 @@ def test_rope_compiles_without_graph_breaks():
 
 
 @pytest.mark.parametrize(
-    "call, says",
+    "call, message",
     [
         (lambda q, k, c: F.apply_rotary_pos_emb(q, k, c, c, 3), "unsqueeze_dim must be 1 or 2"),
         (lambda q, k, c: F.apply_rotary_pos_emb(q, k, c[:, :2], c[:, :2]), "cos must have 3 rows"),
@@ -214,6 +214,6 @@ def test_rope_compiles_without_graph_breaks():
         (lambda q, k, c: F.apply_multimodal_rotary_pos_emb(q, k, c[None], c[None], [3]), "mrope_section must add up"),
     ],
 )
-def test_invalid_arguments_raise(call, says):
-    with pytest.raises(BadArgument, match=says):
+def test_invalid_arguments_raise(call, message):
+    with pytest.raises(BadArgument, match=message):
         call(torch.randn(1, 2, 3, 8), torch.randn(1, 1, 3, 8), torch.randn(1, 3, 8))

@@ -184,5 +184,5 @@ def test_cpp_can_be_disabled_and_a_failed_build_logs_one_line(monkeypatch, caplo
     with caplog.at_level(logging.INFO, logger="opmux"):
         assert not native_library.available()
         assert not native_library.available()
-    (said,) = (r.getMessage() for r in caplog.records)
-    assert "Python does what C++ would" in said and said.endswith("there is no C++ compiler")
+    (line,) = (r.getMessage() for r in caplog.records)
+    assert "Python does what C++ would" in line and line.endswith("there is no C++ compiler")

@@ -280,19 +280,19 @@ def auto(world):
     gate.allow()
 
 
-@pytest.mark.parametrize("size, way", [(2048, "python"), (512, "torch"), (8, "torch")])
-def test_a_call_that_cannot_be_launched_is_ours_if_python_is_fast_enough(world, size, way):
+@pytest.mark.parametrize("size, runs_in", [(2048, "python"), (512, "torch"), (8, "torch")])
+def test_a_call_that_cannot_be_launched_is_ours_if_python_is_fast_enough(world, size, runs_in):
     """Also a call that has not been recorded yet."""
     gate.select(frozenset(world.names), lambda name, device: (*LIMITS, False))
     x = torch.rand(size)
     torch.exp(x)
-    assert len(world.from_python) == (way == "python")
+    assert len(world.from_python) == (runs_in == "python")
     world.extra = lambda x: x.sin()
     for _ in range(3 * CALLS_TO_RECORD):
         torch.exp(x)
     assert not world.from_cpp
     # two calls are recorded, in case they consist of a single launch
-    assert len(world.from_python) == (1 + 3 * CALLS_TO_RECORD if way == "python" else 2 * (size > 16))
+    assert len(world.from_python) == (1 + 3 * CALLS_TO_RECORD if runs_in == "python" else 2 * (size > 16))
 
 
 def test_a_small_call_is_launched_from_cpp_once_it_is_recorded(world):

@@ -403,8 +403,8 @@ def test_decoding_one_query_uses_flash_attention(monkeypatch):
     ids = batch()["input_ids"][:, :4]
     padded = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
     more = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    ways = [{"attention_mask": torch.ones_like(ids)}, {"attention_mask": padded}, {"cache_implementation": "static"}]
-    expected = [model.generate(ids, **more, **way) for way in ways]
+    options = [{"attention_mask": torch.ones_like(ids)}, {"attention_mask": padded}, {"cache_implementation": "static"}]
+    expected = [model.generate(ids, **more, **option) for option in options]
     calls = []
 
     def flash(query, key, value, scale):
@@ -414,7 +414,7 @@ def test_decoding_one_query_uses_flash_attention(monkeypatch):
     monkeypatch.setattr(attention, "flash", flash)
     monkeypatch.setattr(attention, "fits", lambda query, key, value: not torch.is_grad_enabled())
     opmux.patch_model(model)
-    for way, tokens in zip(ways, expected, strict=True):
+    for way, tokens in zip(options, expected, strict=True):
         assert torch.equal(model.generate(ids, **more, **way), tokens)
     layers = 2
     # only the call without padding
@@ -523,10 +523,10 @@ def test_no_mask_is_created_if_attention_does_not_need_it(monkeypatch):
     model = tiny("llama", num_hidden_layers=1)
     packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)
     padded = (torch.arange(9) < torch.tensor([[9], [5]])).long()
-    ways = ({}, {"position_ids": packed}, {"attention_mask": padded})
-    expected = [trained(model, **way)[0].loss for way in ways]
+    options = ({}, {"position_ids": packed}, {"attention_mask": padded})
+    expected = [trained(model, **option)[0].loss for option in options]
     opmux.patch_model(model)
-    for way, loss_ in zip(ways, expected, strict=True):
+    for way, loss_ in zip(options, expected, strict=True):
         close(trained(model, **way)[0].loss, loss_)
     assert expected[0] != expected[1] != expected[2]
     calls = []

@@ -63,8 +63,14 @@ def test_modules_are_as_accurate_as_plain_torch(te, name, dtype):
 
 def test_modules_are_created_on_this_machines_device(te):
     """Without a device argument, with "cuda" by name or index, and with a device object."""
-    for said in ({}, {"device": "cuda"}, {"device": torch.device("cuda")}, {"device": "cuda:0"}, {"device": "cpu"}):
-        assert te.Linear(16, 16, **said).weight.device == torch.device("cpu"), said
+    for arguments in (
+        {},
+        {"device": "cuda"},
+        {"device": torch.device("cuda")},
+        {"device": "cuda:0"},
+        {"device": "cpu"},
+    ):
+        assert te.Linear(16, 16, **arguments).weight.device == torch.device("cpu"), arguments
 
 
 def test_cpu_autocast_applies_to_modules(te):

@@ -67,18 +67,18 @@ def plain(layer, x, autocast):
         return layer(x)
 
 
-@pytest.mark.parametrize("way", ["reentrant", "not reentrant", "torch's"])
+@pytest.mark.parametrize("mode", ["reentrant", "not reentrant", "torch's"])
 @pytest.mark.parametrize("recipe", ["delayed", "current", "block", "mxfp8", "hybrid"])
-def test_recomputation_gives_the_same_results(te, recipes, recipe, way):
+def test_recomputation_gives_the_same_results(te, recipes, recipe, mode):
     """te.checkpoint in both modes, and torch's checkpoint with autocast inside the checkpointed function."""
 
     def run(layer, x, autocast):
-        if way == "torch's":
+        if mode == "torch's":
             return torch_checkpoint(lambda x: plain(layer, x, autocast), x, use_reentrant=False)
         with autocast():
-            return te.checkpoint(layer, x, use_reentrant=way == "reentrant")
+            return te.checkpoint(layer, x, use_reentrant=mode == "reentrant")
 
-    if way == "torch's" and recipe == "delayed":
+    if mode == "torch's" and recipe == "delayed":
         pytest.skip("torch's checkpoint does not restore the amax history that delayed scaling updates in the forward")
     for name in MODULES:
         for result, exact in zip(

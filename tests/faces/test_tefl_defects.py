@@ -65,10 +65,10 @@ def test_rsigma_is_float32_and_one_dimensional(dtype):
 
 def test_norms_use_ln_out_and_otype():
     x, w = torch.randn(3, 8).to(BF16), torch.ones(8).to(BF16)
-    room = torch.empty(3, 8)
-    out, mu, _ = tex.layernorm_fwd(x, w, w, 1e-5, room, None, tex.DType.kFloat32, 0, False)
-    assert out is room and mu.dtype is torch.float32 and mu.dim() == 1
-    torch.testing.assert_close(room, F.layer_norm(x.float(), (8,), w.float(), w.float(), 1e-5))
+    buffer = torch.empty(3, 8)
+    out, mu, _ = tex.layernorm_fwd(x, w, w, 1e-5, buffer, None, tex.DType.kFloat32, 0, False)
+    assert out is buffer and mu.dtype is torch.float32 and mu.dim() == 1
+    torch.testing.assert_close(buffer, F.layer_norm(x.float(), (8,), w.float(), w.float(), 1e-5))
 
 
 # ---- softmax --------------------------------------------------------------------------------------------------------

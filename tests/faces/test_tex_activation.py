@@ -164,8 +164,8 @@ def test_signatures_match_nvidias():
     assert {s.name for s in SCALED} == set(SIGNATURES) == {*TRUTH, *GRAD.values()}
     for spec in SCALED:
         params = inspect.signature(spec.reference).parameters.values()
-        said = " ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in params)
-        assert said == SIGNATURES[spec.name]
+        text = " ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in params)
+        assert text == SIGNATURES[spec.name]
 
 
 @every_dtype

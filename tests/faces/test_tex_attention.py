@@ -178,13 +178,15 @@ def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], 
                 shift = nk - nq if low else 0
                 away = [[-abs(i + shift - j) * slopes(call.heads)[h] for j in range(nk)] for i in range(nq)]
                 s = s + torch.tensor(away, dtype=F64).reshape(nq, nk)
-            shown = torch.tensor([[seen(call, i, j, nq, nk) for j in range(nk)] for i in range(nq)]).view(nq, nk).bool()
-            s = s.masked_fill(~shown, -math.inf)
+            visible = (
+                torch.tensor([[seen(call, i, j, nq, nk) for j in range(nk)] for i in range(nq)]).view(nq, nk).bool()
+            )
+            s = s.masked_fill(~visible, -math.inf)
             extra = {"VANILLA_SOFTMAX": -math.inf, "OFF_BY_ONE_SOFTMAX": 0.0}.get(call.softmax)
             extra = offset.reshape(-1)[h] if extra is None else torch.tensor(extra, dtype=F64)
             with_extra = torch.cat([s, extra.expand(nq, 1)], 1)
             lse = torch.logsumexp(with_extra, 1)
-            p = torch.where(shown, torch.exp(s - torch.where(lse > -math.inf, lse, 0)[:, None]), 0)
+            p = torch.where(visible, torch.exp(s - torch.where(lse > -math.inf, lse, 0)[:, None]), 0)
             if keep is not None:
                 p = p * keep[n, h, :nq, :nk] / (1 - call.dropout)
             o, tops = p @ v[:, group], torch.cat([s, torch.full((nq, 1), -math.inf, dtype=F64)], 1).amax(1)
@@ -411,14 +413,14 @@ def test_values_outside_the_valid_tokens_do_not_matter(layout):
             else:
                 fmt = call.kv_format if i else call.q_format
                 sequence(t, fmt, n, call.lengths[bool(i)], call.gaps).fill_(1)
-    spoiled = [t.masked_fill(m == 0, math.nan) for t, m in zip(qkv, marked, strict=True)]
-    got = FWD.reference(**forward_args(call, spoiled, tables, None, None))
+    corrupted = [t.masked_fill(m == 0, math.nan) for t, m in zip(qkv, marked, strict=True)]
+    got = FWD.reference(**forward_args(call, corrupted, tables, None, None))
     assert torch.equal(got[0], clean[0])
     if not tables:
         do = torch.randn(clean[0].shape, generator=g, dtype=F64)
         keep = forward_args(call, qkv, tables, None, None)
         want = BWD.reference(**backward_args(keep, clean[0], do, clean[1:]))
-        keep = forward_args(call, spoiled, tables, None, None)
+        keep = forward_args(call, corrupted, tables, None, None)
         assert all(
             torch.equal(a, b)
             for a, b in zip(BWD.reference(**backward_args(keep, got[0], do, got[1:])), want)
@@ -436,9 +438,9 @@ def test_backward_of_a_part_of_the_keys_uses_the_lse_of_all():
     do = torch.randn(o.shape, generator=g, dtype=F64)
     want = BWD.reference(**backward_args(arguments, o, do, aux))
     parts = []
-    for way in ({"deterministic": False}, {"deterministic": True}):
+    for options in ({"deterministic": False}, {"deterministic": True}):
         halves = [
-            BWD.reference(**backward_args({**arguments, "K": k[:, h], "V": v[:, h]}, o, do, aux, **way))
+            BWD.reference(**backward_args({**arguments, "K": k[:, h], "V": v[:, h]}, o, do, aux, **options))
             for h in (slice(0, 2), slice(2, None))
         ]
         parts.append(halves)
@@ -514,7 +516,7 @@ def test_fp8_attention_matches_the_definition(layout, kind):
 
 
 @pytest.mark.parametrize(
-    ("spoiled", "says"),
+    ("invalid", "message"),
     [
         ({"qkv_layout": 99}, "qkv_layout must be a member of NVTE_QKV_Layout.*; got 99"),
         ({"attn_mask_type": "causal"}, "attn_mask_type must be a member of NVTE_Mask_Type"),
@@ -536,11 +538,11 @@ def test_fp8_attention_matches_the_definition(layout, kind):
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )
-def test_invalid_arguments_raise(spoiled, says):
+def test_invalid_arguments_raise(invalid, message):
     call = Call(mask="PADDING_MASK")
     qkv, _ = tensors(call, torch.Generator().manual_seed(0))
-    arguments = forward_args(call, qkv, None, None, None, **spoiled)
-    with pytest.raises((TypeError, ValueError), match=f"^fused_attn_fwd: {says}"):
+    arguments = forward_args(call, qkv, None, None, None, **invalid)
+    with pytest.raises((TypeError, ValueError), match=f"^fused_attn_fwd: {message}"):
         FWD.reference(**arguments)
     # dispatch catches it and then calls the reference, which checks the arguments
     with pytest.raises((TypeError, ValueError, LookupError)):

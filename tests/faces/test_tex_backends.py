@@ -170,8 +170,8 @@ def test_a_decline_applies_to_one_call_only():
 def test_a_method_with_a_misspelled_name_warns(caplog):
     with caplog.at_level("WARNING", logger="opmux"):
         registry.register_backend(acme(rmsnorm_fwdd=fives, own_business=fives))
-    (said,) = [r.getMessage() for r in caplog.records]
-    assert said == "tex backend 'acme' has a method 'rmsnorm_fwdd': did it mean 'rmsnorm_fwd'?"
+    (messages,) = [r.getMessage() for r in caplog.records]
+    assert messages == "tex backend 'acme' has a method 'rmsnorm_fwdd': did it mean 'rmsnorm_fwd'?"
 
 
 def test_a_missing_method_raises_if_no_fallback_is_allowed():

@@ -65,7 +65,7 @@ def test_an_invalid_argument_raises_with_its_name(name):
     spec, fn = SPECS[name], FUNCTIONS[name]
     faults = []
     for at, (argument, good) in enumerate(sample(spec)):
-        for how, bad in spoiled(good):
+        for what, bad in spoiled(good):
             arguments = dict(copy.deepcopy(sample(spec)))
             arguments[list(arguments)[at]] = bad
             originals = [t.clone() for t in tensors(arguments.values())]
@@ -76,13 +76,13 @@ def test_an_invalid_argument_raises_with_its_name(name):
             except (TypeError, ValueError, NotImplementedError) as error:
                 words = str(error)
                 if name not in words:
-                    faults.append(f"{argument} {how}: the message does not name the function: {words[:150]}")
+                    faults.append(f"{argument} {what}: the message does not name the function: {words[:150]}")
                 elif not any(p in words for p in spec.names) and not SAYS_WHAT_IT_NEEDS(words):
-                    faults.append(f"{argument} {how}: the message names no argument: {words[:150]}")
+                    faults.append(f"{argument} {what}: the message names no argument: {words[:150]}")
             except Exception as error:
-                faults.append(f"{argument} {how}: {type(error).__name__}: {str(error)[:150]}")
+                faults.append(f"{argument} {what}: {type(error).__name__}: {str(error)[:150]}")
             if not all(map(same, tensors(arguments.values()), originals)):
-                faults.append(f"{argument} {how}: refused, and something was written")
+                faults.append(f"{argument} {what}: refused, and something was written")
     assert not faults, "\n".join(faults)
 
 

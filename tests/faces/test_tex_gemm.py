@@ -250,7 +250,7 @@ E5M2 = torch.float8_e5m2
 
 
 @pytest.mark.parametrize(
-    "a, b, args, says",
+    "a, b, args, message",
     [
         ({"dim": 2}, {"dim": 1}, {"split": False}, "use_split_accumulator must be True"),
         ({"dim": 2}, {"dim": 2}, {}, "B must have blocks of 1 x 128"),
@@ -266,8 +266,8 @@ E5M2 = torch.float8_e5m2
         ({"dim": 2}, {"dim": 1, "shape": (63, 128)}, {}, "B must be padded to a multiple of 8 rows"),
     ],
 )  # fmt: skip
-def test_block_scaled_gemms_that_cublas_rejects_raise(a, b, args, says):
-    with pytest.raises(ValueError, match=f"generic_gemm: {says}.*for blocks of 128"):
+def test_block_scaled_gemms_that_cublas_rejects_raise(a, b, args, message):
+    with pytest.raises(ValueError, match=f"generic_gemm: {message}.*for blocks of 128"):
         call(blocks(**a), blocks(**b), **{"to": F32, "split": True, **args})
 
 
@@ -313,9 +313,9 @@ def test_results_may_be_quantized():
         want = q.plain(q.OPS, q.quantized(q.OPS, call(A, B)[0], make()), F32)
         assert q.is_quantized(D) and torch.equal(q.plain(q.OPS, D, F32), want)
     delayed = q.Float8Quantizer(torch.full((1,), 8.0), torch.zeros(1))
-    room = q.empty(delayed, (32, 64), BF16, "cpu")
-    D = call(A, B, out=room, quantizer=delayed, to=BF16)[0]
-    assert D is room and delayed.amax.item() == call(A, B)[0].abs().max().item()
+    out = q.empty(delayed, (32, 64), BF16, "cpu")
+    D = call(A, B, out=out, quantizer=delayed, to=BF16)[0]
+    assert D is out and delayed.amax.item() == call(A, B)[0].abs().max().item()
 
 
 # ---- overlap --------------------------------------------------------------------------------------------------------
@@ -416,13 +416,13 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("spoiled, error, says", BAD.values(), ids=list(BAD))
-def test_invalid_arguments_raise_and_nothing_is_written(spoiled, error, says):
+@pytest.mark.parametrize("invalid, error, message", BAD.values(), ids=list(BAD))
+def test_invalid_arguments_raise_and_nothing_is_written(invalid, error, message):
     A, B = factors("TN", F32)
-    D = spoiled.get("out")
+    D = invalid.get("out")
     before = D.clone() if torch.is_tensor(D) else None
-    with pytest.raises(error, match=f"^generic_gemm: {says}"):
-        call(**{"A": A, "B": B, **spoiled})
+    with pytest.raises(error, match=f"^generic_gemm: {message}"):
+        call(**{"A": A, "B": B, **invalid})
     assert before is None or torch.equal(D, before)
 
 
@@ -433,7 +433,7 @@ def test_an_unsupported_combination_raises():
 
 
 @pytest.mark.parametrize(
-    "spoil, error, says",
+    "spoil, error, message",
     [
         (lambda A, B, D: A.pop(), ValueError, "B must have 1 items; got 2"),
         (lambda A, B, D: B.__setitem__(1, B[1][:, 1:]), ValueError, r"B\[1\] must have 64 in its last dimension"),
@@ -441,14 +441,14 @@ def test_an_unsupported_combination_raises():
         (lambda A, B, D: D.__setitem__(0, None), TypeError, "D must be a list of Tensors; got None at index 0"),
     ],
 )
-def test_invalid_groups_raise_before_anything_is_written(spoil, error, says):
+def test_invalid_groups_raise_before_anything_is_written(spoil, error, message):
     As, Bs = (list(v) for v in zip(*(factors("TN", F32) for _ in range(2)), strict=True))
     D = [torch.ones(5, 24) for _ in range(2)]
     originals = list(D)
     spoil(As, Bs, D)
     transa, transb = LAYOUTS["TN"]
     none = [torch.empty(0)] * 2
-    with pytest.raises(error, match=f"^te_general_grouped_gemm: {says}"):
+    with pytest.raises(error, match=f"^te_general_grouped_gemm: {message}"):
         tex_gemm.te_general_grouped_gemm(
             As, transa, Bs, transb, D, F32, None, none[: len(As)], BF16, False, none[: len(As)], False, [], 0, False,
             False, 0,

@@ -229,8 +229,8 @@ def test_bulk_allocate_returns_aligned_views_of_one_buffer():
 
 @pytest.mark.parametrize("sizes", [[3, 0, 5], (3, 0, 5), int64(3, 0, 5), torch.tensor([3, 0, 5], dtype=torch.int32)])
 def test_splits_to_offsets_sums_and_scales(sizes):
-    how = {"strides": [1, 7], "include_leading_zero": [False, True], "dtypes": [torch.int32, torch.int64]}
-    splits, (ends, offsets) = grouped.splits_to_offsets_multi(sizes, CPU, **how)
+    options = {"strides": [1, 7], "include_leading_zero": [False, True], "dtypes": [torch.int32, torch.int64]}
+    splits, (ends, offsets) = grouped.splits_to_offsets_multi(sizes, CPU, **options)
     assert splits.tolist() == [3, 0, 5] and splits.dtype is torch.int64
     assert ends.tolist() == [3, 3, 8] and ends.dtype is torch.int32
     assert offsets.tolist() == [0, 21, 21, 56] and offsets.dtype is torch.int64

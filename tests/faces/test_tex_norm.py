@@ -174,9 +174,9 @@ def test_errors_of_the_backwards_name_the_argument():
         ),
     }
     for name, call in calls.items():
-        spoiled = dict(dz=x[:4], rsigma=stat[:4], gamma=w[:3]) | ({"add": x[:, :3]} if "add" in name else {})
-        spoiled |= {"mu": stat[:2]} if name == "layernorm_bwd" else {}
-        for argument, value in spoiled.items():
+        invalid = dict(dz=x[:4], rsigma=stat[:4], gamma=w[:3]) | ({"add": x[:, :3]} if "add" in name else {})
+        invalid |= {"mu": stat[:2]} if name == "layernorm_bwd" else {}
+        for argument, value in invalid.items():
             with pytest.raises(ValueError, match=f"^{name}: {argument} must have shape"):
                 call(**{argument: value})
             for wrong in (None, "text"):

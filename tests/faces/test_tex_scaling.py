@@ -254,13 +254,13 @@ def test_swizzling_changes_nothing_because_our_gemms_read_plain_scales():
         scaling.multi_tensor_swizzle_scales_for_gemm_([drawn(2, 2)], True, True)
 
 
-@pytest.mark.parametrize("way", ["mxfp8_rowwise", "mxfp8_columnwise", "nvfp4"])
-def test_scales_for_external_kernels_are_swizzled(way):
+@pytest.mark.parametrize("direction", ["mxfp8_rowwise", "mxfp8_columnwise", "nvfp4"])
+def test_scales_for_external_kernels_are_swizzled(direction):
     scales = torch.randint(0, 256, (256, 8), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     data = [torch.zeros(3, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8)]
-    input_scales = scales.t().contiguous() if way == "mxfp8_columnwise" else scales
+    input_scales = scales.t().contiguous() if direction == "mxfp8_columnwise" else scales
     ptrs, scale_ptrs, buffer = scaling.swizzle_scales_and_pack_ptrs_for_discrete_weights(
-        data, [input_scales, input_scales], way, CPU
+        data, [input_scales, input_scales], direction, CPU
     )
     assert ptrs.tolist() == [d.data_ptr() for d in data]
     assert scale_ptrs.tolist() == [buffer.data_ptr(), buffer.data_ptr() + 2048] and buffer.numel() == 4096
@@ -280,9 +280,9 @@ def test_an_unavailable_function_says_what_it_needs(name):
     spec = specs.by_key[f"tex::{name}"]
     args = next(iter(spec.samples(torch.float32, CPU))).args
     row = unavailable.UNAVAILABLE[name]
-    with pytest.raises(NotSupported, match=rf"^{name}\(.*\): needs ") as said:
+    with pytest.raises(NotSupported, match=rf"^{name}\(.*\): needs ") as caught:
         spec.reference(*args)
-    assert row.needs in str(said.value) and row.instead in str(said.value)
+    assert row.needs in str(caught.value) and row.instead in str(caught.value)
     with pytest.raises((NotSupported, NoImplementation), match="needs"):
         specs.functions[spec.key](*args)
     with pytest.raises(TypeError):

@@ -114,13 +114,13 @@ def test_grad_correction_matches_a_loop(first, second, shape):
     whole = {first, second} <= {"add", "copy"}
     grad, step = drawn(*shape), drawn(*shape[:-3], T if whole else T // 2, H, D, seed=1)
     want = grad.clone()
-    for way, tokens in ((first, FIRST), (second, SECOND)):
+    for half, tokens in ((first, FIRST), (second, SECOND)):
         for i, t in enumerate(tokens):
             g = step[..., t if whole else i, :, :]
-            if way == "add":
+            if half == "add":
                 want[..., t, :, :] += g
-            elif way != "none":
-                want[..., t, :, :] = g if way == "copy" else 0
+            elif half != "none":
+                want[..., t, :, :] = g if half == "copy" else 0
     call("thd_grad_correction", grad, step, LENGTHS, first, second)
     torch.testing.assert_close(grad, want)
 

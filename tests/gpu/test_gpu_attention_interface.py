@@ -130,8 +130,10 @@ def batched(model, prompts, **options):
     """The new tokens of `generate_batch`. More than 512 tokens are two batches; the second one also has new tokens."""
     fields = transformers.ContinuousBatchingConfig.__dataclass_fields__
     options |= {"page_size" if "page_size" in fields else "block_size": 64, "num_blocks": 64, "max_batch_tokens": 512}
-    how = transformers.GenerationConfig(max_new_tokens=80, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    answers = model.generate_batch(prompts, how, transformers.ContinuousBatchingConfig(**options), progress_bar=False)
+    generation = transformers.GenerationConfig(max_new_tokens=80, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    answers = model.generate_batch(
+        prompts, generation, transformers.ContinuousBatchingConfig(**options), progress_bar=False
+    )
     assert all(out.error is None for out in answers.values())
     return [out.generated_tokens for out in answers.values()]
 

@@ -166,18 +166,18 @@ def test_fp8_products_agree_with_the_reference(impl_id, m, n, k):
     torch.manual_seed(0)
     a, b = new(m, k, dtype=E4M3).view(torch.uint8), new(n, k, dtype=E4M3).view(torch.uint8)
     one = torch.full((1,), k**-0.5, device=CUDA)
-    ran = []
+    served = []
     for dtype in (BF16, F32, F16):
         for kinds in ((E4M3, E4M3), (E5M2, E4M3)):
             x = new(m, k, dtype=kinds[0]).view(torch.uint8)
-            ran.append(agree("scaled_gemm", impl_id, (x, b, one, one, *kinds, new(n, dtype=dtype), dtype, False)))
+            served.append(agree("scaled_gemm", impl_id, (x, b, one, one, *kinds, new(n, dtype=dtype), dtype, False)))
         for rows in ((1, 128), (1, 1), (128, 1)):
             s = scales(rows[0], m, k, True) * k**-0.5, scales(rows[1], n, k, True)
-            ran.append(agree("block_scaled_gemm", impl_id, (a, b, *s, E4M3, E4M3, None, *rows, dtype)))
+            served.append(agree("block_scaled_gemm", impl_id, (a, b, *s, E4M3, E4M3, None, *rows, dtype)))
     if m % 16 == 0 and impl_id == "default.flagos":
-        assert all(r is not None for r in ran)
+        assert all(r is not None for r in served)
     if m % 16 == 0 and impl_id == "vendor.nvidia.cublas":
-        assert ran[0] is not None  # cuBLAS computes products with one scale itself
+        assert served[0] is not None  # cuBLAS computes products with one scale itself
 
 
 ODD = [(300, 1032, 528), (1008, 1040, 640), (65, 72, 16), (129, 264, 128)]
@@ -192,8 +192,8 @@ def test_the_hopper_block_gemm_agrees_with_the_reference(m, n, k):
     for dtype in (BF16, F32, F16):
         for kinds in ((E4M3, E4M3), (E5M2, E4M3)):
             a, b = (new(rows, k, dtype=kind).view(torch.uint8) for rows, kind in zip((m, n), kinds))
-            for laid, bias in ((s, None), (by_columns, new(n, dtype=dtype))):
-                args = (a, b, *laid, *kinds, bias, 1, 128, dtype)
+            for scales_, bias in ((s, None), (by_columns, new(n, dtype=dtype))):
+                args = (a, b, *scales_, *kinds, bias, 1, 128, dtype)
                 assert agree("block_scaled_gemm", HOPPER, args, f"{dtype} {kinds}") is not None
     moved = torch.empty(m * k + 1, dtype=torch.uint8, device=CUDA)[1:].view(m, k).copy_(a)  # not aligned
     run = lambda x: impl_of("block_scaled_gemm", HOPPER).fn(x, b, *s, *kinds, None, 1, 128, BF16)

@@ -37,10 +37,10 @@ def test_samples_agree_with_the_reference(op, dtype):
             if refusal(impl, *sample.args) is not None:
                 continue
             tol = spec.tol[dtype]
-            said = lambda m, s=sample, i=impl: f"{i.impl_id} {s.id}: {m}"
+            describe = lambda m, s=sample, i=impl: f"{i.impl_id} {s.id}: {m}"
             results = lambda result: result if isinstance(result, tuple) else (result,)
             got, want = results(impl.fn(*sample.args)), results(spec.reference(*sample.args))
-            torch.testing.assert_close(got, want, rtol=tol.rtol, atol=tol.atol, msg=said)
+            torch.testing.assert_close(got, want, rtol=tol.rtol, atol=tol.atol, msg=describe)
 
 
 def drawn(tokens, hidden, inner, experts, topk, dtype=torch.bfloat16):

@@ -209,8 +209,8 @@ def test_nan_in_neighbouring_sequences_does_not_spread(bad):
     for t in (q, k, v, do):
         t[:100], t[300:360] = bad, bad
     o, lse = gluon("attention_varlen", q, k, v, *rest)
-    spoiled = (o, lse, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest))
-    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), spoiled, clean, strict=True):
+    with_nan = (o, lse, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest))
+    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), with_nan, clean, strict=True):
         for at in (slice(100, 300), slice(360, 490)):
             a, b = (t[:, at] if name == "lse" else t[at] for t in (got, want))
             assert torch.equal(a, b), name

@@ -49,17 +49,17 @@ def test_a_triton_launch_hook_is_called():
 
     x = torch.randn(64, 256, device=CUDA)
     opmux.ops.softmax(x)
-    heard = []
+    calls = []
     hook = triton.knobs.runtime.launch_enter_hook
-    listen = lambda metadata: heard.append(metadata)
+    listen = lambda metadata: calls.append(metadata)
     hook.add(listen)
     try:
         softmax_agrees(x)
     finally:
         hook.remove(listen)
-    assert len(heard) == 1
+    assert len(calls) == 1
     opmux.ops.softmax(x)
-    assert len(heard) == 1
+    assert len(calls) == 1
 
 
 def test_two_cooperative_launches_on_two_streams_do_not_deadlock():

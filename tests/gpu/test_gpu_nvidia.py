@@ -113,8 +113,8 @@ def test_attention_of_each_library_agrees_with_float64(impl_id, dtype, seq_first
             close(g / size, w / size, 1e-3 if name == "lse" else ATOL[dtype] / 2, f"{what}: {name}")
         follows = (args[0], None, *args)
         for name, g, t in zip(("o", "lse", "dq", "dk", "dv"), got, follows, strict=True):
-            lies = g.is_contiguous() if t is None or not seq_first else g.transpose(1, 2).is_contiguous()
-            assert lies, f"{what}: {name} lies as {g.stride()}"
+            contiguous = g.is_contiguous() if t is None or not seq_first else g.transpose(1, 2).is_contiguous()
+            assert contiguous, f"{what}: {name} lies as {g.stride()}"
 
 
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
@@ -171,14 +171,14 @@ def test_incoming_gradients_may_have_any_strides(impl_id):
     args = qkv(BF16, 2, 4, 4, 64, 64, 64)
     base = torch.randn_like(args[0])
     want = truth(args, True, None, base)
-    ways = {
+    layouts = {
         "packed": base,
         "seq first": base.transpose(1, 2).contiguous().transpose(1, 2),
         "step": torch.stack((base, base), -1)[..., 0],
         "heads last": base.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
     }
     for _ in range(2):
-        for name, do in ways.items():
+        for name, do in layouts.items():
             with by(impl_id):
                 got = ran(args, True, None, do)
             for g, w in zip(got[2:], want[2:], strict=True):
@@ -195,14 +195,14 @@ def test_unaligned_and_strided_inputs_are_supported(impl_id):
     """Unaligned starts, unaligned row strides, other dimension orders, and expanded tensors."""
     flat = torch.randn(2 * 4 * 48 * 80, device=CUDA).to(BF16)
     n = 2 * 4 * 48 * 64
-    ways = {
+    layouts = {
         "odd start": flat[1 : 1 + n].view(2, 4, 48, 64),
         "odd rows": flat[: 2 * 4 * 48 * 67].view(2, 4, 48, 67)[..., 3:],
         "swapped": flat[:n].view(4, 2, 48, 64).transpose(0, 1),
         "a slice of qkv": flat[: 2 * 48 * 3 * 4 * 16].view(2, 48, 3, 4, 16)[:, :, 1].transpose(1, 2),
         "expanded": flat[: 48 * 64].view(1, 1, 48, 64).expand(2, 4, 48, 64),
     }
-    for name, q in ways.items():
+    for name, q in layouts.items():
         k, v = torch.randn_like(q), torch.randn_like(q)
         do = torch.randn(q.shape, device=CUDA, dtype=BF16)
         with by(impl_id):

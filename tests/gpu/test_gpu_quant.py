@@ -83,8 +83,8 @@ def test_quantization_with_one_scale_equals_the_reference(fp8, shape):
 def test_block_quantization_equals_the_reference(fp8, shape, two_d):
     x = numbers(shape)
     pairs = [
-        (bytes_like(s), torch.zeros(spec.block_scales(shape, two_d, way), device=DEVICE))
-        for s, way in ((shape, False), (spec.turned(shape), True))
+        (bytes_like(s), torch.zeros(spec.block_scales(shape, two_d, columnwise), device=DEVICE))
+        for s, columnwise in ((shape, False), (spec.turned(shape), True))
     ]
     for pow2 in (False, True):
         for row, col in ((pairs[0], (None, None)), ((None, None), pairs[1]), pairs):
@@ -100,7 +100,7 @@ def test_block_quantization_equals_the_reference(fp8, shape, two_d):
 @pytest.mark.parametrize("two_d", [False, True], ids=["1d", "2d"])
 def test_mxfp8_quantization_equals_the_reference(fp8, shape, two_d):
     x = numbers(shape)
-    pairs = [(bytes_like(shape), bytes_like(spec.mx_scales(shape, way))) for way in (False, True)]
+    pairs = [(bytes_like(shape), bytes_like(spec.mx_scales(shape, columnwise))) for columnwise in (False, True)]
     for row, col in ((pairs[0], (None, None)), ((None, None), pairs[1]), pairs):
         equal(spec.mxfp8_into, kernels.mxfp8_into, x, *row, *col, None, fp8, two_d)
     spec.mxfp8_into.reference(x, *pairs[0], *pairs[1], None, fp8, two_d)
@@ -116,7 +116,9 @@ def test_scales_at_the_limits_equal_the_reference(amax):
     y, yt = bytes_like((256, 384)), bytes_like((384, 256))
     for pow2 in (False, True):
         equal(spec.fp8_current_into, kernels.fp8_current_into, x, y, yt, one(), None, E4M3, pow2, 0.0, fp8=E4M3)
-        scales = [torch.zeros(spec.block_scales(x.shape, False, way), device=DEVICE) for way in (False, True)]
+        scales = [
+            torch.zeros(spec.block_scales(x.shape, False, columnwise), device=DEVICE) for columnwise in (False, True)
+        ]
         call_args = (y, scales[0], yt, scales[1], None, E4M3, False, pow2, 0.0)
         equal(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *call_args, fp8=E4M3)
 

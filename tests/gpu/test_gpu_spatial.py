@@ -59,8 +59,8 @@ def test_samples_agree_with_the_reference(family):
                     if b is not None:
                         tol = spec.tol.get(b.dtype)
                         rtol, atol = (tol.rtol, tol.atol) if tol else (0, 0)
-                        says = lambda m, what=f"{spec.name} {dtype} {sample.id}": f"{what}: {m}"
-                        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, msg=says)
+                        describe = lambda m, what=f"{spec.name} {dtype} {sample.id}": f"{what}: {m}"
+                        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, msg=describe)
 
 
 CONVS = {

@@ -114,11 +114,11 @@ def test_heuristics_get_facts_defaults_and_earlier_values(tiles, folder):
 
 
 def test_calls_of_tunables_are_recorded(tiles):
-    with config.asked() as heard:
+    with config.asked() as calls:
         tiles(n=100, dtype=BF16)
         tiles(n=128, dtype=BF16)
     tiles(n=5, dtype=BF16)
-    assert [(a.tunable, a.key, a.facts["n"]) for a in heard] == [
+    assert [(a.tunable, a.key, a.facts["n"]) for a in calls] == [
         (tiles, "made_up.rows[dtype=bfloat16 n<=128]", 100),
         (tiles, "made_up.rows[dtype=bfloat16 n<=128]", 128),
     ]
@@ -150,12 +150,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name, value, says", WRONG, ids=[f"{n}={v}" for n, v, _ in WRONG])
-def test_wrong_heuristics_name_the_file_the_tunable_and_what_is_allowed(tiles, folder, name, value, says):
+@pytest.mark.parametrize("name, value, message", WRONG, ids=[f"{n}={v}" for n, v, _ in WRONG])
+def test_wrong_heuristics_name_the_file_the_tunable_and_what_is_allowed(tiles, folder, name, value, message):
     to = folder(f'{{"made_up.rows": {{"{name}": {value}}}}}', arch=True)
     with config.as_on(ACME), pytest.raises(BadTiles) as raised:
         tiles(n=4096, dtype=BF16)
-    assert str(raised.value).startswith(f"{to / 'heuristics_config_utils.py'}: made_up.rows: {says}")
+    assert str(raised.value).startswith(f"{to / 'heuristics_config_utils.py'}: made_up.rows: {message}")
 
 
 @pytest.mark.parametrize("rules", ["[]", '{"made_up.rows": 4}', "{", "what_is_this"])
@@ -250,7 +250,7 @@ def test_candidates_come_from_the_vendors_yaml(tiles, folder):
 
 
 @pytest.mark.parametrize(
-    "text, says",
+    "text, message",
     [
         ("made_up.rows: 4", "expected a list of configs"),
         ("made_up.rows: [{META: 4}]", "META = 4. Allowed: sizes by name"),
@@ -264,11 +264,11 @@ def test_candidates_come_from_the_vendors_yaml(tiles, folder):
         ("- 4", "expected tunables"),
     ],
 )
-def test_wrong_candidates_name_the_file(tiles, folder, text, says):
+def test_wrong_candidates_name_the_file(tiles, folder, text, message):
     to = folder(trials=text)
     with pytest.raises(BadTiles) as raised:
         tiles.candidates(ACME, n=4096, dtype=BF16)
-    assert str(raised.value).startswith(str(to / "tune_configs.yaml")) and says in str(raised.value)
+    assert str(raised.value).startswith(str(to / "tune_configs.yaml")) and message in str(raised.value)
 
 
 def test_files_are_read_once(tiles, folder, monkeypatch):
@@ -318,12 +318,12 @@ KINDS = {torch.dtype: (BF16, torch.float32), bool: (True, False), int: (37, 4096
 def test_nvidias_candidates_and_heuristics_are_well_formed(ours, arch):
     """For all facts that a tunable may get: nothing is rejected except tiles that are too small for a row."""
     chip = Chip.of_arch(arch)
-    tried = 0
+    count = 0
     for one in ours.values():
         kinds = [p.annotation for p in inspect.signature(one.default, eval_str=True).parameters.values()]
         for values in itertools.product(*(KINDS[kind] for kind in kinds)):
             facts = dict(zip(one.facts, values, strict=True))
             with config.as_on(chip):
                 one(**facts)
-            tried += sum(not why for _, why in one.candidates(chip, **facts))
-    assert tried > 100
+            count += sum(not why for _, why in one.candidates(chip, **facts))
+    assert count > 100

@@ -158,7 +158,7 @@ def buffers(shape, kind, two_d=False):
     """Buffers for bytes, scales and transposes, filled with values that no kernel writes."""
     fresh = lambda s, dtype=torch.uint8: torch.full(s, 0x55, dtype=dtype)
     if kind == "mx":
-        return [b for way in (False, True) for b in (fresh(shape), fresh(quant.mx_scales(shape, way)))]
+        return [b for columnwise in (False, True) for b in (fresh(shape), fresh(quant.mx_scales(shape, columnwise)))]
     if kind != "blocks":
         return [fresh(shape), fresh(quant.turned(shape)), torch.zeros(1)]
     scales = [fresh(quant.block_scales(shape, two_d, way), torch.float32) for way in (False, True)]

@@ -29,12 +29,12 @@ def test_every_variant_compiles(number, variant, slow):
         new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device="meta")
         x, target = new(512, 128256, dtype=dtype), new(512, dtype=torch.int64)
         weight = new(128256, dtype=dtype) if kwargs.pop("weight", False) else None
-        how = (weight, -100, kwargs.get("label_smoothing", 0.0), kwargs.get("z_loss", 0.0), kwargs.get("softcap"))
+        options = (weight, -100, kwargs.get("label_smoothing", 0.0), kwargs.get("z_loss", 0.0), kwargs.get("softcap"))
         row = new(512, dtype=wide)
         with compiling_for(chip) as built:
-            loss.token_cross_entropy(x, target, *how)
-            loss.token_cross_entropy_bwd(row, x, target, row, *how)
-            loss.token_cross_entropy_bwd_(x, row, target, row, *how)
+            loss.token_cross_entropy(x, target, *options)
+            loss.token_cross_entropy_bwd(row, x, target, row, *options)
+            loss.token_cross_entropy_bwd_(x, row, target, row, *options)
             loss.token_nll_entropy(x, target, -100, 0.7)
             loss.token_nll_entropy_bwd_(x, target, row, row, row, row, -100, 0.7)
             loss.token_shard_cross_entropy_bwd(row, x, target, row, 128256, -100, 0.9, 1e-6)

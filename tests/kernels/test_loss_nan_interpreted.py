@@ -39,17 +39,17 @@ def assert_same_kind(got, want, what):
 
 def test_nan_and_infinity_are_where_the_references_are():
     for seed in range(250):
-        x, target, *how = arguments(seed)
-        want = spec.token_cross_entropy.reference(x, target, *how)
-        got = kernels.token_cross_entropy(x, target, *how)
+        x, target, *options = arguments(seed)
+        want = spec.token_cross_entropy.reference(x, target, *options)
+        got = kernels.token_cross_entropy(x, target, *options)
         assert_same_kind(got[:2], want[:2], seed)
         dloss = torch.linspace(-1.0, 2.0, x.shape[0], dtype=want[0].dtype)
-        dx = spec.token_cross_entropy_bwd.reference(dloss, x, target, want[1], *how)
-        assert_same_kind([kernels.token_cross_entropy_bwd(dloss, x, target, want[1], *how)], [dx], seed)
+        dx = spec.token_cross_entropy_bwd.reference(dloss, x, target, want[1], *options)
+        assert_same_kind([kernels.token_cross_entropy_bwd(dloss, x, target, want[1], *options)], [dx], seed)
         over = x.clone()
-        kernels.token_cross_entropy_bwd_(over, dloss, target, want[1], *how)
+        kernels.token_cross_entropy_bwd_(over, dloss, target, want[1], *options)
         assert_same_kind([over], [dx], seed)
-        assert dx[target == how[1]].eq(0).all()
+        assert dx[target == options[1]].eq(0).all()
 
 
 def test_the_log_sum_of_an_infinite_logit_is_infinite():

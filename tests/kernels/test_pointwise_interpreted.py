@@ -492,7 +492,7 @@ def test_opinfo_samples_agree_with_torch(name):
     from torch.testing._internal.common_methods_invocations import op_db
 
     infos = [i for i in op_db if i.aten_name == name and not i.name.startswith(("_refs", "nn.functional.feature"))]
-    ran = 0
+    count = 0
     for info, dtype in itertools.product(infos, (torch.float32, torch.int64)):
         if dtype not in info.dtypes:
             continue
@@ -504,8 +504,8 @@ def test_opinfo_samples_agree_with_torch(name):
             except (TypeError, NotSupported):  # torch.<name> has an argument that aten.<name> lacks
                 continue
             agree(name, args, slack=3.0)
-            ran += 1
-    if infos and not ran:
+            count += 1
+    if infos and not count:
         pytest.skip("no sample of it is called by ATen's signature")
 
 

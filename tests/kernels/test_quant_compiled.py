@@ -37,12 +37,12 @@ def current(transposed, dtype=E4M3):
 
 
 def blocks(two_d, dtype=E4M3):
-    scales = [meta(spec.block_scales((512, 4096), two_d, way), torch.float32) for way in (False, True)]
+    scales = [meta(spec.block_scales((512, 4096), two_d, columnwise), torch.float32) for columnwise in (False, True)]
     return x(), meta((512, 4096)), scales[0], meta((4096, 512)), scales[1], None, dtype, two_d, True, 0.0
 
 
 def mx(two_d=False, dtype=E4M3):
-    scales = [meta(spec.mx_scales((512, 4096), way)) for way in (False, True)]
+    scales = [meta(spec.mx_scales((512, 4096), columnwise)) for columnwise in (False, True)]
     return x(), meta((512, 4096)), scales[0], meta((512, 4096)), scales[1], None, dtype, two_d
 
 

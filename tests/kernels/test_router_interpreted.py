@@ -55,7 +55,7 @@ def test_samples_and_wrong_arguments_agree_with_the_reference(spec):
 def test_forward_and_backward_agree_with_the_reference(score, experts, groups):
     """Numbers of experts and groups that fill no block, and many equal scores."""
     logits = (torch.randn(3, experts) * 2).round()
-    forward, backward = (specs.find(f"fused_topk_with_score_function_{way}") for way in ("fwd", "bwd"))
+    forward, backward = (specs.find(f"fused_topk_with_score_function_{direction}") for direction in ("fwd", "bwd"))
     bias = None if score == "softmax" else (torch.randn(experts) * 2).round() / 2
     for pre in (False, True):
         args = (logits, 6, pre, groups, groups and 3, 1.5, score, bias, 0, None)

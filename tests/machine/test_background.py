@@ -106,8 +106,8 @@ time.sleep({seconds})
 """
 
 
-@pytest.mark.parametrize("seconds, said", [(0, ""), (1.5, "done")])
-def test_a_program_ends_while_a_background_thread_works(seconds, said):
+@pytest.mark.parametrize("seconds, message", [(0, ""), (1.5, "done")])
+def test_a_program_ends_while_a_background_thread_works(seconds, message):
     """Python would stop the thread in the middle of its work, which aborts the program."""
     result = subprocess.run([sys.executable, "-c", ENDS.format(seconds=seconds)], capture_output=True, text=True)
-    assert (result.returncode, result.stdout.strip(), result.stderr) == (0, said, "")
+    assert (result.returncode, result.stdout.strip(), result.stderr) == (0, message, "")

@@ -173,18 +173,18 @@ def test_a_failed_build_is_retried_on_request(source, compiler, cache):
 # ---- many processes -------------------------------------------------------------------------------------------------
 
 
-def build_at(barrier, path, said) -> None:
+def build_at(barrier, path, results) -> None:
     barrier.wait()
-    said.put(build.library("thing", [path]).read_text())
+    results.put(build.library("thing", [path]).read_text())
 
 
 def test_two_processes_at_once_compile_once(source, compiler, tmp_path):
     compiler(f"import time\ntime.sleep(0.5)\nopen({str(tmp_path / 'runs')!r}, 'a').write('.')\n{WRITES}")
-    barrier, said = fork.Barrier(2), fork.Queue()
-    both = [fork.Process(target=build_at, args=(barrier, source("1"), said)) for _ in range(2)]
+    barrier, results = fork.Barrier(2), fork.Queue()
+    both = [fork.Process(target=build_at, args=(barrier, source("1"), results)) for _ in range(2)]
     for process in both:
         process.start()
-    assert [said.get(timeout=60) for _ in both] == ["built", "built"]
+    assert [results.get(timeout=60) for _ in both] == ["built", "built"]
     for process in both:
         process.join()
     assert (tmp_path / "runs").read_text() == "."

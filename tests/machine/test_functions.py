@@ -88,15 +88,15 @@ class World:
             plain = all(has_memory(a) for a in values if isinstance(a, torch.Tensor) and a.numel())
             if not plain or torch.jit.is_tracing():
                 raise NotSupported("no memory, or sizes that are no numbers")
-            spots = [i for i, a in enumerate(values) if isinstance(a, torch.Tensor)]
+            positions = [i for i, a in enumerate(values) if isinstance(a, torch.Tensor)]
 
             def body(*tensors):
                 filled = list(values)
-                for i, t in zip(spots, tensors, strict=True):
+                for i, t in zip(positions, tensors, strict=True):
                     filled[i] = t
                 return results_of(spec, spec.reference(*filled))
 
-            tensors = [values[i].detach() for i in spots]
+            tensors = [values[i].detach() for i in positions]
             with _disable_current_modes(), torch.no_grad():
                 shapes = [(r.shape, r.dtype) for r in body(*tensors)]
             outs = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]

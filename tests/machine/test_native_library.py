@@ -132,11 +132,11 @@ def test_if_disabled_it_is_neither_compiled_nor_loaded(new, caplog):
 def test_a_background_process_starts_with_a_path_object_in_sys_path(monkeypatch):
     """Python ignores entries of sys.path that are not strings."""
     monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
-    ended, said = threading.Event(), []
+    ended, messages = threading.Event(), []
     background.run(
-        "import sys; assert all(type(one) is str for one in sys.path)", lambda e: (said.append(e), ended.set())
+        "import sys; assert all(type(one) is str for one in sys.path)", lambda e: (messages.append(e), ended.set())
     )
-    assert ended.wait(60) and said == [""]
+    assert ended.wait(60) and messages == [""]
 
 
 def test_all_waiting_callbacks_run_even_if_one_raises(new):

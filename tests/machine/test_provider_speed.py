@@ -335,7 +335,7 @@ def test_the_users_file_overrides_a_shipped_one(monkeypatch, tmp_path, two):
 
 
 @pytest.mark.parametrize(
-    "text, says",
+    "text, message",
     [
         ("{", "JSONDecodeError"),
         ('{"format": 3, "entries": {}}', "it is not of format 2"),
@@ -343,7 +343,7 @@ def test_the_users_file_overrides_a_shipped_one(monkeypatch, tmp_path, two):
         ('{"format": 2, "made_for": HERE}', "it has no entries"),
     ],
 )
-def test_an_invalid_file_warns_once_and_keeps_the_order(two, caplog, text, says):
+def test_an_invalid_file_warns_once_and_keeps_the_order(two, caplog, text, message):
     know({16: {A: 55.0, B: 41.0}})
     file = FILES.path(speed_files.chip_of(CPU))
     assert file is not None
@@ -352,7 +352,7 @@ def test_an_invalid_file_warns_once_and_keeps_the_order(two, caplog, text, says)
     provider_speed.forget()
     assert [ran(16) for _ in range(3)] == [1.0, 1.0, 1.0]
     (line,) = [r.getMessage() for r in caplog.records if "is ignored" in r.getMessage()]
-    assert str(file) in line and says in line
+    assert str(file) in line and message in line
 
 
 @pytest.mark.parametrize("bad", ["fast", 0, None])

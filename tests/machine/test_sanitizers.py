@@ -29,8 +29,8 @@ def compiler():
 
 def can_link(command, kind, folder):
     (folder / "empty.cpp").write_text("int main() {}")
-    tried = [*command, f"-fsanitize={kind}", "empty.cpp", "-o", "empty"]
-    return not subprocess.run(tried, cwd=folder, capture_output=True, check=False).returncode
+    command_line = [*command, f"-fsanitize={kind}", "empty.cpp", "-o", "empty"]
+    return not subprocess.run(command_line, cwd=folder, capture_output=True, check=False).returncode
 
 
 @pytest.mark.slow

@@ -335,12 +335,12 @@ def test_a_folder_that_is_replaced_while_a_writer_waits_is_locked_again(cache, m
     tuning.store(CHIP, {"old": entry()})
     flock, locked = fcntl.flock, []
 
-    def remove_first(lock, how):
-        if how & fcntl.LOCK_NB and not locked:
+    def remove_first(lock, operation):
+        if operation & fcntl.LOCK_NB and not locked:
             locked.append(lock)
             shutil.rmtree(cache)
             cache.mkdir()
-        return flock(lock, how)
+        return flock(lock, operation)
 
     monkeypatch.setattr(cache_dir.fcntl, "flock", remove_first)
     with speed_files.exclusive(cache):
@@ -381,10 +381,10 @@ def _store_as_nobody(answers) -> None:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-    heard = []
+    messages = []
     speed_files.logger.addHandler(handler := logging.Handler())
-    handler.emit = lambda record: heard.append((record.levelname, record.getMessage()))
-    answers.put((tuning.store(CHIP, {"k": entry()}), tuning.find(CHIP, "k"), heard))
+    handler.emit = lambda record: messages.append((record.levelname, record.getMessage()))
+    answers.put((tuning.store(CHIP, {"k": entry()}), tuning.find(CHIP, "k"), messages))
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["the folder is there", "it is not"])

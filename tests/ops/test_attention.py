@@ -52,9 +52,9 @@ def small(samples):
 @every_dtype
 def test_forward_equals_the_definition(dtype):
     for sample in small(FORWARD.samples(dtype, CPU)):
-        q, k, v, *how = sample.args
+        q, k, v, *options = sample.args
         got, lse = FORWARD.reference(*sample.args)
-        want, want_lse = naive(q.double(), k.double(), v.double(), *how)
+        want, want_lse = naive(q.double(), k.double(), v.double(), *options)
         assert got.dtype is dtype and lse.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
         close(got, want, sample.id)
         close(lse, want_lse, f"{sample.id}: lse")
@@ -63,9 +63,9 @@ def test_forward_equals_the_definition(dtype):
 @every_dtype
 def test_backward_is_the_gradient_of_the_definition(dtype):
     for sample in small(BACKWARD.samples(dtype, CPU)):
-        do, q, k, v, _, _, *how = sample.args
+        do, q, k, v, _, _, *options = sample.args
         leaves = [t.double().requires_grad_() for t in (q, k, v)]
-        o = naive(*leaves, *how)[0] + sum(t.sum() for t in leaves) * 0  # a graph, even if all keys are masked
+        o = naive(*leaves, *options)[0] + sum(t.sum() for t in leaves) * 0  # a graph, even if all keys are masked
         want = torch.autograd.grad(o, leaves, do.double())
         got = BACKWARD.reference(*sample.args)
         for name, g, w in zip(BACKWARD.out, got, want, strict=True):

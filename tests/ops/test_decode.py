@@ -27,11 +27,11 @@ def naive(q, k_cache, v_cache, lengths, table, sinks, k_scale, v_scale, window, 
     """The definition: one query of one head at a time, over the keys that it attends to."""
     batch, queries, heads, dim = q.shape
     group, scale = heads // k_cache.shape[2], dim**-0.5 if scale is None else scale
-    room = k_cache.shape[1] * (1 if table is None else table.shape[1])
+    capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
     o, lse = torch.zeros(batch, queries, heads, v_cache.shape[3]).double(), torch.zeros(batch, heads, queries).double()
     factor = lambda s, kv: 1.0 if s is None else s[kv if s.numel() > 1 else 0].double()
     for z in range(batch):
-        length = min(int(lengths[z]), room)
+        length = min(int(lengths[z]), capacity)
         k, v = rows_of(k_cache, table, z, length), rows_of(v_cache, table, z, length)
         for i in range(queries):
             position = length - queries + i

@@ -66,8 +66,8 @@ def test_masked_logits_give_zero_whatever_their_value():
     mask[:, 1] = mask[2] = True
     want = opmux.ops.scaled_softmax(x, mask, 0.5, True)
     for junk in (NAN, INF, -INF, 1e30):
-        spoiled = x.masked_fill(mask | family.after(x), junk)
-        assert torch.equal(opmux.ops.scaled_softmax(spoiled, mask, 0.5, True), want)
+        corrupted = x.masked_fill(mask | family.after(x), junk)
+        assert torch.equal(opmux.ops.scaled_softmax(corrupted, mask, 0.5, True), want)
     assert want[:, 2].eq(0).all() and want[..., 1].eq(0).all() and want[:, 1, 0].gt(0).all()
 
 
@@ -75,9 +75,9 @@ def test_gradients_of_later_keys_are_ignored():
     y = opmux.ops.scaled_softmax(torch.randn(4, 8), causal=True)
     dy = torch.randn(4, 8)
     want = opmux.ops.scaled_softmax_bwd(dy, y, 2.0, True)
-    spoiled = dy.masked_fill(family.after(y), NAN)
-    assert torch.equal(opmux.ops.scaled_softmax_bwd(spoiled, y, 2.0, True), want)
-    assert opmux.ops.scaled_softmax_bwd(spoiled, y, 2.0, False).isnan().any()
+    corrupted = dy.masked_fill(family.after(y), NAN)
+    assert torch.equal(opmux.ops.scaled_softmax_bwd(corrupted, y, 2.0, True), want)
+    assert opmux.ops.scaled_softmax_bwd(corrupted, y, 2.0, False).isnan().any()
 
 
 def test_unmasked_infinities_are_as_in_torch():

@@ -82,14 +82,14 @@ def test_an_error_says_which_tensor_and_why():
     tensors = lambda dtype: [torch.zeros(3, dtype=dtype), torch.zeros(4, dtype=dtype)]
     lists = [tensors(torch.float32), tensors(torch.float32), tensors(torch.float32), tensors(torch.bfloat16)]
     numbers = [0.1, 0.9, 0.99, 1e-8, 1, 1, True, 0.0]
-    says = {
+    messages = {
         "tensor_lists[3][0] (second moments) must be float32, the dtype of the first moment; got bfloat16": lists,
         "tensor_lists must be [gradients, parameters, first moments, second moments] or [gradients, parameters, "
         "first moments, second moments, master weights]; got 3 lists": lists[:3],
         "tensor_lists[1] (parameters) must have 2 tensors, as the first list has; got 1": [lists[0], lists[1][:1]] * 2,
         "tensor_lists[1][1] (parameters) must have 4 elements; got 3": [lists[0], lists[0][:1] * 2] * 2,
     }
-    for words, args in says.items():
+    for words, args in messages.items():
         with pytest.raises((TypeError, ValueError)) as raised:
             optim.multi_tensor_adam(0, flag(), args, *numbers)
         assert str(raised.value) == f"multi_tensor_adam: {words}"
@@ -204,8 +204,8 @@ def test_fp8_parameters_are_scaled_master_weights(fp8):
 def test_sgd_equals_torchs(momentum, dampening, nesterov):
     p = weights()
     theirs = [t.clone().requires_grad_() for t in p]
-    how = dict(momentum=momentum, dampening=dampening, weight_decay=0.2, nesterov=nesterov)
-    optimizer = torch.optim.SGD(theirs, lr=0.1, **how)
+    options = dict(momentum=momentum, dampening=dampening, weight_decay=0.2, nesterov=nesterov)
+    optimizer = torch.optim.SGD(theirs, lr=0.1, **options)
     momenta, halves = [torch.full_like(t, 7.0) for t in p], [t.half() for t in p]
     for step in range(4):
         g = grads(step, p)
@@ -323,7 +323,7 @@ def test_every_random_byte_is_equally_likely():
 
 
 @pytest.mark.parametrize(
-    "args, error, says",
+    "args, error, message",
     [
         ((torch.ones(15), 0.5), ValueError, "input must have a multiple of 16"),
         ((torch.ones(16), 1.5), ValueError, "dropout_probability must be between 0 and 1; got 1.5"),
@@ -332,8 +332,8 @@ def test_every_random_byte_is_equally_likely():
         ((torch.ones(16), 0.5, torch.ones(8)), ValueError, r"out must have shape \(16\)"),
     ],
 )
-def test_dropout_rejects_wrong_arguments(args, error, says):
-    with pytest.raises(error, match=f"dropout_fwd: {says}"):
+def test_dropout_rejects_wrong_arguments(args, error, message):
+    with pytest.raises(error, match=f"dropout_fwd: {message}"):
         tex_dropout.dropout_fwd.reference(*args)
 
 

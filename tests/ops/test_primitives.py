@@ -113,8 +113,8 @@ def test_inputs_are_unchanged_and_results_do_not_alias_them(spec, few):
         before = [t.clone() for t in inputs]
         results = tensors(getattr(opmux.ops, spec.name)(*sample.args, **sample.kwargs))
         same(inputs, before)
-        spots = [t.data_ptr() for t in (*inputs, *results) if t.numel()]
-        assert len(set(spots)) == len(spots) or len(inputs) != len({t.data_ptr() for t in inputs}), sample.id
+        addresses = [t.data_ptr() for t in (*inputs, *results) if t.numel()]
+        assert len(set(addresses)) == len(addresses) or len(inputs) != len({t.data_ptr() for t in inputs}), sample.id
         assert all(t.is_contiguous() for t in results) or "seq_first" in sample.id, sample.id
 
 

@@ -121,7 +121,7 @@ def test_block_scaling_equals_python_loops(fp8, two_d, pow2):
     x[0, 0] = 1e-40  # its scale overflows
     x[1:128, :128] = 0
     y, yt = torch.empty(m, k, dtype=torch.uint8), torch.empty(k, m, dtype=torch.uint8)
-    ys, yts = (torch.full(quant.block_scales((m, k), two_d, way), -1.0) for way in (False, True))
+    ys, yts = (torch.full(quant.block_scales((m, k), two_d, columnwise), -1.0) for columnwise in (False, True))
     quant.fp8_blocks_into(x, y, ys, yt, yts, None, fp8, two_d, pow2, 0.0)
     top = torch.finfo(dtype).max
     rows, cols = (128, 128) if two_d else (1, 128)
@@ -169,7 +169,7 @@ def test_mxfp8_equals_python_loops(fp8, two_d):
     x[0, 40] = math.inf
     x[3, 70] = 1e-44
     y, yc = torch.empty(64, 96, dtype=torch.uint8), torch.empty(64, 96, dtype=torch.uint8)
-    ys, ycs = (torch.zeros(quant.mx_scales((64, 96), way), dtype=torch.uint8) for way in (False, True))
+    ys, ycs = (torch.zeros(quant.mx_scales((64, 96), columnwise), dtype=torch.uint8) for columnwise in (False, True))
     quant.mxfp8_into(x, y, ys, yc, ycs, None, fp8, two_d)
     for data, scales, rows, cols in ((y, ys, 1, 32), (yc, ycs, 32, 1)):
         for i in range(0, 64, rows):
@@ -248,9 +248,9 @@ def test_four_over_six_keeps_the_scale_with_the_smaller_error():
     x = torch.randn(64, 64)
     amax = x.abs().max().reshape(1)
     apart = {}
-    for how in (None, "MAE", "MSE"):
-        back = fp4.decoded(*fp4.encoded(x, amax, four_over_six=how), amax)
-        apart[how] = (back - x).view(64, 4, 16)
+    for criterion in (None, "MAE", "MSE"):
+        back = fp4.decoded(*fp4.encoded(x, amax, four_over_six=criterion), amax)
+        apart[criterion] = (back - x).view(64, 4, 16)
     assert (apart["MAE"].abs().sum(-1) <= apart[None].abs().sum(-1) + 1e-5).all()
     assert ((apart["MSE"] ** 2).sum(-1) <= (apart[None] ** 2).sum(-1) + 1e-5).all()
     assert (apart["MAE"] != apart[None]).any()

@@ -278,13 +278,13 @@ STATEFUL = {
     "randn": lambda x, g: ops.randn((37, 64), generator=g, dtype=x.dtype),
     "randint": lambda x, g: ops.randint(0, 9, (37, 64), generator=g, dtype=x.dtype),
 }
-by_both_ways = pytest.mark.parametrize("way", ["torch's", "ours"])
+by_both_sources = pytest.mark.parametrize("source", ["torch's", "ours"])
 
 
-@by_both_ways
+@by_both_sources
 @pytest.mark.parametrize("name", STATEFUL)
-def test_torchs_seeds_determine_results(name, way, request):
-    if way == "ours":
+def test_torchs_seeds_determine_results(name, source, request):
+    if source == "ours":
         request.getfixturevalue("ours")
     call, x = STATEFUL[name], torch.rand(37, 64)
 
@@ -298,10 +298,10 @@ def test_torchs_seeds_determine_results(name, way, request):
     assert first[0].shape == (37, 64) and first[0].dtype is x.dtype and first[0].is_contiguous()
 
 
-@by_both_ways
+@by_both_sources
 @pytest.mark.parametrize("name", [n for n in STATEFUL if "dropout" not in n])
-def test_generators_determine_results(name, way, request):
-    if way == "ours":
+def test_generators_determine_results(name, source, request):
+    if source == "ours":
         request.getfixturevalue("ours")
     call, x = STATEFUL[name], torch.rand(37, 64)
     untouched = torch.get_rng_state()
@@ -316,9 +316,9 @@ def test_a_generator_for_another_device_raises():
         spec.next_seed(torch.empty(3, device="meta"), torch.Generator())
 
 
-@by_both_ways
-def test_dropout_keeps_torchs_guarantees(way, request):
-    if way == "ours":
+@by_both_sources
+def test_dropout_keeps_torchs_guarantees(source, request):
+    if source == "ours":
         request.getfixturevalue("ours")
     x = torch.ones(1000, requires_grad=True)
     assert ops.dropout(x, 0.5, False) is x and ops.dropout(x, 0.0) is x

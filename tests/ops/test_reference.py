@@ -161,9 +161,11 @@ def test_backward_agrees_with_finite_differences(spec):
         return sum((e * g).sum() for e, g, d in zip(ends, grads, plan.differentiable, strict=True) if d)
 
     for name, slope, index in zip(plan.backward.out, slopes, plan.targets, strict=True):
-        way = torch.randn_like(args[index])
-        ahead, behind = (loss([*args[:index], args[index] + step * way, *args[index + 1 :]]) for step in (h, -h))
-        torch.testing.assert_close((slope * way).sum(), (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-7, msg=name)
+        direction = torch.randn_like(args[index])
+        ahead, behind = (loss([*args[:index], args[index] + step * direction, *args[index + 1 :]]) for step in (h, -h))
+        torch.testing.assert_close(
+            (slope * direction).sum(), (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-7, msg=name
+        )
 
 
 @over(BACKWARDS)

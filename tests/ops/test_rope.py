@@ -138,7 +138,7 @@ GOOD = {"freqs": torch.zeros(6, 1, 1, 16), "q_freqs": torch.zeros(6, 1, 1, 16), 
 
 
 @pytest.mark.parametrize(
-    "names, argument, wrong, says",
+    "names, argument, wrong, message",
     [
         ("input", "input", torch.zeros(2, 3, 16), "must have 4 dimensions, as qkv_format is sbhd"),
         ("input", "freqs", torch.zeros(6, 1, 1, 16).double(), "must be float32; got float64"),
@@ -158,10 +158,10 @@ GOOD = {"freqs": torch.zeros(6, 1, 1, 16), "q_freqs": torch.zeros(6, 1, 1, 16), 
         ("qkv", "qkv_format", THD, "must be one of NVTE_SBHD, NVTE_BSHD; got 2"),
     ],
 )
-def test_wrong_tex_arguments_are_named(names, argument, wrong, says):
+def test_wrong_tex_arguments_are_named(names, argument, wrong, message):
     """By tex's names, whichever implementation runs."""
     op = opmux.ops.fused_rope_forward if names == "input" else opmux.ops.fused_qkv_rope_forward
     arguments = {n: GOOD[n] for n in op.spec.names} | {argument: wrong}
     for fn in (op, op.spec.reference):
-        with pytest.raises((TypeError, ValueError), match=f"^{op.spec.name}: {argument} {says}"):
+        with pytest.raises((TypeError, ValueError), match=f"^{op.spec.name}: {argument} {message}"):
             fn(**arguments)

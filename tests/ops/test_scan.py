@@ -31,15 +31,15 @@ def test_values_and_gradients_equal_torchs(name, dtype):
         leaf, true_leaf = x.detach().clone().requires_grad_(), x.detach().double().requires_grad_()
         y = first(getattr(opmux.ops, name)(leaf, dim, *rest))
         truth = first(getattr(torch, name)(true_leaf, dim))
-        says = lambda m, s=sample: f"{s.id}: {m}"
-        torch.testing.assert_close(y.double(), truth, rtol=tol.rtol, atol=tol.atol, msg=says)
+        describe = lambda m, s=sample: f"{s.id}: {m}"
+        torch.testing.assert_close(y.double(), truth, rtol=tol.rtol, atol=tol.atol, msg=describe)
         dy = torch.randn(y.shape, dtype=dtype)
         (got,) = torch.autograd.grad(y, leaf, dy)
         (want,) = torch.autograd.grad(truth, true_leaf, dy.double())
         # logcumsumexp's gradient uses the rounded y: exp(-y) multiplies its relative error by y
         slack = 1 if dtype in (torch.float64, torch.float32) else 60 if name == "logcumsumexp" else 3
         rtol, atol = max(tol.rtol, 1e-4 if dtype is torch.float32 else 0), max(tol.atol, 1e-4 if slack == 1 else 2e-2)
-        torch.testing.assert_close(got.double(), want, rtol=slack * rtol, atol=slack * atol, msg=says)
+        torch.testing.assert_close(got.double(), want, rtol=slack * rtol, atol=slack * atol, msg=describe)
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)

@@ -82,8 +82,8 @@ def test_the_three_steps_print_the_expected_output(tmp_path):
     program.write_text(textwrap.dedent(INTREE))
     result = run("-m", "opmux", "run", "--as", "transformer_engine", program, TEFL_LOG_LEVEL="INFO")
     assert result.stdout == "(4, 8) (4, 1)\n"
-    said = [re.fullmatch(r"\[opmux manager\.py:\d+ INFO\] (.*)", line) for line in result.stderr.splitlines()]
-    assert [line and line[1] for line in said] == [
+    messages = [re.fullmatch(r"\[opmux manager\.py:\d+ INFO\] (.*)", line) for line in result.stderr.splitlines()]
+    assert [line and line[1] for line in messages] == [
         "Registered impl_ids: ['vendor.mybackend']",
         "Op 'rmsnorm_fwd' using 'vendor.mybackend' (kind=vendor, vendor=mybackend)",
     ]
@@ -215,5 +215,5 @@ def test_cuda_home_and_cuda_path_are_shown(monkeypatch):
 
     monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
     monkeypatch.setenv("CUDA_PATH", "/opt/other")
-    shown = {row.name: str(row.look().value) for row in knobs.all_knobs() if row.name.startswith("CUDA_")}
-    assert shown == {"CUDA_HOME": "/opt/cuda", "CUDA_PATH": "/opt/other"}
+    values = {row.name: str(row.look().value) for row in knobs.all_knobs() if row.name.startswith("CUDA_")}
+    assert values == {"CUDA_HOME": "/opt/cuda", "CUDA_PATH": "/opt/other"}

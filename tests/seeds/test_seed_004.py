@@ -240,8 +240,10 @@ def test_a_class_defined_in_a_command_and_the_debug_variable_work():
         rmsnorm_fwd(torch.ones(3, 8), torch.ones(8), 1e-5, None, None, None, 0, False)
         set_backend("acme")
     """
-    said = [line for line in python(code, TE_FL_DEBUG="1").stderr.splitlines() if "Op '" in line]
-    assert len(said) == 2 and "Op 'rmsnorm_fwd' using 'default.flagos'" in said[0] and "Op 'rms_norm'" in said[1], said
+    lines = [line for line in python(code, TE_FL_DEBUG="1").stderr.splitlines() if "Op '" in line]
+    assert len(lines) == 2 and "Op 'rmsnorm_fwd' using 'default.flagos'" in lines[0] and "Op 'rms_norm'" in lines[1], (
+        lines
+    )
 
 
 # ---- the interface --------------------------------------------------------------------------------------------------
@@ -330,9 +332,9 @@ def test_management_functions_report_what_runs(variables, first, library, setenv
 
 def test_an_unknown_backend_raises_everywhere(setenv):
     setenv(TE_BACKEND="hygon")
-    for ask in (norm, tex.get_backend, lambda: get_default_manager().get_selected_impl_id("rmsnorm_fwd")):
+    for query in (norm, tex.get_backend, lambda: get_default_manager().get_selected_impl_id("rmsnorm_fwd")):
         with pytest.raises(RuntimeError, match=r"^Backend 'hygon' not found\. Available backends: \['flaggems', 'tor"):
-            ask()
+            query()
     assert "hygon" not in {row["name"] for row in tex.list_backends()}
     tex.set_backend("torch")  # a selection in code overrides the variable
     assert state()[0] == "torch"

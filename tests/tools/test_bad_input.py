@@ -98,12 +98,12 @@ def test_invalid_words_give_one_line_and_exit_code_2(cli, files, words):
     result = cli(*words)
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == 2 and result.stdout == ""
-    said = [line for line in result.stderr.splitlines() if line.strip()]
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
     # typer prints its own box for an unknown option or a value of the wrong type
-    if said[0].startswith(("Usage:", "\u256d")):
+    if lines[0].startswith(("Usage:", "\u256d")):
         assert "Error" in result.stderr
     else:
-        assert len(said) == 1 and said[0].startswith("opmux: ") and len(said[0]) < 1500, said
+        assert len(lines) == 1 and lines[0].startswith("opmux: ") and len(lines[0]) < 1500, lines
 
 
 def test_the_table_covers_every_command():
@@ -134,8 +134,8 @@ def test_unreadable_settings_give_one_line_and_exit_code_2(cli, files, monkeypat
 
 
 @pytest.mark.skipif(os.name != "posix", reason="by a shell's redirections")
-@pytest.mark.parametrize(("to", "says"), [(">&-", "stdout is closed"), (">/dev/full", "No space left on device")])
-def test_a_stdout_that_cannot_be_written_gives_one_line(tmp_path, to, says):
+@pytest.mark.parametrize(("to", "message"), [(">&-", "stdout is closed"), (">/dev/full", "No space left on device")])
+def test_a_stdout_that_cannot_be_written_gives_one_line(tmp_path, to, message):
     if to != ">&-" and not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     src = Path(__file__).parents[2] / "src"
@@ -145,7 +145,7 @@ def test_a_stdout_that_cannot_be_written_gives_one_line(tmp_path, to, says):
     )
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
-    assert line.startswith("opmux: ") and says in line
+    assert line.startswith("opmux: ") and message in line
 
 
 ASCII = """

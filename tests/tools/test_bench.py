@@ -135,7 +135,7 @@ def test_list_measures_nothing(cli, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("rms_nrom",), "unknown op 'rms_nrom': did you mean 'rms_norm'?"),
         (("family:norms",), "unknown family 'norms': did you mean 'norm'?"),
@@ -149,11 +149,11 @@ def test_list_measures_nothing(cli, monkeypatch):
         (("--from", "nothing.json"), "nothing.json cannot be read: No such file"),
     ],
 )
-def test_an_invalid_option_gives_one_line(cli, words, says):
+def test_an_invalid_option_gives_one_line(cli, words, message):
     result = cli("bench", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
-    assert line.startswith("opmux: ") and says in line
+    assert line.startswith("opmux: ") and message in line
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", '{"rows": []}', '{"schema": 1, "facts": {}}'])
@@ -232,7 +232,7 @@ def spec(reference, **fields) -> Spec:
 
 
 @pytest.mark.parametrize(
-    ("got", "want", "exact", "says"),
+    ("got", "want", "exact", "message"),
     [
         ([1.0, 2.0], [1.0, 2.0], True, None),
         ([1.0, math.nan], [1.0, math.nan], True, None),
@@ -250,9 +250,9 @@ def spec(reference, **fields) -> Spec:
         ([True, False], [True, True], False, "off by up to 1"),
     ],
 )
-def test_compare_finds_differences_beyond_the_tolerance(got, want, exact, says):
+def test_compare_finds_differences_beyond_the_tolerance(got, want, exact, message):
     new_op = spec(lambda x: x, tol={torch.float32: Tol(1e-5, 1e-6)})
-    expectation = contextlib.nullcontext() if says is None else pytest.raises(Wrong, match=says)
+    expectation = contextlib.nullcontext() if message is None else pytest.raises(Wrong, match=message)
     with expectation:
         assert measure.compare("y", torch.tensor(got), torch.tensor(want), new_op, exact=exact) < 1e-3
 
@@ -465,7 +465,7 @@ def test_samples_on_a_cpu_equal_those_of_the_tests():
 def test_a_gpu_is_timed_by_tritons_do_bench(monkeypatch):
     testing = pytest.importorskip("triton.testing")
     arguments = {}
-    monkeypatch.setattr(testing, "do_bench", lambda fn, **how: arguments.update(how) or 0.25)
+    monkeypatch.setattr(testing, "do_bench", lambda fn, **kwargs: arguments.update(kwargs) or 0.25)
     assert clock.call_ms(lambda: None, CUDA) == 0.25
     assert (arguments["warmup"], arguments["return_mode"]) == (10, "median")
 

@@ -295,8 +295,8 @@ def test_a_row_is_also_checked_with_other_strides(outcome):
 
 
 def test_unchecked_ops_are_listed_with_a_reason(acme):
-    said = {u["op"]: u["reason"] for u in acme[1]["unchecked"]}
-    assert said == {
+    reasons = {u["op"]: u["reason"] for u in acme[1]["unchecked"]}
+    assert reasons == {
         "aten::_nnpack_available": "PyTorch has no samples that call this overload",
         "dropout": "the op declares no samples",
         "acme.words": "its tiles are asked for by something else than torch.dtype, bool, int",
@@ -384,7 +384,7 @@ def test_tracing_compiling_and_aten_checks_pass(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("--vendor ascent", "unknown vendor 'ascent': did you mean 'ascend'?"),
         ("--vendor ascend --device cuda", "--device 'cuda' is not ascend's. Allowed: npu, cpu"),
@@ -394,9 +394,9 @@ def test_tracing_compiling_and_aten_checks_pass(tmp_path):
         ("--vendor ascend --dtype float31", "--dtype 'float31' is not allowed here: did you mean float32?"),
     ],
 )
-def test_invalid_options_give_exit_code_2(cli, words, says):
+def test_invalid_options_give_exit_code_2(cli, words, message):
     result = cli("conform", *words.split())
-    assert result.exit_code == 2 and says in result.output
+    assert result.exit_code == 2 and message in result.output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -428,7 +428,7 @@ def test_list_shows_impls_and_checks(cli, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("[a.values", "is not valid TOML"),
         ("[a.value]\nreason = 'x'", "there is no check 'value'. did you mean 'values'?"),
@@ -439,11 +439,11 @@ def test_list_shows_impls_and_checks(cli, monkeypatch):
         ("a = 3", "a row is [op.check]"),
     ],
 )
-def test_invalid_gap_files_raise(tmp_path, text, says):
+def test_invalid_gap_files_raise(tmp_path, text, message):
     (tmp_path / gaps.FILE).write_text(text)
     with pytest.raises(gaps.BadGaps, match="xfail.toml") as raised:
         gaps.read(tmp_path)
-    assert says in str(raised.value)
+    assert message in str(raised.value)
 
 
 def row(op, check="values", status="pass", impl=OWN):
@@ -495,8 +495,8 @@ def test_the_two_halves_of_a_weight_are_compared_as_one_number():
     here, below = written(middle), written(middle - 2**-23)
     assert all((here[name] != below[name]).all() for name in here)
     assert difference(below, here, spec) is None
-    said = difference(written(middle + 1e-3), here, spec)
-    assert said.startswith("tensor_lists[1][0] (written) and its remainder[0] is 1.004906, expected 1.003906 within")
+    message = difference(written(middle + 1e-3), here, spec)
+    assert message.startswith("tensor_lists[1][0] (written) and its remainder[0] is 1.004906, expected 1.003906 within")
 
 
 def test_a_sample_keeps_its_layout_on_another_device():

@@ -171,6 +171,6 @@ def test_log_lines_and_the_progress_bar_do_not_mix(tmp_path):
     assert process.returncode == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode()).replace("\r", "\n")
     assert "2/2 loss" in text
-    (said,) = [line.strip() for line in text.splitlines() if "Op 'silu_mul_bwd' using" in line]
-    assert re.fullmatch(r"\[opmux \w+\.py:\d+ INFO\] Op 'silu_mul_bwd' using '[\w.]+' \(kind=\w+, vendor=\w+\)", said)
+    (line,) = [line.strip() for line in text.splitlines() if "Op 'silu_mul_bwd' using" in line]
+    assert re.fullmatch(r"\[opmux \w+\.py:\d+ INFO\] Op 'silu_mul_bwd' using '[\w.]+' \(kind=\w+, vendor=\w+\)", line)
     assert "INFO" not in printed  # stdout only has the report

@@ -87,12 +87,12 @@ def test_python_blocks_run(page, tmp_path):
     python_blocks = [b for b in blocks(page) if b.language == "python"]
     for block in python_blocks:
         compile(block.code, block.where, "exec")
-    ran = [b for b in python_blocks if not b.needs]
+    runnable = [b for b in python_blocks if not b.needs]
     if page.stem in FILES:
-        files = scaffold_with([b for b in ran if b.file], tmp_path)
-        programs = [[b] for b in ran if not b.file]
+        files = scaffold_with([b for b in runnable if b.file], tmp_path)
+        programs = [[b] for b in runnable if not b.file]
     else:
-        files, programs = [], [ran]
+        files, programs = [], [runnable]
     for program in programs:
         run([("\n" * (b.line - 1) + b.code, str(page)) for b in program], tmp_path)
     if files:

@@ -86,23 +86,23 @@ def test_a_malformed_variable_is_reported_and_the_rest_is_shown(cli, monkeypatch
     assert data["broken"] == [bad["error"]]
     assert data["policy"] == "prefer=reference"
     assert sum(v["impls"] for v in data["vendors"]) > 0
-    shown = cli("doctor").stdout
-    assert f"broken: {bad['error']}" in shown.splitlines()
-    assert "policy      prefer=reference (without env OPMUX_STRICT)" in shown
+    output = cli("doctor").stdout
+    assert f"broken: {bad['error']}" in output.splitlines()
+    assert "policy      prefer=reference (without env OPMUX_STRICT)" in output
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [(None, "is not a file"), ("prefer = ", "is not valid TOML"), ('prefer = "best"\n', "cannot be read")],
 )
-def test_an_invalid_file_is_reported_once(cli, monkeypatch, tmp_path, text, says):
+def test_an_invalid_file_is_reported_once(cli, monkeypatch, tmp_path, text, message):
     monkeypatch.setenv("OPMUX_CONFIG", "mine.toml")
     if text is not None:
         (tmp_path / "mine.toml").write_text(text)
     result = cli("doctor", "--json")
     assert result.exit_code == 1
     (broken,) = json.loads(result.stdout)["broken"]
-    assert says in broken
+    assert message in broken
     assert cli("doctor").exit_code == 1
 
 
@@ -152,9 +152,10 @@ def test_cpp_state_and_the_cost_of_missing_cpp_are_shown(cli, monkeypatch, tmp_p
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
     assert "not compiled yet" in cli("doctor").stdout
     monkeypatch.setenv("CXX", "no-such-compiler")
-    said = " ".join(cli("doctor").stdout.split())
+    output = " ".join(cli("doctor").stdout.split())
     assert (
-        "CXX='no-such-compiler': there is no such command" in said and "ops with gradients take 5 to 20 us more" in said
+        "CXX='no-such-compiler': there is no such command" in output
+        and "ops with gradients take 5 to 20 us more" in output
     )
     monkeypatch.setenv("OPMUX_CPP", "0")
     assert "off: OPMUX_CPP=0" in cli("doctor").stdout

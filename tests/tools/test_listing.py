@@ -149,10 +149,10 @@ def terminal(monkeypatch, capfd):
 
 
 def test_list_fits_a_screen(terminal):
-    shown, paged = terminal(lambda: listing.run([], None, None, False))
+    screen, paged = terminal(lambda: listing.run([], None, None, False))
     assert paged == ""
-    assert len(shown.splitlines()) < 24 and max(map(len, shown.splitlines())) <= 80
-    assert all(re.search(rf"\b{family}\b", shown) for family in specs.families)
+    assert len(screen.splitlines()) < 24 and max(map(len, screen.splitlines())) <= 80
+    assert all(re.search(rf"\b{family}\b", screen) for family in specs.families)
 
 
 def test_tables_do_not_break_names_at_80_columns(terminal):
@@ -160,22 +160,22 @@ def test_tables_do_not_break_names_at_80_columns(terminal):
         lambda: listing.run(["norm", "tex_softmax", "random"], None, None, False),
         lambda: explain.run("rms_norm", "float32", None, None, False, "nvidia:sm_90"),
     ):
-        shown, _ = terminal(show)
-        assert max(map(len, shown.splitlines())) <= 80
-        words = set(shown.replace("*", "").split())
+        screen, _ = terminal(show)
+        assert max(map(len, screen.splitlines())) <= 80
+        words = set(screen.replace("*", "").split())
         assert {"default.flagos", "reference.torch"} <= words
-        if "tex_softmax" in shown:
+        if "tex_softmax" in screen:
             assert {s.name for s in specs if s.family in ("norm", "tex_softmax", "random")} <= words
-    shown, _ = terminal(lambda: doctor.run(False))
-    assert max(map(len, shown.splitlines())) <= 80
-    assert {knob.name for knob in knobs.all_knobs()} <= set(shown.split())
+    screen, _ = terminal(lambda: doctor.run(False))
+    assert max(map(len, screen.splitlines())) <= 80
+    assert {knob.name for knob in knobs.all_knobs()} <= set(screen.split())
 
 
 def test_output_longer_than_the_terminal_goes_to_a_pager(terminal):
-    shown, paged = terminal(lambda: listing.run(["pointwise"], None, None, False), "sed s/^/paged:/")
-    assert shown == "" and paged.startswith("paged:pointwise: 213 ops")
-    shown, paged = terminal(lambda: listing.run(["scan"], None, None, False), "no-such-pager")
-    assert paged == "" and "scan: 10 ops" in shown
+    screen, paged = terminal(lambda: listing.run(["pointwise"], None, None, False), "sed s/^/paged:/")
+    assert screen == "" and paged.startswith("paged:pointwise: 213 ops")
+    screen, paged = terminal(lambda: listing.run(["scan"], None, None, False), "no-such-pager")
+    assert paged == "" and "scan: 10 ops" in screen
 
 
 COMPLETE = """
@@ -200,17 +200,17 @@ def test_the_shell_completes_commands_ops_and_families(shell):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("norms",), "opmux: unknown op or family 'norms': did you mean 'norm'?"),
         (("--family", "norms"), "opmux: unknown family 'norms': did you mean 'norm'?"),
         (("--op", "rms_nrom"), "opmux: unknown op 'rms_nrom': did you mean 'rms_norm'?"),
     ],
 )
-def test_list_rejects_unknown_names_and_suggests_the_nearest(cli, words, says):
+def test_list_rejects_unknown_names_and_suggests_the_nearest(cli, words, message):
     result = cli("list", *words)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert says in result.stderr.splitlines()
+    assert message in result.stderr.splitlines()
 
 
 def test_ops_without_a_spec_are_listed(cli, register):
@@ -310,7 +310,7 @@ def test_an_unknown_op_gives_one_line(shell):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("--dtype", "bfloat"), "did you mean bfloat16? Allowed: float64, float32,"),
         (("--dtype", "int8"), "x must be float16, bfloat16, float32 or float64; got int8"),
@@ -322,12 +322,12 @@ def test_an_unknown_op_gives_one_line(shell):
         (("--device", "meta"), "is not on this machine"),
     ],
 )
-def test_an_invalid_option_says_what_is_allowed(cli, words, says):
+def test_an_invalid_option_says_what_is_allowed(cli, words, message):
     result = cli("explain", "rms_norm_bwd", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("opmux: ")
-    assert says in line
+    assert message in line
 
 
 # ---- explain of torch's own ops -------------------------------------------------------------------------------------

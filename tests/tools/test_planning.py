@@ -404,17 +404,17 @@ def test_a_class_is_sent_again_for_another_request_within_it(planner):
 def test_a_class_varies_the_size_that_differs_from_the_most_similar_call(planner):
     """Between the first two calls only the width changes; between the first and the third only the length."""
     key = lambda n, m: [0, F32, *tensor(n, m, dtype=F32), *tensor(n, m, dtype=F32)]
-    ask = lambda n, m: planner.answers("mul.Tensor", *key(n, m), sizes=[3, 4, 5, 6, 8, 9, 10, 11])[1]
-    assert not ask(301, 768)
-    ask(301, 3072)
-    (size_class,) = ask(303, 768)
+    request = lambda n, m: planner.answers("mul.Tensor", *key(n, m), sizes=[3, 4, 5, 6, 8, 9, 10, 11])[1]
+    assert not request(301, 768)
+    request(301, 3072)
+    (size_class,) = request(303, 768)
     exact, *_ = planner.answers("mul.Tensor", *key(401, 768))
     assert evaluated(size_class, key(401, 768), 401) == exact
 
 
 def test_a_pattern_whose_calls_are_all_refused_is_refused(planner):
     """Layer norms without weights are left to torch."""
-    ask = lambda n: planner.answers(
+    request = lambda n: planner.answers(
         "native_layer_norm", 0, F32, *tensor(n, 256), 1, 256, 0, 0, real(1e-5), sizes=[3, 5, 8]
     )
-    assert [ask(n)[2] for n in (301, 303, 305)] == [False, False, True]
+    assert [request(n)[2] for n in (301, 303, 305)] == [False, False, True]

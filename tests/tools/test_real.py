@@ -37,11 +37,11 @@ def test_every_row_names_existing_ops():
         assert all(row.models) and min(row.shape) > 0
         assert any(real._is_for(row, s) for s in specs), row
     models = {m.removesuffix(" channels-last") for r in (*rows.calls, *rows.sized) for m in r.models}
-    for said in (
+    for names in (
         *("resnet-50", "vit-b", "bert-base", "gpt2", "t5-base", "whisper-large-v3", "llama-3-8b", "qwen3-8b"),
         *("gemma-2-9b", "gemma-3-4b", "mixtral-8x7b", "deepseek-v3", "mamba-2.8b", "sd-1.5 unet", "sdxl unet"),
     ):
-        assert said in models and said in rows.models, said
+        assert names in models and names in rows.models, names
 
 
 def test_every_op_with_a_triton_kernel_has_a_shape_of_a_model():
@@ -233,9 +233,9 @@ def test_cases_of_all_ops_are_interleaved(monkeypatch):
 
 def test_the_command_checks_ops_and_writes_a_record(cli, tmp_path, register, monkeypatch):
     plant(register, monkeypatch, "rms_norm", op_named("rms_norm").reference)
-    ran = cli("conform", "--real", "--device", "cpu", "--op", "rms_norm", "--dtype", "bf16", "--model", "qwen*",
+    result = cli("conform", "--real", "--device", "cpu", "--op", "rms_norm", "--dtype", "bf16", "--model", "qwen*",
               "--seconds", "60", "--json", "run.json")  # fmt: skip
-    assert ran.exit_code == 0, ran.output
+    assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "run.json").read_text())
     ops = {o["op"] for o in data["outcomes"]}  # includes ATen overloads, unless an earlier test has built their table
     assert "rms_norm" in ops and ops <= {"rms_norm", "aten::_fused_rms_norm"} and data["left"] == 0
@@ -243,7 +243,7 @@ def test_the_command_checks_ops_and_writes_a_record(cli, tmp_path, register, mon
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "words, message",
     [
         (["--real", "--model", "lama-3-8b"], "did you mean 'llama-3-8b'"),
         (["--seconds", "5"], "--model, --seconds and --jobs go with --real"),
@@ -251,15 +251,17 @@ def test_the_command_checks_ops_and_writes_a_record(cli, tmp_path, register, mon
         (["--real", "--seconds", "0"], "--seconds"),
     ],
 )
-def test_invalid_options_give_exit_code_2(cli, words, says):
-    ran = cli("conform", "--device", "cpu", *words)
-    assert ran.exit_code == 2 and says in ran.output + str(ran.exception)
+def test_invalid_options_give_exit_code_2(cli, words, message):
+    result = cli("conform", "--device", "cpu", *words)
+    assert result.exit_code == 2 and message in result.output + str(result.exception)
 
 
 def test_a_failure_gives_exit_code_1(cli, register, monkeypatch):
     plant(register, monkeypatch, "silu", wrong_by_one)
-    ran = cli("conform", "--real", "--device", "cpu", "--op", "silu", "--dtype", "fp32", "--model", "gpt2")
-    assert ran.exit_code == 1 and "what is wrong" in ran.output and "opmux conform --real --op silu" in ran.output
+    result = cli("conform", "--real", "--device", "cpu", "--op", "silu", "--dtype", "fp32", "--model", "gpt2")
+    assert (
+        result.exit_code == 1 and "what is wrong" in result.output and "opmux conform --real --op silu" in result.output
+    )
 
 
 def test_float8_may_rarely_be_rounded_to_the_other_side():

@@ -119,7 +119,7 @@ def test_a_device_type_that_cannot_be_simulated_is_reported(cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "words, message",
     [
         (("acme corp", "--device", "npu"), "'acme corp' cannot be a vendor's name. Allowed: small letters"),
         (("Acme", "--device", "npu"), "with a letter first: acme"),
@@ -135,9 +135,9 @@ def test_a_device_type_that_cannot_be_simulated_is_reported(cli, tmp_path):
         ((), "Missing argument 'NAME'"),
     ],
 )  # fmt: skip
-def test_invalid_names_and_options_give_one_line(cli, tmp_path, words, says):
+def test_invalid_names_and_options_give_one_line(cli, tmp_path, words, message):
     result = cli("new-backend", *words)
-    assert result.exit_code == 2 and says in result.stderr and result.stdout == ""
+    assert result.exit_code == 2 and message in result.stderr and result.stdout == ""
     assert "Traceback" not in result.stderr and files(tmp_path) == []
 
 

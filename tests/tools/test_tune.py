@@ -54,7 +54,7 @@ def test_a_cpu_is_rejected_in_one_line(cli):
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "words, message",
     [
         (("softmaxx",), "unknown op 'softmaxx': did you mean 'softmax'?"),
         ((), "tune takes one of: an OP, --list, --clear, --aten, --providers, or --dry-run with --chip"),
@@ -70,11 +70,11 @@ def test_a_cpu_is_rejected_in_one_line(cli):
         (("softmax", "--dry-run", "--dtype", "int32", "--shape", "5x64"), "softmax: x must be float16"),
     ],
 )
-def test_invalid_options_give_one_line(cli, words, says):
+def test_invalid_options_give_one_line(cli, words, message):
     result = cli("tune", *words)
     assert result.exit_code == 2
     (line,) = rows(result.stderr, "opmux: ")
-    assert says in line
+    assert message in line
 
 
 def test_a_dry_run_lists_configs_and_runs_nothing(cli, monkeypatch, cache):
@@ -178,9 +178,9 @@ def clock(best: dict[str, int], fast: float = 0.5, slow: float = 1.0):
 
     def bench(fn) -> float:
         plans.forget()
-        with config.asked() as heard:
+        with config.asked() as calls:
             fn()
-        flat = heard[0].choice.tiles.flat()
+        flat = calls[0].choice.tiles.flat()
         return fast if all(flat[k] == v for k, v in best.items()) else slow
 
     return bench
@@ -196,9 +196,9 @@ def on_the_chip():
 def test_the_fastest_tiles_are_stored_and_used(case, monkeypatch, capsys):
     monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 8, "threads": 256}))
     tune._tune_case(screen.out(), case, CHIP)
-    shown = capsys.readouterr().out
-    assert rows(shown, "threads=256 stages=2 BLOCK_M=8 BLOCK_N=64: 1.0000 ms -> 0.5000 ms, 2.000x as fast")
-    assert rows(shown, f"kept in {tuning.path(CHIP)}")
+    output = capsys.readouterr().out
+    assert rows(output, "threads=256 stages=2 BLOCK_M=8 BLOCK_N=64: 1.0000 ms -> 0.5000 ms, 2.000x as fast")
+    assert rows(output, f"kept in {tuning.path(CHIP)}")
     assert list(tuning.entries(CHIP)) == [KEY]
     stored = tuning.entries(CHIP)[KEY]
     assert (stored.op, stored.sample, stored.ms, stored.before_ms) == ("softmax", "softmax 8x64 float32", 0.5, 1.0)
@@ -228,10 +228,10 @@ def test_a_wrong_result_is_never_timed(case, monkeypatch):
     stock = case.call
 
     def wrong_for_eight(*args):
-        with config.asked() as heard:
+        with config.asked() as calls:
             plans.forget()
             y = stock(*args)
-        return y * 1.01 if heard[0].choice.tiles["BLOCK_M"] == 8 else y
+        return y * 1.01 if calls[0].choice.tiles["BLOCK_M"] == 8 else y
 
     case.call = wrong_for_eight
     timed = []

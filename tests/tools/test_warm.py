@@ -133,10 +133,10 @@ def test_two_at_once_compile_each_kernel_once(shell, model):
 def test_a_script_runs_until_it_reads_a_tensors_value(shell, model):
     file = f"{model('llama')}/config.json"
     (shell.folder / "train.py").write_text(SCRIPT)
-    said = shell.run("-m", "opmux", "warm", "train.py", "--chip", "sm_90", "--", file)
-    count, compiled, _, _ = numbers(said)
-    assert count == compiled == 9 and said.count("a step is done") == 1
-    assert re.search(r"train\.py was not run to its end: \S*train\.py:14: RuntimeError: Tensor\.item\(\)", said)
+    output = shell.run("-m", "opmux", "warm", "train.py", "--chip", "sm_90", "--", file)
+    count, compiled, _, _ = numbers(output)
+    assert count == compiled == 9 and output.count("a step is done") == 1
+    assert re.search(r"train\.py was not run to its end: \S*train\.py:14: RuntimeError: Tensor\.item\(\)", output)
 
 
 def test_a_script_is_stopped_after_its_time_limit(shell):
