@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.faces.test_functional_traced import Largest
+from largest_tensor import LargestTensor
 
 import opmux.functional as ours
 from opmux import nn
@@ -188,7 +188,7 @@ def test_fused_losses_never_allocate_all_logits(monkeypatch):
     for name in ("_linear_nll_entropy", "_linear_nll_entropy_bwd"):
         monkeypatch.setattr(scaled_cross_entropy, name, getattr(scaled_cross_entropy, name)._init_fn)
     x, w = torch.randn(64, 3, requires_grad=True), torch.randn(V, 3, requires_grad=True)
-    with Largest() as largest:
+    with LargestTensor() as largest:
         ours.fused_linear_jsd(x, w, x.detach() + 1, w.detach()).backward()
         assert largest.elements == 4 * V
         ours.fused_linear_scaled_cross_entropy(x, w, torch.arange(64) % V).sum().backward()

@@ -6,27 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from largest_tensor import LargestTensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import opmux.functional as ours
 from opmux.functional import chunked, losses
 
 V, H = 50, 16
-
-
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any op returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.elements = max([self.elements, *(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))])
-        return result
 
 
 def drawn(dtype=torch.float32):
@@ -121,10 +107,10 @@ def test_fused_losses_never_allocate_all_logits(monkeypatch):
         monkeypatch.setattr(losses, name, getattr(losses, name)._init_fn)
     x, w = torch.randn(64, 3, requires_grad=True), torch.randn(V, 3, requires_grad=True)
     target = torch.randint(V, (64,))
-    with Largest() as largest:
+    with LargestTensor() as largest:
         ours.fused_linear_cross_entropy(x, w, target).backward()
         ours.fused_linear_cross_entropy(x, w, target, reduction="none").sum().backward()
     assert largest.elements == 4 * V
-    with Largest() as largest:
+    with LargestTensor() as largest:
         F.cross_entropy(x @ w.t(), target)
     assert largest.elements == 64 * V

@@ -17,7 +17,7 @@ LOOSE = {f64: 1e-10, f32: 5e-5, f16: 5e-3, bf16: 3e-2}
 by_name = {"ids": lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v).removeprefix("torch.")}
 
 
-def check_way(x, groups, algorithm):
+def check_algorithm(x, groups, algorithm):
     """Assert which algorithm the forward uses, for contiguous bfloat16 on a chip of 132 cores, where it is known."""
     from opmux.kernels import channel_norm
     from opmux.kernels.lib.rows import cores
@@ -64,7 +64,7 @@ def test_group_norm_and_its_gradients_agree_with_torch(shape, groups, algorithm,
         pytest.skip("no places, no channels-last")
     form = torch.channels_last if last else torch.contiguous_format
     x, dy, w, b = draw(shape, dtype, form)
-    check_way(x, groups, algorithm)
+    check_algorithm(x, groups, algorithm)
     ours, true = leaves(x, w, b), doubles(x, w, b)
     y = opmux.ops.group_norm(ours[0], groups, ours[1], ours[2])[0]
     want = F.group_norm(true[0], groups, true[1], true[2])
@@ -100,7 +100,7 @@ def test_batch_norm_and_its_gradients_agree_with_torch(shape, algorithm, last, d
         pytest.skip("no channels-last")
     form = spec.CHANNELS_LAST[len(shape)] if last else torch.contiguous_format
     x, dy, w, b = draw(shape, dtype, form)
-    check_way(x, 0, algorithm)
+    check_algorithm(x, 0, algorithm)
     for training in (True, False):
         ours, true = leaves(x, w, b), doubles(x, w, b)
         mean, var = torch.randn_like(w), torch.rand_like(w) + 0.5

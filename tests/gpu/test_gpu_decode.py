@@ -11,18 +11,10 @@ import opmux.functional as ours
 from opmux.core import specs
 from opmux.core.spec import Tol
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("full_precision")]
 pytest.importorskip("triton")
 CUDA = torch.device("cuda")
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize("name", ["attention_decode", "mla_decode", "write_kv_cache"])

@@ -17,6 +17,7 @@ from opmux.faces.tex.ops import gemm as tex_gemm
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("full_precision"),
     pytest.mark.skipif(torch.version.cuda is None, reason="needs NVIDIA's CUDA"),
 ]
 
@@ -64,15 +65,6 @@ def agree(op, impl_id, args, what=""):
         assert g.dtype is w.dtype and g.shape == w.shape and g.isfinite().all(), what
         torch.testing.assert_close(g, w, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{op} {impl_id} {what}: {m}")
     return got
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    """No TF32: the impls' float32 products, too, are computed in float32."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, F64], ids=lambda d: str(d).removeprefix("torch."))

@@ -13,19 +13,11 @@ import opmux
 import opmux.functional as ours
 from opmux.core import get_default_manager, specs
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("full_precision")]
 pytest.importorskip("triton")
 CUDA = torch.device("cuda")
 OPS = ("grouped_mm", "grouped_mm_bwd", "grouped_mm_wgrad")
 SIZES = {"mixtral": (4096, 4096, 3584, 8, 2), "qwen3-moe": (8192, 2048, 768, 128, 8)}  # tokens, hidden, inner, E, k
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)

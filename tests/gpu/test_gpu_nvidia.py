@@ -65,7 +65,7 @@ def qkv(dtype, b, h, h_kv, sq, sk, d, seq_first=False, seed=0):
     return one(h, sq), one(h_kv, sk), one(h_kv, sk)
 
 
-def ran(args, causal, scale, do):
+def run_attention(args, causal, scale, do):
     """o, lse and the gradients, computed through autograd."""
     leaves = [t.detach().requires_grad_() for t in args]
     o, lse = opmux.ops.attention(*leaves, causal, scale)
@@ -74,7 +74,7 @@ def ran(args, causal, scale, do):
 
 def truth(args, causal, scale, do):
     with by(REFERENCE):
-        return ran([t.double() for t in args], causal, scale, do.double())
+        return run_attention([t.double() for t in args], causal, scale, do.double())
 
 
 # batch, query heads, key heads, queries, keys, dim, causal, scale
@@ -106,7 +106,7 @@ def test_attention_of_each_library_agrees_with_float64(impl_id, dtype, seq_first
         do = torch.randn_like(args[0])
         want = truth(args, causal, scale, do)
         with by(impl_id):
-            got = ran(args, causal, scale, do)
+            got = run_attention(args, causal, scale, do)
         for name, g, w in zip(("o", "lse", "dq", "dk", "dv"), got, want, strict=True):
             assert g.dtype is (F32 if name == "lse" else dtype)
             size = 1.0 if name == "lse" else max(1.0, w.abs().max().item())
@@ -129,7 +129,7 @@ def test_unsupported_attention_is_declined_with_a_reason(impl_id):
         assert isinstance(refusal(impl, *args, causal, None), str), f"{impl_id} {shape}"
         with by(impl_id), pytest.raises(opmux.core.NotSupported):
             opmux.ops.attention(*args, causal)
-        got = ran(args, causal, None, torch.ones_like(args[0]))  # another impl runs
+        got = run_attention(args, causal, None, torch.ones_like(args[0]))  # another impl runs
         for g, w in zip(got, truth(args, causal, None, torch.ones_like(args[0])), strict=True):
             torch.testing.assert_close(g.double(), w, rtol=3e-2, atol=3e-2, equal_nan=True)
 
@@ -160,7 +160,7 @@ def test_any_attention_backward_accepts_any_forwards_results(forward, backward):
     args = qkv(F16, 2, 4, 2, 96, 96, 64)
     do = torch.randn_like(args[0])
     with by(forward, backward=backward):
-        got = ran(args, True, None, do)
+        got = run_attention(args, True, None, do)
     for g, w in zip(got[2:], truth(args, True, None, do)[2:], strict=True):
         close(g, w, ATOL[F16], f"{forward} then {backward}")
 
@@ -180,12 +180,12 @@ def test_incoming_gradients_may_have_any_strides(impl_id):
     for _ in range(2):
         for name, do in layouts.items():
             with by(impl_id):
-                got = ran(args, True, None, do)
+                got = run_attention(args, True, None, do)
             for g, w in zip(got[2:], want[2:], strict=True):
                 close(g, w, ATOL[BF16], f"{impl_id} do {name}")
     one = torch.ones((), device=CUDA, dtype=BF16).expand(args[0].shape)  # like the gradient of sum()
     with by(impl_id):
-        got = ran(args, True, None, one)
+        got = run_attention(args, True, None, one)
     for g, w in zip(got[2:], truth(args, True, None, one)[2:], strict=True):
         close(g, w, ATOL[BF16], f"{impl_id} do expanded")
 
@@ -206,7 +206,7 @@ def test_unaligned_and_strided_inputs_are_supported(impl_id):
         k, v = torch.randn_like(q), torch.randn_like(q)
         do = torch.randn(q.shape, device=CUDA, dtype=BF16)
         with by(impl_id):
-            got = ran((q, k, v), True, None, do)
+            got = run_attention((q, k, v), True, None, do)
         for out, g, w in zip(("o", "lse", "dq", "dk", "dv"), got, truth((q, k, v), True, None, do), strict=True):
             close(g, w, 2 * ATOL[BF16], f"{impl_id} {name}: {out}")
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from grid_args import grid_args
 
 import opmux
 from opmux.core import specs
@@ -74,21 +75,10 @@ def test_samples_agree_with_torch(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", [n for n in OWN if torch.float32 in spec.ROWS[n].dtypes and n not in RAGGED])
 def test_zeros_infinities_and_nan_agree_with_torch(name, dtype):
-    params = spec.ops[name].spec.signature.parameters.values()
-    need = [p for p in params if p.default is p.empty and p.name not in spec.ROWS[name].numbers]
     values = torch.tensor(SPECIAL, dtype=dtype, device=CUDA)
     if name in NAN_AT_INFINITY:
         values = values[~values.isinf()]
-    grids = iter(torch.meshgrid(*[values] * len(need), indexing="ij") if len(need) > 1 else [values])
-    args = []
-    for p in params:
-        if p.name in spec.ROWS[name].numbers:
-            args.append(spec.ROWS[name].numbers[p.name])
-        elif p in need:
-            t = next(grids)
-            args.append(t > 0 if p.name in ("condition", "mask") else t)
-        else:
-            args.append(p.default)
+    args = grid_args(name, values)
     if name == "clamp":
         args[1] = -1.0
     agree(name, tuple(args), slack=20.0)

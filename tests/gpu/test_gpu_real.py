@@ -31,7 +31,7 @@ def first_of_each(cases):
     return [c for _, mine in itertools.groupby(cases, key=lambda c: c.op) for c in itertools.islice(mine, EACH)]
 
 
-def all_right(cases):
+def assert_no_failures(cases):
     outcomes = [attempt(case, CUDA) for case in cases]
     wrong = [
         f"{o.op} {o.dtype} {o.case} ({', '.join(o.models)}): {o.reason}" for o in outcomes if o.status == real.FAIL
@@ -44,14 +44,14 @@ def all_right(cases):
 def test_ops_conform_at_real_sizes(family):
     with settled():
         mine = [s for s in specs if s.family == family and s.space in ("opmux", "aten") and s.samples is not None]
-        all_right(first_of_each(real.cases(real.Wanted(mine, {}), CUDA)))
+        assert_no_failures(first_of_each(real.cases(real.Wanted(mine, {}), CUDA)))
 
 
 @pytest.mark.parametrize("family", ["activation", "channel_norm", "norm", "pointwise", "reduce", "scan", "softmax"])
 def test_aten_overrides_conform_at_real_sizes(family):
     with settled():
         mine = {n: o for n, o in table().items() if o.family == family}
-        all_right(first_of_each(real.cases(real.Wanted([], mine), CUDA)))
+        assert_no_failures(first_of_each(real.cases(real.Wanted([], mine), CUDA)))
 
 
 def test_the_list_of_families_is_complete():

@@ -11,7 +11,7 @@ import opmux.functional as ours
 from opmux.core import specs
 from opmux.core.spec import Tol
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("full_precision")]
 pytest.importorskip("triton")
 CUDA = torch.device("cuda")
 OPS = [
@@ -19,14 +19,6 @@ OPS = [
     for name in ("attn_res", "mhc_pre", "mhc_post_res", "sinkhorn", "neighborhood_attention")
     for suffix in ("", "_bwd")
 ]
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize("name", OPS)

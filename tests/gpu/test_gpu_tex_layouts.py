@@ -35,7 +35,9 @@ def inputs(b, s, h, kv, d, dtype) -> list[Tensor]:
     return [torch.randn(b, s, n, d, generator=g, device=CUDA).to(dtype) for n in (h, kv, kv, h)]
 
 
-def ran(layout: str, mask: str, window: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> list[Tensor]:
+def run_attention(
+    layout: str, mask: str, window: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> list[Tensor]:
     """O, S, dQ, dK and dV as [b, s, h, ...]."""
     (b, s, _, d), fmt = q.shape, layout.replace("3", "")
     x, y, z = (to_format(t, fmt) for t in (q, k, v))
@@ -71,7 +73,7 @@ def in_every_layout(causal: bool, window: tuple[int, int], q: Tensor, k: Tensor,
     alone, padded = ("CAUSAL_MASK", "PADDING_CAUSAL_MASK") if causal else ("NO_MASK", "PADDING_MASK")
     dense = [n for n in DENSE if "3" not in n or q.shape == k.shape]
     return {
-        f"{layout} {mask}": ran(layout, mask, window, q, k, v, do)
+        f"{layout} {mask}": run_attention(layout, mask, window, q, k, v, do)
         for layout, mask in [*((n, alone) for n in dense), *((n, padded) for n in PACKED)]
     }
 
@@ -125,6 +127,8 @@ def test_flash_attention_gives_equal_bits_in_every_layout(d, kv, causal):
     for which, got in others:
         for name, a, b in zip(NAMES[2:], got[2:], want[2:], strict=True):
             torch.testing.assert_close(a, b, rtol=1.6e-2, atol=1e-2, msg=lambda m, w=which, n=name: f"{n} of {w}: {m}")
-    ours = ran("BSHD", "CAUSAL_MASK" if causal else "NO_MASK", (-1, -1), *inputs(2, 333, 4, kv, d, torch.bfloat16))
+    ours = run_attention(
+        "BSHD", "CAUSAL_MASK" if causal else "NO_MASK", (-1, -1), *inputs(2, 333, 4, kv, d, torch.bfloat16)
+    )
     for a, b in zip(want, ours, strict=True):
         torch.testing.assert_close(a, b, rtol=1.6e-2, atol=3e-2)

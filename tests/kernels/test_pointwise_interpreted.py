@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from grid_args import grid_args, required
 
 pytest.importorskip("triton")
 from opmux.core.errors import NotSupported
@@ -162,27 +163,6 @@ RAGGED = set("special_zeta igamma igammac polygamma mvlgamma lerp logaddexp2 tan
              "special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
 
 
-def required(name):
-    params = spec.ops[name].spec.signature.parameters.values()
-    return [p for p in params if p.default is p.empty and p.name not in spec.ROWS[name].numbers]
-
-
-def grid_args(name, values):
-    """All combinations of values for the arguments without a default."""
-    need = required(name)
-    grids = iter(torch.meshgrid(*[values] * len(need), indexing="ij") if len(need) > 1 else [values])
-    args = []
-    for p in spec.ops[name].spec.signature.parameters.values():
-        if p.name in spec.ROWS[name].numbers:
-            args.append(spec.ROWS[name].numbers[p.name])
-        elif p in need:
-            t = next(grids)
-            args.append(t > 0 if p.name in ("condition", "mask") else t)
-        else:
-            args.append(p.default)
-    return tuple(args)
-
-
 UNARY_AND_BINARY = [n for n in OWN if len(required(n)) <= 2 and torch.float32 in spec.ROWS[n].dtypes and n != "clamp"]
 
 
@@ -199,7 +179,7 @@ def test_zeros_infinities_and_nans_agree_with_torch(name):
         values = values[values.abs() < 50]
     if name in ("fmod", "remainder"):  # torch's CPU kernels give NaN for quotients above 1e38
         values = values[values.abs() != 3.4e38]
-    args = grid_args(name, values)
+    args = tuple(grid_args(name, values))
     got = agree(name, args, slack=40.0 if name in RAGGED else 3.0)
     want = reference(ROWS[name], args)
     if want.is_floating_point() and name not in RAGGED | EITHER_ZERO:
@@ -217,7 +197,7 @@ EXTREMES = (0, 1, -1, 2, -2, 3, 7, -7, 31, 32, 63, 64, 127, -128, 255, 2**31 - 1
 DIVISIONS = set("div floor_divide remainder fmod".split())
 
 
-def traps(name, a, b, dtype):
+def crashes_torch(name, a, b, dtype):
     """Whether torch's own op crashes on x86-64, which cannot divide integers by 0, nor the minimum by -1."""
     least = a == torch.iinfo(dtype).min
     if name in DIVISIONS:
@@ -235,8 +215,8 @@ def test_integers_agree_with_torch_bit_for_bit(name, dtype):
     if dtype not in spec.ROWS[name].dtypes:
         pytest.skip("not an op of this dtype")
     values = torch.tensor(EXTREMES).to(dtype)
-    args = list(grid_args(name, values))
-    wild = traps(name, *args[:2], dtype) if len(required(name)) == 2 else None
+    args = grid_args(name, values)
+    wild = crashes_torch(name, *args[:2], dtype) if len(required(name)) == 2 else None
     if wild is not None:
         args[1] = torch.where(wild, 1, args[1]).to(dtype)
     agree(name, tuple(args))
@@ -248,7 +228,7 @@ def test_lcm_is_right_where_torchs_may_crash(dtype):
     bits, least = torch.iinfo(dtype).bits, torch.iinfo(dtype).min
     others = torch.tensor([7, -7, 31, 127, 255, torch.iinfo(dtype).max], dtype=dtype)
     x = torch.full_like(others, least)
-    assert traps("lcm", x, others, dtype).any()
+    assert crashes_torch("lcm", x, others, dtype).any()
     assert (others % 2 == 1).all()  # so the product has the bits of the minimum
     assert run(ROWS["lcm"], (x, others)).tolist() == [-(2 ** (bits - 1))] * len(others)
 

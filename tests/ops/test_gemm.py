@@ -172,7 +172,7 @@ def test_gemm_add_adds_in_place_and_rounds_once(dtype):
         close(c, want, sample.id)
 
 
-def blown_up(scale, rows, shape):
+def expanded_scale(scale, rows, shape):
     return torch.kron(scale.double(), torch.ones(rows, 128, dtype=torch.float64))[: shape[0], : shape[1]]
 
 
@@ -186,7 +186,7 @@ def test_fp8_products_equal_dequantized_ones(name, dtype):
         if name == "scaled_gemm":
             x, w = x * a_scale.double().reshape(-1, 1), w * b_scale.double().reshape(-1, 1)
         else:
-            x, w = x * blown_up(a_scale, rest[0], a.shape), w * blown_up(b_scale, rest[1], b.shape)
+            x, w = x * expanded_scale(a_scale, rest[0], a.shape), w * expanded_scale(b_scale, rest[1], b.shape)
         want = x @ w.t()
         got = spec.reference(*sample.args)
         assert got.dtype is dtype

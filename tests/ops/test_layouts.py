@@ -73,7 +73,7 @@ def is_clear(error, spec, name, kind):
     return isinstance(error, (TypeError, ValueError)) and text.startswith(f"{spec.name}: ")
 
 
-def alike(got, kwargs, fn, name, spec):
+def results_match(got, kwargs, fn, name, spec):
     """Whether a result equals that for dense tensors, or for each part of a nested tensor. True if the parts do not fit
     together.
     """
@@ -125,7 +125,7 @@ def test_every_layout_works_or_names_an_alternative(kind):
                 wrong.append(f"{key}, {name}: {type(error).__name__}: {error}")
         else:
             worked += 1
-            if not alike(got, kwargs, fn, name, spec):
+            if not results_match(got, kwargs, fn, name, spec):
                 wrong.append(f"{key}, {name}: another result")
     assert not wrong, "\n".join(wrong)
     assert worked + refused > 20
