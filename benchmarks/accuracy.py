@@ -143,7 +143,7 @@ def ratios(kind: str, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def share(kinds: list[str], shapes: int, which: int, total: int, file: Path) -> None:
-    """The work of one process: every `of`th shape, a line for each result."""
+    """The work of one process: every `total`th shape, a line for each result."""
     torch.backends.cuda.matmul.allow_tf32 = False
     with file.open("w") as lines:
         for kind in kinds:

@@ -69,7 +69,7 @@ def us(fn: Callable[[], Any]) -> float:
 
 
 def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Our kernels for these tensors, forward and backward: those for this chip, if there are such."""
+    """Our kernels for these tensors, forward and backward: those for this chip, if there are any."""
     if gluon.usable() is True and gluon.attention_when(q, k, v, causal) is True:
         return gluon.attention_in_gluon, gluon.attention_bwd_in_gluon
     return kernels.attention, kernels.attention_bwd

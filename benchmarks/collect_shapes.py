@@ -25,8 +25,8 @@ from opmux.faces.aten.overloads import table
 from opmux.tools.conform import shapes
 
 T = torch.bfloat16
-MOST_BYTES = 2 << 30  # the most bytes of a call's tensors, in the model's dtype
-MOST_ROWS = 14  # the most rows of one overload
+MOST_BYTES = 2 << 30  # maximum bytes of a call's tensors, in the model's dtype
+MOST_ROWS = 14  # maximum number of rows per overload
 SKIPPED = {"random"}  # families whose results cannot be compared
 
 

@@ -27,7 +27,7 @@ from opmux.core import specs
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
-MOST = 24 << 30  # the most bytes of a cache
+MOST = 24 << 30  # maximum bytes of a cache
 # batch, keys, page (0: contiguous), dtype of the cache
 CASES = [
     *((batch, keys, PAGE, BF16) for batch in (1, 16, 64) for keys in (1024, 8192, 32768)),

@@ -42,7 +42,7 @@ import opmux
 from opmux.faces.aten import gate
 
 BLOCK = 5  # steps that are timed in a block
-ROUNDS = (10, 60)  # the least and the most blocks of a mode
+ROUNDS = (10, 60)  # minimum and maximum number of blocks per mode
 SECONDS = 6.0  # for the blocks of a mode
 WARM = {"native": 2, "auto": 14, "all": 14}  # untimed steps; a call is launched from C++ after twelve of them
 MODES = ("native", "auto", "all")

@@ -21,7 +21,7 @@ def classes(tree: ast.AST) -> list[tuple[str, int]]:
 
 
 def repeated(places: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """The names of more than one place. `places` are pairs of a name and a place."""
+    """The names that occur in more than one place. `places` are pairs of a name and a path."""
     places_by_name: dict[str, list[str]] = {}
     for name, path in places:
         places_by_name.setdefault(name, []).append(path)

@@ -1,4 +1,4 @@
-"""Random arguments for the C++ kernels: shapes, strides, dtypes, values, and things that are no argument at all.
+"""Random arguments for the C++ kernels: shapes, strides, dtypes, values, and values of wrong types.
 
 A kernel must compute what the reference computes, or decline the call. It must never write to an argument, read outside
 one, or accept a call that the reference rejects. `python tests/backends/fuzz_cpu.py --seconds 300 --sanitize` runs a
@@ -86,7 +86,7 @@ class Draw:
             t.view(-1)[places] = torch.tensor(special, dtype=torch.float64)[which]
         return t.to(dtype)
 
-    def laid_out(self, t: torch.Tensor) -> torch.Tensor:
+    def in_another_layout(self, t: torch.Tensor) -> torch.Tensor:
         """A tensor with the same values in another memory layout: offset, sliced, strided, transposed, or at the end of
         its storage.
         """
@@ -118,7 +118,7 @@ class Draw:
             low = tuple(1 if self.chance(0.5) else n for n in shape[:-1])
             mask_shape = (*low, shape[-1] if self.chance(0.8) else 1)
             return self.numbers(mask_shape, dtype, special).expand(shape)
-        return self.laid_out(self.numbers(shape, dtype, special))
+        return self.in_another_layout(self.numbers(shape, dtype, special))
 
     # ---- arguments ----
 
@@ -126,7 +126,7 @@ class Draw:
         args = [self.argument(name) for name in self.spec.names]
         if self.chance(0.2):
             at = self.random.randrange(len(args))
-            args[at] = self.spoiled(args[at])
+            args[at] = self.invalidated(args[at])
         return args
 
     def argument(self, name: str) -> Any:
@@ -144,7 +144,7 @@ class Draw:
             return self.tensor((*shape[:-1], 2 * shape[-1]) if shape else shape, self.dtype, TAME)
         if name == "y":  # the result of a softmax forward
             rows = torch.softmax(self.numbers(shape, torch.float64), -1) if shape else self.numbers(shape, self.dtype)
-            return self.laid_out((rows.log() if "log" in self.name else rows).to(self.dtype))
+            return self.in_another_layout((rows.log() if "log" in self.name else rows).to(self.dtype))
         wild = HUGE if "norm" not in self.name else SPECIAL
         return {
             "eps": lambda: self.random.choice((1e-6, 1e-5, 0.0, 1.0)),
@@ -161,9 +161,9 @@ class Draw:
         shape = shape[self.random.randrange(len(shape)) :]
         bits = torch.rand(shape, generator=self.generator) < self.random.choice((0.0, 0.3, 0.9, 1.0))
         kind = self.random.choice((torch.bool, torch.uint8))
-        return self.laid_out(bits.to(kind) * (self.random.choice((1, 2, 255)) if kind == torch.uint8 else 1))
+        return self.in_another_layout(bits.to(kind) * (self.random.choice((1, 2, 255)) if kind == torch.uint8 else 1))
 
-    def spoiled(self, value: Any) -> Any:
+    def invalidated(self, value: Any) -> Any:
         """An invalid value for this argument."""
         if not isinstance(value, torch.Tensor):
             return self.random.choice((None, "x", 7, -3, torch.inf, torch.nan, [1.0], torch.ones(2)))
@@ -246,13 +246,13 @@ def difference(draw: Draw, args: list[Any], got: Any, want: Any) -> str | None:
     for i, (a, b) in enumerate(zip(actual, expected)):
         if (a.dtype, a.shape) != (b.dtype, b.shape) or not a.is_contiguous():
             return f"result {i} is {a.dtype} {tuple(a.shape)} {a.stride()}, expected {b.dtype} {tuple(b.shape)}"
-        problem = far(draw, a, b, b.double() if truth is None else tensors(truth)[i], reach(draw, args))
+        problem = too_far(draw, a, b, b.double() if truth is None else tensors(truth)[i], error_scale(draw, args))
         if problem:
             return f"result {i}: {problem}"
     return None
 
 
-def reach(draw: Draw, args: list[Any]) -> float:
+def error_scale(draw: Draw, args: list[Any]) -> float:
     """Factor for the absolute error of the erf approximation: the product of the largest magnitudes among the
     arguments.
     """
@@ -264,7 +264,7 @@ def reach(draw: Draw, args: list[Any]) -> float:
     return magnitude
 
 
-def far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, reach: float) -> str | None:
+def too_far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, error_scale: float) -> str | None:
     """What differs, or None. The error against `truth` (the reference in float64) may be a few times the reference's
     own error plus the tolerance. Infinities and NaN must be where the reference has them.
     """
@@ -273,7 +273,7 @@ def far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, 
     a, b = got.double(), want.double()
     truth = torch.where(b.isfinite() & truth.isfinite(), truth, b)
     slip = (b - truth).nan_to_num().abs().max().item() if b.numel() else 0.0
-    allowed = 8 * slip + tol.atol + tol.rtol * truth.abs() + 3e-7 * reach
+    allowed = 8 * slip + tol.atol + tol.rtol * truth.abs() + 3e-7 * error_scale
     same = (a == b) | (a.isnan() & b.isnan())
     bad = ~same & ~((a - truth).abs() <= allowed)
     if not bool(bad.any()):
@@ -282,7 +282,7 @@ def far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, 
     return f"{int(bad.sum())} of {bad.numel()} differ, first at {at}: {a[at]:.9g}, expected {b[at]:.9g}"
 
 
-def in_words(seed: int) -> str:
+def describe(seed: int) -> str:
     draw = Draw(seed)
     looks = ", ".join(native._look(a) for a in draw.args())
     return f"seed {seed}: {draw.name}({looks}){' special values' * draw.special}"
@@ -304,7 +304,7 @@ def fuzz(first: int, count: int | None = None, seconds: float | None = None) -> 
         report.inputs += 1
         report.outcomes[outcome] += 1
         if wrong is not None:
-            report.findings.append(f"{in_words(seed)}: {wrong}")
+            report.findings.append(f"{describe(seed)}: {wrong}")
     return report
 
 

@@ -79,7 +79,7 @@ def views_share_memory():
 
 
 @check
-def strides_of_results_are_those_of_the_cpu():
+def strides_match_the_cpu():
     x = torch.randn(4, 6).t()
     for fn in (torch.exp, lambda t: t + 1, torch.clone, lambda t: t.contiguous(), lambda t: t.sort(0).values):
         assert fn(x.npu()).stride() == fn(x).stride()
@@ -102,7 +102,7 @@ def copies():
 
 
 @check
-def results_that_grow():
+def out_is_resized():
     x = torch.randn(5, device="npu")
     out = torch.empty(0, device="npu")
     assert torch.add(x, 1, out=out) is out
@@ -121,7 +121,7 @@ def results_that_grow():
 
 
 @check
-def devices_do_not_mix():
+def mixed_devices_raise():
     a, b = torch.ones(2, device="npu"), torch.ones(2, device="npu:1")
     raises(RuntimeError, "npu:0 and cpu", lambda: a + torch.ones(2))
     raises(RuntimeError, "npu:0 and npu:1", lambda: a + b)
@@ -134,7 +134,7 @@ def devices_do_not_mix():
 
 
 @check
-def tensors_travel():
+def tensors_move_between_devices():
     x = torch.randn(4, 5, device="npu:1")
     twin = copy.deepcopy({"x": x, "view": x[1]})
     twin["x"][1] = 0
@@ -180,7 +180,7 @@ def gradients():
 
 
 @check
-def training_is_that_of_the_cpu():
+def training_matches_the_cpu():
     words = torch.randint(10, (8, 6))
     for make in (torch.optim.AdamW, lambda p: torch.optim.AdamW(p, fused=True), lambda p: torch.optim.SGD(p, 0.1, 0.9)):
         losses = {}
@@ -220,7 +220,7 @@ def convolutions():
 
 
 @check
-def tensors_without_memory_or_read_in_another_way():
+def tensors_without_plain_memory():
     zeros = torch._efficientzerotensor((3,), device="npu")
     same(zeros + 1, torch.ones(3))
     x = torch.ones(3, device="npu", requires_grad=True)
@@ -433,7 +433,7 @@ def fallbacks_are_counted():
 
 
 @check
-def a_kernel_of_the_device_comes_first():
+def a_device_kernel_comes_first():
     x = torch.ones(3, device="npu")
     native = torch.library.get_kernel("aten::add.Tensor", "PrivateUse1")
     library = torch.library.Library("aten", "IMPL")

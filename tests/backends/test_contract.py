@@ -187,7 +187,7 @@ ORDINARY = [pytest.approx(1.0, abs=1e-5)]
 PLAIN = {"__init__.py": info("plain")}  # a CPU vendor without kernels of its own
 
 
-def nvidias(vendor: str, device: str) -> str:
+def nvidia_init(vendor: str, device: str) -> str:
     """NVIDIA's `__init__.py` as a vendor would copy it: only the arguments of VendorInfoBase are changed."""
     text = (SRC / "opmux/backends/_nvidia/__init__.py").read_text(encoding="utf-8")
     head, start, arguments = text.partition("VendorInfoBase(\n")
@@ -198,14 +198,14 @@ def nvidias(vendor: str, device: str) -> str:
 
 
 def test_a_copy_of_nvidias_folder_works_as_a_vendor(case):
-    got = case(CALL + EXPLAIN, acme={"__init__.py": nvidias("acme", "cpu"), **OPS}, OPMUX_VENDOR="acme")
+    got = case(CALL + EXPLAIN, acme={"__init__.py": nvidia_init("acme", "cpu"), **OPS}, OPMUX_VENDOR="acme")
     assert got.y == [-1.0] and got.ids["default.flagos.acme"][0] == "chosen"
     assert got.said == []
 
 
 def test_a_copy_of_nvidias_folder_works_as_a_plugin(case):
     code = CALL + "v = opmux.explain('rms_norm').verdicts[0]\nfound['origin'] = [v.origin.plugin, v.origin.file]\n"
-    plugin = {"__init__.py": nvidias("acme", "cpu"), **OPS}
+    plugin = {"__init__.py": nvidia_init("acme", "cpu"), **OPS}
     got = case(code, plugins={"opmux_acme": plugin}, OPMUX_VENDOR="acme")
     assert got.y == [-1.0] and got.said == []
     assert got.origin[0] == "opmux_acme" and got.origin[1].endswith("opmux_acme/ops/norm.py")
@@ -798,7 +798,7 @@ def test_an_unknown_dispatch_key_is_reported_with_the_nearest_one(case):
 
 def test_a_copied_folder_does_not_inherit_the_verification_statement(case):
     code = "found['says'] = {n: vendors.get(n).info.statement for n in ('acme', 'nvidia')}\n"
-    got = case(code, acme={"__init__.py": nvidias("acme", "npu")})
+    got = case(code, acme={"__init__.py": nvidia_init("acme", "npu")})
     assert got.says["acme"] == "nothing was run on this hardware"
     assert got.says["nvidia"].startswith("H200: kernels tested and measured")
 
@@ -864,7 +864,7 @@ found["known"] = "acme" in vendors.known()
 
 
 def test_conform_lists_functions_that_implement_no_op(case):
-    """For `opmux conform`, which has nothing to compare them with."""
+    """`opmux conform` has no reference to compare them with."""
     code = """
 from opmux.tools.conform.place import DIRECT, Place
 from opmux.tools.conform.subject import extras_of, rows_of
@@ -1019,7 +1019,7 @@ def test_an_unknown_opmux_vendor_raises_with_the_nearest_name(case):
 
 
 def test_several_vendors_in_one_process(case):
-    """One for each device type: each has its ops, its extras and its unused ops."""
+    """There is one vendor per device type, each with its ops, its extras and its unused ops."""
     other = {
         "__init__.py": info("other", "npu"),
         "ops/__init__.py": MARK.format(-2.0) + "def theirs(x):\n    return x\n"
@@ -1063,7 +1063,7 @@ def test_importing_opmux_runs_no_command_and_imports_no_vendor(origin):
 
 
 def test_no_query_runs_on_a_machine_without_accelerators(case, tmp_path):
-    """To choose runs no query there."""
+    """Selection runs no query command."""
     code = EXPLAIN + "found['device'], found['started'] = infer_device(), started\n"
     got = case(code, acme={"__init__.py": info(device="npu", device_query_cmd=f"touch {tmp_path}/asked")})
     assert got.started == [] and not (tmp_path / "asked").exists()

@@ -445,14 +445,14 @@ def installs(tmp_path, monkeypatch):
     forget()
 
 
-def made(name):
+def impl_named(name):
     """The impl of this name, with nothing loaded yet."""
     return next(row.made() for row in providers.table() if row.made().__name__ == name)
 
 
-def tried(name, dtypes=(F32, BF16), least=4):
+def check_samples(name, dtypes=(F32, BF16), least=4):
     """Run an impl on all samples that it accepts: it agrees with the reference and writes to no argument."""
-    fn = made(name)
+    fn = impl_named(name)
     spec, taken = specs.find(fn.op), 0
     impl = OpImpl(fn.op, name, BackendImplKind.VENDOR, "nvidia", fn, when=fn.when)
     when, fit = when_of(spec, impl), Fit.of(spec, impl).call
@@ -477,13 +477,13 @@ def tried(name, dtypes=(F32, BF16), least=4):
 )
 def test_ligers_impls_agree_with_the_reference(installs, op):
     installs(LIGER)
-    tried(f"{op}_liger_kernel")
+    check_samples(f"{op}_liger_kernel")
 
 
 def test_ligers_rms_norm_is_called_with_casting_mode_1_and_not_in_place(installs):
     installs(LIGER)
-    tried("rms_norm_bwd_liger_kernel", (F32,))
-    made("rms_norm_liger_kernel")(torch.ones(2, 8), torch.ones(8), 1e-3, 1.0)
+    check_samples("rms_norm_bwd_liger_kernel", (F32,))
+    impl_named("rms_norm_liger_kernel")(torch.ones(2, 8), torch.ones(8), 1e-3, 1.0)
     calls = importlib.import_module("liger_kernel.ops.rms_norm").calls
     assert calls[-1] == (1e-3, 1.0, 1, None) and calls[0][1:] == (1, 64, 4, False, None)
 
@@ -494,11 +494,11 @@ def test_ligers_rms_norm_is_called_with_casting_mode_1_and_not_in_place(installs
 )
 def test_flaggems_impls_agree_with_the_reference(installs, op):
     installs(GEMS)
-    tried(f"{op}_flag_gems")
+    check_samples(f"{op}_flag_gems")
 
 
 def test_flaggems_rms_norm_declines_an_offset():
-    when = made("rms_norm_flag_gems").when
+    when = impl_named("rms_norm_flag_gems").when
     x, w = torch.ones(2, 8), torch.ones(8)
     assert when(x, w, 1e-6, 0.0) is True and when(x, w, 1e-6, 1.0) == "has no offset"
 
@@ -506,7 +506,7 @@ def test_flaggems_rms_norm_declines_an_offset():
 @pytest.mark.parametrize("op", ["attention", "attention_bwd"])
 def test_flash_attn_agrees_with_the_reference(installs, op):
     installs(FLASH)
-    tried(f"{op}_flash_attn", (BF16,), least=8)
+    check_samples(f"{op}_flash_attn", (BF16,), least=8)
     calls = importlib.import_module("flash_attn.flash_attn_interface").calls
     if op == "attention":
         assert calls[0] == (0.0, 0.25, False, -1, -1, 0.0, False)
@@ -517,14 +517,14 @@ def test_flash_attn_agrees_with_the_reference(installs, op):
 def test_flash_attn_keeps_the_memory_order_of_its_inputs(installs):
     installs(FLASH)
     q, k, v = (torch.randn(1, 16, 2, 8, dtype=BF16).transpose(1, 2) for _ in range(3))
-    o, lse = made("attention_flash_attn")(q, k, v, True, None)
-    grads = made("attention_bwd_flash_attn")(torch.ones_like(o), q, k, v, o, lse, True, None)
+    o, lse = impl_named("attention_flash_attn")(q, k, v, True, None)
+    grads = impl_named("attention_bwd_flash_attn")(torch.ones_like(o), q, k, v, o, lse, True, None)
     assert all(t.transpose(1, 2).is_contiguous() for t in (o, *grads))
 
 
 def test_flash_attn_before_2_7_is_supported(installs):
     installs(OLD_FLASH)
-    tried("attention_flash_attn", (BF16,), least=8)
+    check_samples("attention_flash_attn", (BF16,), least=8)
     assert set(importlib.import_module("flash_attn.flash_attn_interface").calls) == {(-1, -1)}
 
 
@@ -532,9 +532,9 @@ def test_a_library_function_with_an_unknown_signature_is_declined(installs):
     text = "def swiglu_forward(a, b, surprise):\n    raise AssertionError\n"
     installs({**LIGER, "liger_kernel/ops/swiglu.py": text})
     with pytest.raises(NotSupported, match=r"swiglu_forward.* requires \['surprise'\], which opmux does not know"):
-        made("silu_mul_liger_kernel")(torch.ones(2, 8), torch.ones(2, 8))
+        impl_named("silu_mul_liger_kernel")(torch.ones(2, 8), torch.ones(2, 8))
     with pytest.raises(NotSupported, match="the installed liger_kernel has no liger_kernel.ops.swiglu:swiglu_backward"):
-        made("silu_mul_bwd_liger_kernel")(*[torch.ones(2, 8)] * 3)
+        impl_named("silu_mul_bwd_liger_kernel")(*[torch.ones(2, 8)] * 3)
 
 
 # ---- libraries that are missing or broken ---------------------------------------------------------------------------
@@ -585,11 +585,11 @@ def test_flash_attn_without_its_interface_module_is_not_installed(installs):
     ],
 )
 def test_tensors_that_do_not_fit_together_are_declined(spoil, why):
-    assert why in made("silu_mul_liger_kernel").when(*spoil(torch.ones(3, 8), torch.ones(3, 8)))
+    assert why in impl_named("silu_mul_liger_kernel").when(*spoil(torch.ones(3, 8), torch.ones(3, 8)))
 
 
 def test_rms_norm_bwd_declines_a_wrong_number_of_rstd_or_weight_elements():
-    when = made("rms_norm_bwd_liger_kernel").when
+    when = impl_named("rms_norm_bwd_liger_kernel").when
     x, w = torch.ones(8, 8), torch.ones(8)
     assert when(x, x, w, torch.ones(8), 0.0) is True
     assert "fit together" in when(x, x, w, torch.ones(7), 0.0) and "fit together" in when(

@@ -29,7 +29,7 @@ from opmux.core import (
 from opmux.core import snapshot as snapshots
 
 
-class Made(machine.Machine):
+class FakeMachine(machine.Machine):
     """A machine with these accelerator types, all of one arch."""
 
     def __init__(self, arch, chips):
@@ -256,7 +256,7 @@ def test_supported_dtypes_checks_the_first_tensor():
 ])  # fmt: skip
 def test_min_arch_compares_within_its_prefix(monkeypatch, have, wants, ok):
 
-    monkeypatch.setattr(machine, "_machine", Made(have, ()))
+    monkeypatch.setattr(machine, "_machine", FakeMachine(have, ()))
     manager = manager_of("own_op", (VENDOR, lambda *a: "vendor", {"min_arch": wants}), (REFERENCE, lambda *a: "ref"))
     assert outcomes(manager, "own_op", torch.ones(2)) == {"vendor" if ok else "ref"}
 
@@ -280,13 +280,13 @@ def test_strict_skips_what_this_machine_lacks_and_raises_for_unsupported_tensors
 def test_the_device_of_the_tensors_selects_the_impl(monkeypatch):
     """On a machine with an accelerator, a CPU tensor still selects the CPU's impl."""
 
-    monkeypatch.setattr(machine, "_machine", Made(None, ("meta",)))  # meta plays the part of the chip
+    monkeypatch.setattr(machine, "_machine", FakeMachine(None, ("meta",)))  # meta plays the part of the chip
     fields = {"devices": {"meta"}}
     manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
     for _ in range(2):
         assert outcomes(manager, "own_op", torch.ones(2)) == {"ref"}
         assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
-    monkeypatch.setattr(machine, "_machine", Made(None, ("meta", "other")))
+    monkeypatch.setattr(machine, "_machine", FakeMachine(None, ("meta", "other")))
     manager.invalidate("a second kind of chip")
     assert outcomes(manager, "own_op", torch.ones(2)) == {"ref"}
     assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
@@ -305,7 +305,7 @@ def test_a_choice_for_a_meta_tensor_does_not_apply_to_the_cpu():
 def test_a_choice_for_one_device_does_not_apply_to_another(monkeypatch, why, first, second):
     """In both orders of the calls. No impl names devices, but the selection still depends on the device."""
 
-    class Lacking(Made):
+    class Lacking(FakeMachine):
         def lacks(self, device_type):
             return frozenset({torch.float32} if device_type == "meta" and why == "lacks" else ())
 
@@ -322,7 +322,7 @@ def test_a_choice_for_one_device_does_not_apply_to_another(monkeypatch, why, fir
 # ---- mutating ops ---------------------------------------------------------------------------------------------------
 
 
-def half_way(error):
+def fail_after_writing(error):
     """Adds one to all its arguments in place, then fails: a retry would double the update."""
 
     def fn(*args):
@@ -345,7 +345,7 @@ def _flat(value):
 
 
 def test_an_op_without_a_spec_is_never_applied_twice():
-    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    manager = manager_of("add_one", (VENDOR, fail_after_writing(RuntimeError("late"))), (REFERENCE, add_one))
     x, ys = torch.zeros(3), [torch.zeros(2), [torch.zeros(1)]]
     version = x._version
     assert manager.call("add_one", x, ys) == "added"
@@ -354,7 +354,7 @@ def test_an_op_without_a_spec_is_never_applied_twice():
 
 
 def test_strict_does_not_undo_or_retry_a_failed_mutation():
-    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    manager = manager_of("add_one", (VENDOR, fail_after_writing(RuntimeError("late"))), (REFERENCE, add_one))
     x = torch.zeros(3)
     with policy_context(STRICT), pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", x)
@@ -363,7 +363,7 @@ def test_strict_does_not_undo_or_retry_a_failed_mutation():
 
 def test_tensors_are_restored_if_all_impls_fail():
     manager = manager_of(
-        "add_one", (VENDOR, half_way(RuntimeError("a"))), (DEFAULT, half_way(RuntimeError("b"))),
+        "add_one", (VENDOR, fail_after_writing(RuntimeError("a"))), (DEFAULT, fail_after_writing(RuntimeError("b"))),
         (DEFAULT, Counted(error=NotSupported("no"))),
     )  # fmt: skip
     x = torch.zeros(3)
@@ -411,14 +411,14 @@ def test_not_supported_needs_no_snapshot():
 
 def test_tensors_too_large_for_a_snapshot_have_no_fallback(monkeypatch):
     monkeypatch.setattr(snapshots, "LIMIT", 8)
-    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    manager = manager_of("add_one", (VENDOR, fail_after_writing(RuntimeError("late"))), (REFERENCE, add_one))
     with pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", torch.zeros(3))
 
 
 def test_no_snapshot_is_taken_during_graph_capture(monkeypatch):
     monkeypatch.setattr(snapshots, "_capturing", lambda: True)
-    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    manager = manager_of("add_one", (VENDOR, fail_after_writing(RuntimeError("late"))), (REFERENCE, add_one))
     with pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", torch.zeros(3))
 
@@ -516,7 +516,7 @@ def test_not_supported_from_another_op_counts_as_a_failure():
 
 def test_a_meta_tensor_selects_the_accelerators_impl(monkeypatch):
 
-    monkeypatch.setattr(machine, "_machine", Made(None, ("cuda",)))
+    monkeypatch.setattr(machine, "_machine", FakeMachine(None, ("cuda",)))
     manager = manager_of("own_op", (VENDOR, lambda x: "chip", {"devices": {"cuda"}}), (REFERENCE, lambda x: "ref"))
     assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # as for a tensor on the chip
     assert manager.call("own_op", torch.ones(1)) == "ref"

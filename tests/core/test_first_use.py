@@ -21,7 +21,7 @@ import torch
 torch.set_num_threads(1)
 
 def child(work, limit=60):
-    gc.freeze()  # what there is now is not looked at again in every child
+    gc.freeze()  # children need not traverse the existing objects
     end, start = os.pipe()
     pid = os.fork()
     if pid == 0:

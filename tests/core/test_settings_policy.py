@@ -41,7 +41,7 @@ TEX, OURS = "tex::rmsnorm_fwd", "opmux::rms_norm"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(manager, "_warned", set())
 
@@ -199,7 +199,7 @@ def test_an_order_in_code_overrides_an_order_in_the_settings(setenv):
 def test_a_scope_keeps_the_filters_of_the_settings(setenv):
     setenv(TE_FL_DENY_VENDORS="a", TE_FL_ALLOW_VENDORS="a,b,c", TE_FL_SKIP_CUDA="1", TE_FL_STRICT="1")
     with opmux.policy("vendor", deny=["b"]) as policy:
-        assert kept(policy) == ["c", "", "", ""]
+        assert allowed_vendors(policy) == ["c", "", "", ""]
         assert policy.strict and "nvidia" in dict(policy.left_out)
 
 
@@ -240,7 +240,7 @@ POOL = [
 ]
 
 
-def kept(policy):
+def allowed_vendors(policy):
     """The vendors that pass the filters ("" for none), in the order of the pool."""
     chosen = [c.impl for c in choose(policy, "an_op", POOL)[0]]
     return [(i.vendor or "").casefold() for i in POOL if i in chosen]
@@ -265,7 +265,7 @@ PLAIN = ["", "", ""]
 )
 def test_filters_leave_only_allowed_impls(env, left, setenv):
     setenv(**env)
-    assert kept(get_policy()) == left
+    assert allowed_vendors(get_policy()) == left
 
 
 def test_skip_cuda_excludes_the_vendor_library_but_not_our_kernels(setenv):
@@ -285,16 +285,16 @@ def test_filters_apply_before_orders(order, setenv):
 
 
 def test_an_empty_allow_list_in_code_allows_none():
-    assert kept(SelectionPolicy(allow_vendors=frozenset())) == PLAIN
+    assert allowed_vendors(SelectionPolicy(allow_vendors=frozenset())) == PLAIN
     with opmux.policy(allow=[]) as policy:
-        assert kept(policy) == PLAIN
+        assert allowed_vendors(policy) == PLAIN
 
 
 def test_allow_and_deny_lists_work_in_code():
     with with_allowed_vendors("a", "b"):
-        assert kept(get_policy()) == ["a", "b", *PLAIN]
+        assert allowed_vendors(get_policy()) == ["a", "b", *PLAIN]
         with with_denied_vendors("b"):
-            assert kept(get_policy()) == ["a", *PLAIN]
+            assert allowed_vendors(get_policy()) == ["a", *PLAIN]
 
 
 # ---- the backends of tex --------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from opinfo import Count
+from opinfo import KernelCallCounter
 from torch import Tensor, nn
 
 import opmux
@@ -61,11 +61,11 @@ def rand(*shape: int, grad: bool = False) -> Tensor:
 
 
 @contextmanager
-def ours(*overloads: str, times: int | None = None) -> Iterator[Count]:
+def ours(*overloads: str, times: int | None = None) -> Iterator[KernelCallCounter]:
     """Enable our kernels, and assert that they served calls of these overloads (or that they served none, if none is
     named).
     """
-    with Count() as count, opmux.use(mode="all"):
+    with KernelCallCounter() as count, opmux.use(mode="all"):
         yield count
     missing = [n for n in overloads if n not in count.served]
     assert not missing, f"{missing} were not served; served: {dict(count.served)}"
@@ -191,7 +191,7 @@ def threads_share_the_switch() -> None:
 
 
 @check
-def many_threads_flip_and_compute() -> None:
+def many_threads_may_switch_and_compute() -> None:
     errors: list[BaseException] = []
     x = torch.ones(4, device=DEVICE)
     expected = (x.exp() + x).cpu()
@@ -216,7 +216,7 @@ def many_threads_flip_and_compute() -> None:
 
 
 @check
-def a_block_costs_little() -> None:
+def entering_a_block_takes_microseconds() -> None:
     block = opmux.use(mode="all")
     with block:
         pass
@@ -231,7 +231,7 @@ def timed(fn: Callable[[], Any]) -> float:
 
 
 @check
-def torch_is_as_it_was() -> None:
+def disabling_restores_torchs_registrations() -> None:
     """After many rounds, each overridden op has exactly the kernels that it had before."""
     names = list(opmux.enable(mode="all"))
     opmux.disable()
@@ -245,7 +245,7 @@ def torch_is_as_it_was() -> None:
 
 
 @check
-def a_hundred_rounds_of_a_training_step_leave_nothing() -> None:
+def a_hundred_training_steps_leave_no_state() -> None:
     """Enable and disable around each step: losses and gradients equal torch's, and neither overrides nor memory
     accumulate.
     """
@@ -285,7 +285,7 @@ def a_hundred_rounds_of_a_training_step_leave_nothing() -> None:
 
 
 @check
-def an_out_of_other_strides_is_written_element_by_element() -> None:
+def an_out_with_other_strides_is_written_by_index() -> None:
     """Some CUDA kernels of torch write such an `out` as if it were contiguous: compare with the call without `out`."""
     x = rand(2, 3, 8, 8)
     calls: dict[str, Callable[..., Any]] = {
@@ -310,7 +310,7 @@ def an_out_of_other_strides_is_written_element_by_element() -> None:
 
 
 @check
-def kernels_of_ours_answer() -> None:
+def our_kernels_serve_calls() -> None:
     x, y = rand(4, 8), rand(4, 8)
     both(lambda: [x + y, x * 2, torch.softmax(x, -1), x.sum(1), F.layer_norm(x, (8,)), x.cumsum(0)],
          "add.Tensor", "mul.Tensor", "_softmax", "sum.dim_IntList", "native_layer_norm", "cumsum")  # fmt: skip
@@ -335,9 +335,9 @@ def native_is_torchs_own() -> None:
 
 
 @check
-def references_do_not_come_back() -> None:
+def references_do_not_reenter_overrides() -> None:
     x = rand(4, 6)
-    with Count() as count, opmux.use(mode="all"), opmux.policy("reference"):
+    with KernelCallCounter() as count, opmux.use(mode="all"), opmux.policy("reference"):
         y = opmux.ops.softmax(x)
         z = torch.softmax(x, -1)
         w = opmux.ops.aten_gelu(x) if hasattr(opmux.ops, "aten_gelu") else F.gelu(x)
@@ -349,7 +349,7 @@ def references_do_not_come_back() -> None:
 
 
 @check
-def policies_hold_for_atens_ops() -> None:
+def policies_apply_to_atens_ops() -> None:
     x = rand(4)
     with ours("exp"), opmux.policy(per_op={"sin": "reference"}):
         x.sin(), x.exp()
@@ -374,7 +374,7 @@ def explanations_name_what_runs() -> None:
 
 
 @check
-def a_kernel_that_fails_is_passed_over() -> None:
+def a_failing_kernel_falls_back() -> None:
     manager = get_default_manager()
     overload = table()["exp"]
     lifted = type(overload).lifted
@@ -415,14 +415,14 @@ def outcome(fn: Callable[..., Any], *args: Any) -> Any:
         return type(error)
 
 
-def alike(a: Any, b: Any) -> bool:
+def results_match(a: Any, b: Any) -> bool:
     if not isinstance(a, tuple) or not isinstance(b, tuple):
         return a == b
     return a[:2] == b[:2] and torch.allclose(a[2].to(torch.complex128), b[2].to(torch.complex128), 1e-2, equal_nan=True)
 
 
 @check
-def numbers_promote_as_they_do_in_torch() -> None:
+def numbers_promote_as_in_torch() -> None:
     tensors = [torch.ones(shape, dtype=d).to(DEVICE) for d in DTYPES for shape in ((3,), ())]
     values = [*NUMBERS, torch.tensor(3.0), torch.tensor(3, dtype=torch.int16), *tensors[:6:2]]
     # unless THOROUGH, test every fourth combination; each dtype and function is still tested with some of the values
@@ -431,14 +431,14 @@ def numbers_promote_as_they_do_in_torch() -> None:
             expected = outcome(fn, *args)
             with opmux.use(mode="all"):
                 got = outcome(fn, *args)
-            assert alike(got, expected), f"{fn.__name__}{args}: {got}, native {expected}"
+            assert results_match(got, expected), f"{fn.__name__}{args}: {got}, native {expected}"
             if isinstance(expected, tuple) and fn.__name__ in ("add", "eq"):
                 native = outcome(opmux.native(fn.__name__), *args)
-                assert alike(native, expected), f"native {fn.__name__}{args}: {native}, torch {expected}"
+                assert results_match(native, expected), f"native {fn.__name__}{args}: {native}, torch {expected}"
 
 
 @check
-def numbers_that_stand_for_the_first_tensor() -> None:
+def a_number_may_replace_the_first_tensor() -> None:
     """C++ passes a number as the first tensor, such as `2 * x` in a backward."""
     x = rand(3)
     opmux.enable(mode="all")
@@ -468,7 +468,7 @@ def zero_dim_cpu_tensors() -> None:
 
 
 @check
-def complex_numbers_are_torchs() -> None:
+def complex_tensors_are_left_to_torch() -> None:
     z = torch.randn(3, 4, dtype=torch.complex64).to(DEVICE)
     both(lambda: [z + z, z * 2, z.exp(), z.sum(), z.abs(), torch.angle(z), z.cumsum(0), z.conj() + 1])
     both(lambda: [z.real + 1, z.conj().imag + 1, z.imag.exp()], "add.Tensor", "exp")
@@ -477,14 +477,14 @@ def complex_numbers_are_torchs() -> None:
 
 
 @check
-def memory_that_overlaps() -> None:
+def overlapping_memory_behaves_as_in_torch() -> None:
     partly = lambda x: x[1:].add_(x[:-1])
     in_itself = lambda x: x[:1].expand(4).mul_(2)
     for make in (partly, in_itself, lambda x: torch.exp(x[:-1], out=x[1:])):
         x = rand(5)
         expected = outcome(make, x.clone())
         with opmux.use(mode="all"):
-            assert alike(outcome(make, x.clone()), expected)
+            assert results_match(outcome(make, x.clone()), expected)
     x = rand(5)
     y, z, a = x.clone(), x.clone(), x.clone()
     torch.exp(y, out=y)
@@ -524,7 +524,7 @@ def versions_and_results_of_in_place_ops() -> None:
 
 
 @check
-def nothing_is_written_by_who_refuses() -> None:
+def a_declined_call_writes_nothing() -> None:
     x = torch.ones(3, dtype=torch.int32, device=DEVICE)
     with opmux.use(mode="all"):
         raises(RuntimeError, "can't be cast", lambda: x.add_(1.5))
@@ -550,14 +550,14 @@ def sparse_and_nested() -> None:
 
 
 @check
-def tensors_of_the_cpu_are_left_alone() -> None:
+def cpu_tensors_are_left_to_torch() -> None:
     x = torch.randn(3, 4)
     quantized = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
     sparse = x.relu().to_sparse()
     nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
     make = lambda: [x + x, x.exp(), quantized.relu().dequantize(), (sparse * 2).to_dense(), *(nested * 2).unbind()]
     expected = make()
-    with Count() as count, opmux.use(mode="all"):
+    with KernelCallCounter() as count, opmux.use(mode="all"):
         same(make(), expected)
     assert not count.served
 
@@ -565,7 +565,7 @@ def tensors_of_the_cpu_are_left_alone() -> None:
 @check
 def meta_tensors() -> None:
     x = torch.empty(3, 4, device="meta")
-    with Count() as count, opmux.use(mode="all"):
+    with KernelCallCounter() as count, opmux.use(mode="all"):
         y = torch.softmax(x + 1, -1).sum(0)
     assert y.is_meta and y.shape == (4,) and not count.served
 
@@ -626,7 +626,7 @@ def dropout_keeps_its_gradient() -> None:
 
 
 @check
-def a_model_learns_alike() -> None:
+def training_losses_match_torchs() -> None:
     def losses() -> Tensor:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)).to(DEVICE)
@@ -718,7 +718,7 @@ def deterministic_mode() -> None:
 def fake_tensors() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with Count() as count, opmux.use(mode="all"):
+    with KernelCallCounter() as count, opmux.use(mode="all"):
         with FakeTensorMode() as mode:
             x = mode.from_tensor(rand(3, 4))
             y = torch.softmax(F.gelu(x) + 1, -1).sum(0)
@@ -773,13 +773,13 @@ def wrappers_of_tensors() -> None:
 
 
 @check
-def dispatch_modes_see_what_they_saw() -> None:
-    from opinfo import Seen
+def dispatch_modes_see_the_same_ops() -> None:
+    from opinfo import OpRecorder
 
     x = rand(3, 4, grad=True)
 
     def names() -> set[str]:
-        with Seen() as recorded:
+        with OpRecorder() as recorded:
             torch.autograd.grad(torch.softmax(F.gelu(x) * 2, -1).sum(), x)
         return recorded.names
 
@@ -905,7 +905,7 @@ def rows_of_a_vendor() -> None:
 
 
 @check
-def a_power_of_a_number_with_only_the_tensor_overload_overridden() -> None:
+def pow_scalar_works_with_only_the_tensor_overload_overridden() -> None:
     """torch's pow.Scalar calls pow.Tensor_Tensor with its number in a tensor on the device."""
     x = rand(4)
     for include in ("pow.Tensor_Tensor", "pow.Tensor_Tensor_out", "pow"):
@@ -920,7 +920,7 @@ def a_power_of_a_number_with_only_the_tensor_overload_overridden() -> None:
 
 
 @check
-def a_number_is_searched_for_with_only_the_tensor_overload_overridden() -> None:
+def searchsorted_scalar_works_with_only_the_tensor_overload_overridden() -> None:
     """torch's searchsorted.Scalar calls searchsorted.Tensor with its number in a tensor on the device."""
     rows = torch.arange(8.0, device=rand(1).device)
     order = torch.arange(8, device=rows.device)
@@ -1049,7 +1049,7 @@ def a_call_is_counted_once() -> None:
 
 
 @check
-def a_tensor_that_is_not_there_reaches_the_native_kernel() -> None:
+def an_undefined_tensor_reaches_the_native_kernel() -> None:
     """torch passes an undefined tensor as None even where the schema has no `?`, such as the bias in attention's
     backward.
     """

@@ -215,14 +215,14 @@ class Report:
 # ---- counting calls -------------------------------------------------------------------------------------------------
 
 
-class Count:
+class KernelCallCounter:
     """While active, counts by overload the calls that our kernels serve."""
 
     def __init__(self) -> None:
         self.served: Counter[str] = Counter()
         self.declined: Counter[str] = Counter()
 
-    def __enter__(self) -> Count:
+    def __enter__(self) -> KernelCallCounter:
         from opmux.core.default import get_default_manager
         from opmux.cpp import launching
         from opmux.faces.aten.overloads import Overload
@@ -264,7 +264,7 @@ class Count:
         get_default_manager().invalidate("calls are not counted")
 
 
-class Seen(TorchDispatchMode):
+class OpRecorder(TorchDispatchMode):
     """Records the ATen overloads that are called, including those of backward passes."""
 
     def __init__(self) -> None:
@@ -314,7 +314,7 @@ def attempt(fn: Callable[[], Any], device: str = "cpu") -> Outcome:
                 wait(device)
             except Exception as lost:
                 raise DeviceLost(f"{type(error).__name__}: {error}") from lost
-    outcome.warned = tuple(dict.fromkeys(_in_words(w) for w in warned if _of_torch(w)))
+    outcome.warned = tuple(dict.fromkeys(_in_words(w) for w in warned if _is_from_torch(w)))
     return outcome
 
 
@@ -324,7 +324,7 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _of_torch(warning: warnings.WarningMessage) -> bool:
+def _is_from_torch(warning: warnings.WarningMessage) -> bool:
     """Whether a warning comes from torch, and not from Triton's compiler or about Python usage."""
     return warning.category is UserWarning and "triton" not in warning.filename
 
@@ -383,7 +383,7 @@ def compare(
             if type(x) is not type(y) or (values and x != y and not (x != x and y != y)):
                 raise Unequal(f"result {at} is {x!r}, native {y!r}")
             continue
-        looks = [look_of(t, named) for t in (x, y)]
+        looks = [metadata_of(t, named) for t in (x, y)]
         if looks[0] != looks[1]:
             raise Unequal(f"result {at} is {looks[0]}, native {looks[1]}")
         # out= may have a wider dtype than the computation
@@ -426,7 +426,7 @@ def _real(t: Tensor) -> Tensor:
     return (torch.view_as_real(t) if t.is_complex() else t).double()
 
 
-def look_of(t: Tensor, named: bool) -> tuple:
+def metadata_of(t: Tensor, named: bool) -> tuple:
     """All observable properties of a tensor except its values. Strides of dimensions of size 1 are ignored."""
     has_strides = t.layout is torch.strided and t.numel()
     strides = [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if has_strides else t.layout
@@ -461,7 +461,7 @@ def _words(outcome: Outcome) -> str:
 class Runner:
     """Runs samples of one op natively and with our kernels."""
 
-    def __init__(self, op: Any, report: Report, count: Count, ours: Mapping[str, Any], looks: int | None):
+    def __init__(self, op: Any, report: Report, count: KernelCallCounter, ours: Mapping[str, Any], looks: int | None):
         import opmux
 
         self.op, self.report, self.count, self.ours, self.on = op, report, count, ours, opmux.use(mode="all")
@@ -520,7 +520,7 @@ class Runner:
             returned = self.op.get_op()(x, *args, **kwargs, out=out)
             return all(a is b for a, b in zip(leaves(returned), leaves(out), strict=True)), out
 
-        with Seen() as recorded:
+        with OpRecorder() as recorded:
             attempt(lambda: written(torch.empty_like, sample), self.device)
         # no kernel of ours is called: torch would be compared with itself, and some of its kernels crash for a wrong
         # `out`
@@ -622,19 +622,19 @@ def _fixed(t: Any) -> Any:
     return t.detach() if isinstance(t, Tensor) else t
 
 
-def _apart(t: Tensor) -> Tensor:
+def _with_gaps(t: Tensor) -> Tensor:
     """An `out` with gaps between its elements."""
     return t.new_full((*t.shape, 2), 7)[..., 0]
 
 
-def _turned(t: Tensor) -> Tensor:
+def _transposed(t: Tensor) -> Tensor:
     return t.new_full(tuple(reversed(t.shape)), 7).permute(*range(t.dim() - 1, -1, -1))
 
 
 OUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "as it is": lambda t: torch.full_like(t, 7),
-    "with gaps": _apart,
-    "turned": _turned,
+    "with gaps": _with_gaps,
+    "turned": _transposed,
     "empty": lambda t: t.new_empty(0),
     "too large": lambda t: t.new_full((*t.shape, 2), 7),
     "float64": lambda t: torch.full_like(t, 7, dtype=torch.float64),
@@ -652,7 +652,7 @@ class Session:
         from opmux.core.default import get_default_manager
         from opmux.faces.aten.overloads import table
 
-        self.device, self.ours, self.count, self.manager = device, table(), Count(), get_default_manager()
+        self.device, self.ours, self.count, self.manager = device, table(), KernelCallCounter(), get_default_manager()
 
     def __enter__(self) -> Session:
         # Forbid TF32: two kernels would round to it and then add in different orders. torch's samples forbid plain
@@ -772,8 +772,8 @@ def place_of(op: Any) -> int:
 def calls(op: Any, device: str) -> set[str]:
     """The overloads that a few samples of an op call, forward and backward."""
     dtype = next((d for d in DTYPES if d in op.supported_dtypes(device)), None)
-    recorded = Seen()
-    for sample in [] if dtype is None else picked(op, device, dtype, 2):
+    recorded = OpRecorder()
+    for sample in [] if dtype is None else selected_samples(op, device, dtype, 2):
 
         def once(sample: Any = sample) -> Any:
             result = op.get_op()(sample.input, *sample.args, **sample.kwargs)
@@ -784,7 +784,7 @@ def calls(op: Any, device: str) -> set[str]:
     return recorded.names
 
 
-def picked(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[Any]:
+def selected_samples(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[Any]:
     """At most `limit` samples, spread over the list; with a limit, large samples are left out."""
     seed(device)
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
@@ -804,7 +804,7 @@ def _elements(sample: Any) -> int:
 def _samples(runner: Runner, dtype: torch.dtype, limit: int | None) -> Tally:
     runner.dtype = dtype
     tally = runner.report.of(runner.name, str(dtype).removeprefix("torch."))
-    for at, sample in enumerate(picked(runner.op, runner.device, dtype, limit)):
+    for at, sample in enumerate(selected_samples(runner.op, runner.device, dtype, limit)):
         tally.run += 1
         tally.passed += runner.sample(at, sample)
     return tally
@@ -895,7 +895,7 @@ def work(device: str, limit: int | None) -> None:
             print(report.as_json(), file=results, flush=True)
 
 
-class Crew:
+class WorkerPool:
     """Workers that share the units; one thread serves each worker."""
 
     def __init__(self, options: argparse.Namespace, units: list[str], report: Report):
@@ -971,7 +971,7 @@ class Crew:
                 part.replace(self.given.json)
 
 
-def _hurry() -> None:
+def _use_quick_interpreter() -> None:
     """Makes interpreted kernels twice as fast."""
     from opmux.kernels.lib import quick_interpret
 
@@ -996,7 +996,7 @@ def main() -> int:
         from opmux.tools.simulator import simulate
 
         simulate(options.device)
-        _hurry()
+        _use_quick_interpreter()
     if options.worker:
         work(options.device, options.limit)
         return 0
@@ -1012,7 +1012,7 @@ def main() -> int:
         dtypes = options.dtypes or [str(d).removeprefix("torch.") for d in ON_A_GPU]
         names = [name_of(op) for op in database() if options.ops is None or {op.name, name_of(op)} & set(options.ops)]
         units = [f"{name} {dtype}" for dtype in dtypes for name in names]
-        Crew(options, [u for u in units if u not in set(report.units)], report).run()
+        WorkerPool(options, [u for u in units if u not in set(report.units)], report).run()
     report.show()
     return 1 if report.unexpected() or report.left else 0
 

@@ -14,7 +14,7 @@ last = torch.channels_last
 
 
 def per_channel(dtype, *present, c=6):
-    """A random tensor per channel, or None where not wanted; the last two are running statistics."""
+    """A random tensor per channel, or None where not `present`; the last two are running statistics."""
     tensors = [torch.randn(c, dtype=dtype) if w else None for w in present]
     return [t if i < 3 or t is None else t.abs() + 0.5 for i, t in enumerate(tensors)]
 

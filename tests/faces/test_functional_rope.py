@@ -31,7 +31,7 @@ def tables(b, s, d, dtype=torch.float32, interleaved=False):
     return both.cos().to(dtype), both.sin().to(dtype)
 
 
-def lies(t):
+def strides_of(t):
     """The memory layout: the strides of dimensions with more than one element."""
     return [stride for n, stride in zip(t.shape, t.stride(), strict=True) if n > 1]
 
@@ -54,7 +54,7 @@ def same(ours, theirs, q, k, *rest, **options):
         assert a.dtype is q.dtype and a.shape == b.shape
         torch.testing.assert_close(a, b.to(a.dtype), rtol=2 * eps, atol=most)
     for a, b in zip(results[0], (q, k, q, k), strict=True):
-        assert lies(a) == lies(b)
+        assert strides_of(a) == strides_of(b)
     assert all(torch.equal(a, b) for a, b in zip(before, (q, k, *rest), strict=False))
 
 

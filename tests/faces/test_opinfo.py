@@ -77,8 +77,8 @@ def test_a_sample_of_each_op_agrees_in_every_dtype(dtype):
 
 
 @pytest.fixture
-def crew(monkeypatch, tmp_path):
-    """A crew with one worker at a time, a fake whose behaviour follows from the unit's name."""
+def worker_pool(monkeypatch, tmp_path):
+    """A pool with one worker at a time, a fake whose behaviour follows from the unit's name."""
     monkeypatch.syspath_prepend(HOME)
     import opinfo
 
@@ -86,7 +86,7 @@ def crew(monkeypatch, tmp_path):
         count = 0
 
         def __init__(self, device, limit):
-            Scripted.made += 1
+            Scripted.count += 1
             self.said = "ready"
 
         def ask(self, unit):
@@ -108,16 +108,16 @@ def crew(monkeypatch, tmp_path):
     )
 
     def run(*units):
-        new_crew = opinfo.Crew(options, [f"{unit} float32" for unit in units], opinfo.Report("toy"))
+        pool = opinfo.WorkerPool(options, [f"{unit} float32" for unit in units], opinfo.Report("toy"))
         monkeypatch.setattr(opinfo.time, "sleep", lambda seconds: None)
-        new_crew.run()
-        return opinfo.Report.from_json(json.loads(Path(options.json).read_text())), Scripted.made
+        pool.run()
+        return opinfo.Report.from_json(json.loads(Path(options.json).read_text())), Scripted.count
 
     return run
 
 
-def test_a_worker_that_ends_is_replaced_and_reported_by_op(crew):
-    report, workers = crew("good", "crashes", "hangs", "lost", "fine")
+def test_a_worker_that_ends_is_replaced_and_reported_by_op(worker_pool):
+    report, workers = worker_pool("good", "crashes", "hangs", "lost", "fine")
     assert [(f.op, f.form) for f in report.failures] == [
         ("crashes", "crash"), ("hangs", "time limit"), ("lost", "device"),
     ]  # fmt: skip

@@ -496,18 +496,18 @@ def test_uninstall_removes_all_modules_and_finders(untouched):
 
 
 @pytest.fixture
-def boot(monkeypatch):
+def installer(monkeypatch):
     """The installer, as in a process that has not called it."""
-    from opmux.faces.te import boot
+    from opmux.faces.te import boot as installer
 
-    monkeypatch.setattr(boot, "_grant", None)
-    return boot
+    monkeypatch.setattr(installer, "_grant", None)
+    return installer
 
 
-def refused(boot, *words: str) -> None:
+def refused(installer, *words: str) -> None:
     finders = list(sys.meta_path)
     with pytest.raises(ImportError) as caught:
-        boot.install()
+        installer.install()
     assert all(word in str(caught.value) for word in words), caught.value
     assert sys.meta_path == finders
 
@@ -517,31 +517,31 @@ def refused(boot, *words: str) -> None:
     [(("transformer_engine",), "transformer_engine is not"), (("einops", "pydantic"), "imports einops, pydantic")],
     ids=["the layer", "what it needs"],
 )
-def test_errors_name_the_packages_that_are_not_installed(boot, monkeypatch, absent, words):
+def test_errors_name_the_packages_that_are_not_installed(installer, monkeypatch, absent, words):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in absent else find(name, *more))
-    refused(boot, words, "pip install opmux[te]")
+    refused(installer, words, "pip install opmux[te]")
 
 
-def test_install_raises_after_nvidias_own_was_imported(boot, monkeypatch):
+def test_install_raises_after_nvidias_own_was_imported(installer, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", types.ModuleType("theirs"))
     monkeypatch.setitem(sys.modules, "transformer_engine_torch", types.ModuleType("theirs"))
-    refused(boot, "already imported", "Put `import opmux.te` before")
+    refused(installer, "already imported", "Put `import opmux.te` before")
 
 
 @pytest.mark.parametrize(("version", "warned"), [("2.20.2", False), ("2.9.1", False), ("2.12.0", True)])
-def test_an_untested_version_warns(boot, monkeypatch, version, warned):
+def test_an_untested_version_warns(installer, monkeypatch, version, warned):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        boot.check_layer(boot.interface.module())
+        installer.check_layer(installer.interface.module())
     assert [
         w for w in caught if "2.12.0 is installed; opmux.te was tested with 2.20.x and 2.9.x" in str(w.message)
     ] or not warned
     assert len(caught) == warned
 
 
-def test_the_version_of_an_uninstalled_source_tree_is_found(boot, monkeypatch, tmp_path):
+def test_the_version_of_an_uninstalled_source_tree_is_found(installer, monkeypatch, tmp_path):
     package = tmp_path / "transformer_engine"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -550,11 +550,11 @@ def test_the_version_of_an_uninstalled_source_tree_is_found(boot, monkeypatch, t
     spec = importlib.util.spec_from_file_location("transformer_engine", package / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: spec)
     finder = GrantFinder()
-    monkeypatch.setattr(boot, "finder", finder)
+    monkeypatch.setattr(installer, "finder", finder)
     monkeypatch.setattr(sys, "meta_path", [PathFinder])  # before `add`, which changes it
-    finder.add(boot.grant(None))
+    finder.add(installer.grant(None))
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert importlib.metadata.version("transformer_engine") == boot.layer_version() == "2.20.0.dev0"
+    assert importlib.metadata.version("transformer_engine") == installer.layer_version() == "2.20.0.dev0"
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("another")
 

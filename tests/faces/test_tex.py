@@ -33,7 +33,7 @@ def python(code, **env):
     return result.stdout
 
 
-def found(name):
+def function_named(name):
     inside = interface.INSIDE.get(name)
     return getattr(tex if inside is None else getattr(tex, inside), name, None)
 
@@ -43,7 +43,7 @@ def found(name):
 
 def test_every_function_of_nvidia_exists():
     assert len(SIGNATURES) >= 176
-    missing = [name for name in SIGNATURES if not callable(found(name))]
+    missing = [name for name in SIGNATURES if not callable(function_named(name))]
     assert not missing
     assert sorted(s.name for s in interface.tex_specs()) == sorted(SIGNATURES)
 
@@ -112,7 +112,7 @@ TAIL_WITHOUT_DEFAULT = {"nvfp4_group_quantize_with_amax", "ep_initialize"}
 
 @pytest.mark.parametrize("name", sorted(SIGNATURES))
 def test_signatures_match_nvidias(name):
-    mine = written(inspect.signature(found(name)))
+    mine = written(inspect.signature(function_named(name)))
     if name in TAIL_WITHOUT_DEFAULT:
         bare = lambda text: [word.partition("=")[0] for word in text.split(", ")]
         assert bare(mine) == bare(SIGNATURES[name])

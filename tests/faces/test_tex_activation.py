@@ -88,7 +88,7 @@ def test_dgelu_is_the_derivative_of_the_tanh_gelu():
 # ---- gates with parameters, and row factors -------------------------------------------------------------------------
 
 
-def unturned(x, k):
+def untransposed(x, k):
     return x if not k else torch.cat([x.unflatten(-1, (-1, 2, k))[..., i, :].flatten(-2) for i in (0, 1)], -1)
 
 
@@ -128,7 +128,7 @@ def true_results(spec, args):
     numbers = {n: arguments[n] for n in ("beta1", "beta2", "limit", "alpha", "glu_linear_offset") if n in arguments}
     x = arguments["input" if forward else "fwd_input"].double().requires_grad_()
     s = arguments["act_scales"].double().requires_grad_() if "act_scales" in arguments else None
-    y = f(unturned(x, arguments.get("glu_interleave_size", 0)), **numbers)
+    y = f(untransposed(x, arguments.get("glu_interleave_size", 0)), **numbers)
     if s is not None:
         y = y * s.reshape(*x.shape[:-1], 1)
     if forward:

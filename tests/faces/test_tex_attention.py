@@ -146,7 +146,7 @@ def slopes(heads: int) -> list[float]:
     return [2.0 ** (-8.0 / n * (i + 1)) for i in range(n)] + more
 
 
-def seen(call: Call, i: int, j: int, nq: int, nk: int) -> bool:
+def is_visible(call: Call, i: int, j: int, nq: int, nk: int) -> bool:
     low = "BOTTOM_RIGHT" in call.mask
     diagonal = low if call.diagonal is None else call.diagonal
     middle = i + (nk - nq if diagonal else 0)
@@ -179,7 +179,9 @@ def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], 
                 away = [[-abs(i + shift - j) * slopes(call.heads)[h] for j in range(nk)] for i in range(nq)]
                 s = s + torch.tensor(away, dtype=F64).reshape(nq, nk)
             visible = (
-                torch.tensor([[seen(call, i, j, nq, nk) for j in range(nk)] for i in range(nq)]).view(nq, nk).bool()
+                torch.tensor([[is_visible(call, i, j, nq, nk) for j in range(nk)] for i in range(nq)])
+                .view(nq, nk)
+                .bool()
             )
             s = s.masked_fill(~visible, -math.inf)
             extra = {"VANILLA_SOFTMAX": -math.inf, "OFF_BY_ONE_SOFTMAX": 0.0}.get(call.softmax)
@@ -292,7 +294,7 @@ def check(call: Call) -> None:
     shared = grads[3 - int(digits[0]) : 3] if digits else []
     assert len({t.untyped_storage().data_ptr() for t in shared}) == bool(digits)
     for got, like in zip(grads[:3], qkv, strict=True):
-        assert got.shape == like.shape and lies(got) == lies(like)
+        assert got.shape == like.shape and strides_of(got) == strides_of(like)
     if bias is not None:
         torch.testing.assert_close(grads[3], want_grads[3])
     else:
@@ -304,7 +306,7 @@ def check(call: Call) -> None:
         assert grads[4] is None
 
 
-def lies(t: Tensor) -> list[int]:
+def strides_of(t: Tensor) -> list[int]:
     return [stride for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1]
 
 

@@ -47,7 +47,9 @@ def from_format(t: Tensor, fmt: str) -> Tensor:
     return t.unflatten(0, (B, S)) if fmt == "THD" else t.permute([fmt.index(c) for c in "BSHD"])
 
 
-def ran(layout: str, mask: str, window: tuple[int, int] = (-1, -1)) -> tuple[list[Tensor], list[tuple[str, tuple]]]:
+def run_attention(
+    layout: str, mask: str, window: tuple[int, int] = (-1, -1)
+) -> tuple[list[Tensor], list[tuple[str, tuple]]]:
     """O, S, dQ, dK and dV of one call as [b, s, h, ...], and the ops that were called."""
     fmt = layout.partition("_")[0]
     g = torch.Generator().manual_seed(0)
@@ -86,7 +88,7 @@ CASES = [
 
 @pytest.mark.parametrize(("layout", "mask", "window"), CASES)
 def test_every_layout_calls_only_attention_general(layout, mask, window):
-    _, calls = ran(layout, mask, window)
+    _, calls = run_attention(layout, mask, window)
     assert [key for key, _ in calls] == ["opmux::attention_general", "opmux::attention_general_bwd"]
 
 
@@ -101,7 +103,7 @@ def test_equal_sequences_have_one_speed_class_in_every_layout(causal):
     """So auto mode chooses one implementation for all of them."""
     classes = {key: set() for key in ("opmux::attention_general", "opmux::attention_general_bwd")}
     for layout, mask in of_equal_work(causal):
-        for key, args in ran(layout, mask)[1]:
+        for key, args in run_attention(layout, mask)[1]:
             classes[key].add(CLASSES[key].of(*args))
     assert all(len(classes) == 1 for classes in classes.values()), classes
 
@@ -109,8 +111,8 @@ def test_equal_sequences_have_one_speed_class_in_every_layout(causal):
 @pytest.mark.parametrize("causal", [True, False])
 def test_every_layout_gives_the_same_results(causal):
     (layout, mask), *others = of_equal_work(causal)
-    want, _ = ran(layout, mask)
+    want, _ = run_attention(layout, mask)
     for layout, mask in others:
-        for name, a, b in zip(("O", "S", "dQ", "dK", "dV"), ran(layout, mask)[0], want, strict=True):
+        for name, a, b in zip(("O", "S", "dQ", "dK", "dV"), run_attention(layout, mask)[0], want, strict=True):
             what = f"{layout} {mask} {name}"
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, msg=lambda m, what=what: f"{what}: {m}")

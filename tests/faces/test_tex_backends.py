@@ -21,7 +21,7 @@ tex = interface.module()
 
 
 @pytest.fixture(autouse=True)
-def as_it_was():
+def restore_backends():
     before = dict(registry._backends)
     yield
     for name in set(registry._backends) - set(before):

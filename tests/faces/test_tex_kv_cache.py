@@ -28,7 +28,7 @@ def drawn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def news(fmt):
+def new_keys(fmt):
     """The new keys of each sequence, and the tensor that contains them."""
     tokens = [drawn(n, H, D, seed=n + 1) for n in NEW]
     if fmt == "THD":
@@ -42,7 +42,7 @@ def news(fmt):
 @pytest.mark.parametrize("fmt", ["SBHD", "BSHD", "THD"])
 @pytest.mark.parametrize("paged", [True, False])
 def test_copy_to_kv_cache_matches_a_loop(fmt, paged):
-    tokens, held = news(fmt)
+    tokens, held = new_keys(fmt)
     page, pages = (2, 4) if paged else (8, 1)
     table = torch.tensor([[6, 1, 8, 0], [3, 5, 0, 0], [2, 7, 0, 0]] if paged else [[2], [0], [1]], dtype=torch.int32)
     k, v = drawn(9, page, H, D, seed=9), drawn(9, page, H, D, seed=10)
@@ -61,7 +61,7 @@ def test_copy_to_kv_cache_matches_a_loop(fmt, paged):
 
 
 def test_copy_to_kv_cache_without_new_tokens_changes_nothing():
-    _, held = news("BSHD")
+    _, held = new_keys("BSHD")
     cache = drawn(9, 2, H, D)
     original, table = cache.clone(), torch.zeros(3, 4, dtype=torch.int32)
     call("copy_to_kv_cache", held, held, cache, cache, table, cu(0, 0, 0), cu(*CACHED), 1, 3, 3, 8, 4, False)

@@ -44,7 +44,7 @@ def blocks(a_rows, b_rows):
     )
 
 
-def follows(act, glu=False, residual=None, save=True, bias=True, m=M, dtype=BF16):
+def linear_act_args(act, glu=False, residual=None, save=True, bias=True, m=M, dtype=BF16):
     x, weight = new(2, m // 2, K, dtype=dtype), new(2 * N if glu else N, K, dtype=dtype)
     added = None if residual is None else new(2, m // 2, N, dtype=residual)
     bias_tensor = new(weight.shape[0], dtype=dtype) if bias else None
@@ -62,7 +62,7 @@ CALLS = {
     "tf32": gemm(new(M, K, dtype=F32), new(N, K, dtype=F32), None, False, True),
     "dgelu": lambda: kernels.gemm_dgelu(new(M, K), new(K, N), new(M, N), False, False, 1.0, None),
     "accumulated": lambda: kernels.gemm_add_(new(M, N, dtype=F32), new(K, M), new(K, N), True, False, 1.0, 1.0),
-    "glu": follows("silu", glu=True, save=False, bias=False),
+    "glu": linear_act_args("silu", glu=True, save=False, bias=False),
     "fp8": scaled(E4M3, True),
     "blocks": blocks(1, 128),
     "turned": gemm(new(K, M, dtype=F16), new(N, K, dtype=F16), None, True, True),
@@ -72,12 +72,12 @@ CALLS = {
     "odd": gemm(new(37, 101), new(101, 17), new(17, dtype=F32), False, False, 0.5, F32),
     "float64": gemm(new(64, 64, dtype=F64), new(64, 64, dtype=F64)),
     "two blocks": blocks(1, 1),
-    "glu with all that may follow": follows("gelu", glu=True, residual=F32),
-    "residual": follows(None, residual=BF16),
-    "act and residual": follows("relu", residual=BF16, dtype=BF16),
-    "large glu": follows("silu", glu=True, m=16384),
-    "large glu with all that may follow": follows("gelu", glu=True, residual=F32, m=16384),
-    "large act and residual": follows("gelu", residual=F32, m=16384),
+    "glu with all that may follow": linear_act_args("gelu", glu=True, residual=F32),
+    "residual": linear_act_args(None, residual=BF16),
+    "act and residual": linear_act_args("relu", residual=BF16, dtype=BF16),
+    "large glu": linear_act_args("silu", glu=True, m=16384),
+    "large glu with all that may follow": linear_act_args("gelu", glu=True, residual=F32, m=16384),
+    "large act and residual": linear_act_args("gelu", residual=F32, m=16384),
     "int8": ints(True),
     "int8 by rows": ints(False),
     "few rows of int8": ints(True, 3),

@@ -240,7 +240,7 @@ def a_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def anothers(path: Path) -> None:
+def owned_by_another_user(path: Path) -> None:
     shutil.copy(path.with_name(f"{path.name}.copy"), path)
     os.chown(path, 12345, 12345)
 
@@ -266,16 +266,16 @@ def pretend_to_chown(monkeypatch) -> None:
     monkeypatch.setattr(os, "fstat", seen)
 
 
-INSTEAD = [a_folder, a_link, a_link_to_a_copy, a_pipe, anothers, *map(writable_by, (0o002, 0o020, 0o022))]
+INSTEAD = [a_folder, a_link, a_link_to_a_copy, a_pipe, owned_by_another_user, *map(writable_by, (0o002, 0o020, 0o022))]
 
 
 @pytest.fixture
-def nobodys_group(monkeypatch):
+def group_of_others(monkeypatch):
     """Users may have a group that only contains themselves; here the group has other members."""
     monkeypatch.setattr(cache_dir, "_is_our_own_group", lambda gid: False)
 
 
-def test_an_untrusted_file_is_replaced_and_never_followed(thing, tmp_path, monkeypatch, nobodys_group, lines):
+def test_an_untrusted_file_is_replaced_and_never_followed(thing, tmp_path, monkeypatch, group_of_others, lines):
     precious = tmp_path / "precious"
     precious.write_text("precious")
     if os.geteuid() != 0:
@@ -306,7 +306,7 @@ def test_an_untrusted_file_is_replaced_and_never_followed(thing, tmp_path, monke
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o707, 0o775])
 @pytest.mark.parametrize("which", ["", "folder"])
-def test_a_folder_that_others_can_write_to_is_not_used(mode, which, cache, thing, lines, nobodys_group):
+def test_a_folder_that_others_can_write_to_is_not_used(mode, which, cache, thing, lines, group_of_others):
     """A sticky folder above ours is safe; our own folders must be closed to others even if they are sticky."""
     tuned, library = tuning.store(CHIP, GOOD), thing.build()
     for folder in (tuned.parent, library.parent) if which else (cache,):

@@ -96,7 +96,7 @@ def test_without_python_headers_the_package_to_install_is_named(new, caplog, tmp
 
 
 def test_the_cost_of_missing_cpp_is_logged_once(new, caplog):
-    """By whatever notices it first: the overrides, or an op with a gradient that waits for a background build."""
+    """Whichever notices it first logs it: the overrides, or an op with a gradient that waits for a background build."""
 
     def fail(*args, **kwargs):
         raise build.NoCompiler("there is no C++ compiler")
@@ -149,7 +149,7 @@ def test_all_waiting_callbacks_run_even_if_one_raises(new):
 
 
 def test_an_op_does_not_wait_while_another_thread_compiles(new):
-    """It runs in Python until then; the compiling thread calls it back."""
+    """Until then the op runs in Python; the compiling thread calls it back."""
     compiling, proceed, called = threading.Event(), threading.Event(), []
 
     def compile_slowly(*args, **kwargs):

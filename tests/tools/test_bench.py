@@ -31,7 +31,7 @@ FACTS = {"chip", "device", "driver", "torch", "triton", "python", "opmux", "comm
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch):
+def few_repeats(monkeypatch):
     """Three calls per measurement: the tests never depend on the times."""
     monkeypatch.setattr(clock, "REPEAT_MS", 0)
     monkeypatch.setattr(clock.host_us, "__defaults__", (2, 2, min))

@@ -91,7 +91,7 @@ def test_a_call_with_fewer_samples_is_still_valid(name):
 # ---- the error limit ------------------------------------------------------------------------------------------------
 
 
-def far(got, truth, theirs=None, terms=1.0):
+def difference(got, truth, theirs=None, terms=1.0):
     return yardstick.far_off("y", got, theirs, truth, terms, 1.0)
 
 
@@ -99,29 +99,29 @@ def far(got, truth, theirs=None, terms=1.0):
 def test_one_rounding_is_allowed_and_an_error_of_2_percent_is_not(dtype):
     truth = torch.randn(50, 100, dtype=f64)
     got = truth.to(dtype, copy=True)
-    assert far(got, truth) is None
+    assert difference(got, truth) is None
     got[7, 30] *= 1.02
     if dtype is bf16:  # 2 % of the tensor's scale is only two bfloat16 roundings
         got[7, 30] *= 1.1
-    assert "y[7, 30] is" in far(got, truth) and "1 of 5000 numbers are too far" in far(got, truth)
+    assert "y[7, 30] is" in difference(got, truth) and "1 of 5000 numbers are too far" in difference(got, truth)
 
 
 def test_twice_torchs_own_error_is_allowed():
     truth = torch.ones(100, dtype=f64)
     theirs = (truth + 1e-3).float()
-    assert far((truth + 1.9e-3).float(), truth, theirs) is None
-    assert far((truth + 2.3e-3).float(), truth, theirs) is not None
+    assert difference((truth + 1.9e-3).float(), truth, theirs) is None
+    assert difference((truth + 2.3e-3).float(), truth, theirs) is not None
 
 
 def test_infinities_and_nan_must_match():
     truth = torch.tensor([1.0, float("inf"), float("nan"), 1e6, 0.0], dtype=f64)
     good = truth.to(torch.float16)  # 1e6 overflows to infinity in float16
-    assert far(good, truth) is None
+    assert difference(good, truth) is None
     for i, wrong in enumerate((float("nan"), 1.0, 1.0, 3.0, float("nan"))):
         bad = good.clone()
         bad[i] = wrong
-        assert f"y[{i}] is" in far(bad, truth), i
-    assert far(torch.zeros(1), torch.zeros(1, dtype=f64)) is None
+        assert f"y[{i}] is" in difference(bad, truth), i
+    assert difference(torch.zeros(1), torch.zeros(1, dtype=f64)) is None
 
 
 # ---- wrong kernels --------------------------------------------------------------------------------------------------

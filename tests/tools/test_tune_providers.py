@@ -37,24 +37,24 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def put(register):
+def add_library(register):
     """Registers an implementation of `linear` as a library's."""
 
-    def put(impl_id, fn):
+    def add_library(impl_id, fn):
         register(OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, outside=False))
 
-    return put
+    return add_library
 
 
 @pytest.fixture
-def slow(put):
+def slow(add_library):
     """Registers a library that takes 5 ms longer than the reference."""
 
     def slowly(x, weight, bias):
         time.sleep(0.005)
         return torch.nn.functional.linear(x, weight, bias)
 
-    put("vendor.acme", slowly)
+    add_library("vendor.acme", slowly)
 
 
 def chosen() -> str:
@@ -79,11 +79,11 @@ def test_dispatch_selects_by_the_measured_times(cli, slow):
     assert why.startswith("measured on cpu: reference.torch ") and why.endswith(f" us ({LABEL[7:-1]})")
 
 
-def test_an_implementation_that_fails_is_left_out_and_not_quarantined(cli, slow, put, tmp_path):
+def test_an_implementation_that_fails_is_left_out_and_not_quarantined(cli, slow, add_library, tmp_path):
     def broken(x, weight, bias):
         raise RuntimeError("a bug")
 
-    put("vendor.acme.broken", broken)
+    add_library("vendor.acme.broken", broken)
     file = tmp_path / "speeds.json"
     shape = ("--shape", "4x16x32", "--dtype", "float32", "--device", "cpu")
     result = cli("tune", "--providers", "linear", *shape, "--json", str(file))
@@ -93,13 +93,13 @@ def test_an_implementation_that_fails_is_left_out_and_not_quarantined(cli, slow,
     assert not get_default_manager().failures()
 
 
-def test_times_measured_before_the_device_was_lost_are_stored(cli, slow, put, tmp_path):
+def test_times_measured_before_the_device_was_lost_are_stored(cli, slow, add_library, tmp_path):
     def breaks(x, weight, bias):
         if x.shape[0] == 8:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return x @ weight.t()
 
-    put("vendor.acme.breaks", breaks)
+    add_library("vendor.acme.breaks", breaks)
     file = tmp_path / "speeds.json"
     shapes = (
         "--shape",
