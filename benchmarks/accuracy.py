@@ -71,7 +71,7 @@ def fp8(scaling: str, draw: random.Random) -> Iterator[Result]:
         whole = s[0].repeat_interleave(128, 1), s[1].repeat_interleave(128, 0).repeat_interleave(128, 1)
     else:
         s = (torch.rand(rows, device=CUDA) + 0.1 for rows in ((m, n) if scaling == "rows" else (1, 1)))
-        s = tuple(t.view(*at) if scaling == "rows" else t for t, at in zip(s, ((m, 1), (1, n)), strict=True))
+        s = tuple(t.view(*shape) if scaling == "rows" else t for t, shape in zip(s, ((m, 1), (1, n)), strict=True))
         ours = gemm.scaled_gemm(*data, *s, E4M3, E4M3, None, BF16, False)
         theirs = torch._scaled_mm(a, b.t(), *s, out_dtype=BF16)
         whole = s[0], s[1].view(-1, 1)

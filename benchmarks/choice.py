@@ -46,14 +46,14 @@ def measured(call: TimedCall, clock: Clock, rounds: int) -> dict[str, Any]:
     usable = [i.impl_id for i in manager.registry.get_implementations(spec.key) if i.impl_id != "reference.torch"]
     usable = [impl_id for impl_id in usable if trial.runs(impl_id)]
     chosen = manager.explain(spec.key, *args).chosen
-    taken = []
+    samples = []
     for _ in range(rounds):
         with torch.no_grad():
-            taken.append(clock.device_us(lambda: specs.functions[spec.key](*args)))
+            samples.append(clock.device_us(lambda: specs.functions[spec.key](*args)))
         for impl_id in usable:
             trial.time(impl_id)
     times = {impl_id: round(statistics.median(us), 1) for impl_id, us in trial.us.items()}
-    us = round(statistics.median(taken), 1)
+    us = round(statistics.median(samples), 1)
     ratio = round(min(times.values(), default=us) / us, 3)
     return {"call": str(call), "runs": chosen.impl_id if chosen else "", "us": us, "ratio": ratio, "alone": times}
 

@@ -59,9 +59,9 @@ def timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     for _ in range(CALLS):
         call()
-    taken = (time.perf_counter() - start) / CALLS * 1e6
+    elapsed = (time.perf_counter() - start) / CALLS * 1e6
     torch.accelerator.synchronize()
-    return taken
+    return elapsed
 
 
 WARM = 12  # calls before one is timed: the gate launches from the seventh on

@@ -156,10 +156,10 @@ class Timer:
         start = self.clock()
         for _ in range(calls):
             call()
-        taken = (self.clock() - start) / calls * 1e6
+        elapsed = (self.clock() - start) / calls * 1e6
         if not self.on_cpu:
             torch.accelerator.synchronize()
-        return taken
+        return elapsed
 
     def calls(self, call: Callable[[], Any]) -> int:
         """The number of calls in a round. On an accelerator at most 100: the launch queue must not fill up."""
@@ -185,10 +185,10 @@ def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float
     switch("")
     base = times["torch" if "torch" in times else "minimal"]
     summary = {}
-    for name, taken in times.items():
-        ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True))
+    for name, elapsed in times.items():
+        ratio = statistics.median(a / b for a, b in zip(elapsed, base, strict=True))
         summary[name] = {
-            "us": round(min(taken), 2),
+            "us": round(min(elapsed), 2),
             "ratio": round(ratio, 3),
         }
     return summary

@@ -85,10 +85,10 @@ def products(x: Tensor, w: Tensor) -> float:
     logits = torch.empty(1024, w.shape[0], dtype=x.dtype, device=x.device)
 
     def call() -> None:
-        for at in range(0, x.shape[0] // 1024 * 1024, 1024):
-            torch.mm(x[at : at + 1024], w.t(), out=logits)
+        for start in range(0, x.shape[0] // 1024 * 1024, 1024):
+            torch.mm(x[start : start + 1024], w.t(), out=logits)
             torch.mm(logits, w)
-            torch.mm(logits.t(), x[at : at + 1024])
+            torch.mm(logits.t(), x[start : start + 1024])
 
     return milliseconds(call, 500)
 

@@ -215,7 +215,7 @@ def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
         blocks = [block(step, part) for part in ["native", *[mode, "native"] * rounds]]
         gc.enable()
         turn("native")
-        natives, ours = ([statistics.median(b) for b in blocks[at::2]] for at in (0, 1))
+        natives, ours = ([statistics.median(b) for b in blocks[side::2]] for side in (0, 1))
         fastest, ours_fastest = (statistics.quantiles(itertools.chain(*blocks[at::2]), n=10)[0] for at in (0, 1))
         # pair each block with the native blocks before and after it, not with their mean, which is above the median
         # if some blocks are slow
@@ -345,8 +345,8 @@ def llama_training() -> Callable[..., torch.Tensor]:
     model.config.use_cache = False
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def step(at: int = 0) -> torch.Tensor:
-        loss = model(input_ids=ids[at % 4], labels=ids[at % 4]).loss
+    def step(number: int = 0) -> torch.Tensor:
+        loss = model(input_ids=ids[number % 4], labels=ids[number % 4]).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -360,7 +360,7 @@ def llama_losses(mode: str) -> list[float]:
     cleared()
     step = llama_training()
     turn(mode)
-    losses = [round(float(step(at)), 4) for at in range(20)]
+    losses = [round(float(step(number)), 4) for number in range(20)]
     turn("native")
     return losses
 
@@ -452,18 +452,18 @@ def main() -> None:
         warm(names)
         print(f"kernels compiled: {time.perf_counter() - start:.0f} s", flush=True)
     turn("auto")
-    taken = opmux.enabled_ops()
+    enabled = opmux.enabled_ops()
     turn("all")
     every = len(opmux.enabled_ops())
     turn("native")
-    print(f"auto takes {len(taken)} of {every} overloads", flush=True)
-    data: dict[str, Any] = {"models": {}, "taken": taken}
+    print(f"auto takes {len(enabled)} of {every} overloads", flush=True)
+    data: dict[str, Any] = {"models": {}, "taken": enabled}
 
     def keep(**more: Any) -> None:
         """Write the results so far, so that they survive if a run is ended early."""
         data.update(more)
         facts = about(
-            "transformers", overloads={"auto": len(taken), "all": every}, seconds=round(time.perf_counter() - start)
+            "transformers", overloads={"auto": len(enabled), "all": every}, seconds=round(time.perf_counter() - start)
         )
         facts["chip"] = facts["chip"] if DEVICE == "cuda" else DEVICE
         if options.json:

@@ -134,13 +134,13 @@ def one_adam(tex: Any, device: str, copy: float, dtype: torch.dtype) -> dict[str
     lists = [g, p, m, v] + ([master] if master else [])
     moved = size(*g) + 2 * size(*p, *m, *v) + 2 * size(*(master or ()))
     moved -= size(*p) if master else 0  # with master weights, p is only written
-    taken = milliseconds(lambda: tex.multi_tensor_adam(65536, noop, lists, 1e-4, 0.9, 0.95, 1e-8, 10, 1, 1, 0.1), 300)
-    row = {"share": round(moved / taken * 1e3 / copy, 3), "ms": round(taken, 3)}
+    elapsed = milliseconds(lambda: tex.multi_tensor_adam(65536, noop, lists, 1e-4, 0.9, 0.95, 1e-8, 10, 1, 1, 0.1), 300)
+    row = {"share": round(moved / elapsed * 1e3 / copy, 3), "ms": round(elapsed, 3)}
     if dtype is torch.float32:
         steps = [torch.tensor(10.0, device=device) for _ in range(count)]
         options = dict(lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False)
         row["torch_ms"] = round(milliseconds(lambda: torch._fused_adamw_(p, g, m, v, [], steps, **options), 300), 3)
-        row["of torch's time"] = round(taken / row["torch_ms"], 3)
+        row["of torch's time"] = round(elapsed / row["torch_ms"], 3)
     return row
 
 
@@ -242,8 +242,8 @@ def compared(te: Any, x: Tensor, plain: Any, layer: Any, recipes: dict[str, Any]
             times[name].append(milliseconds(call, 150))
     eager = statistics.median(times["eager"])
     row = {}
-    for name, taken in times.items():
-        ms = statistics.median(taken)
+    for name, elapsed in times.items():
+        ms = statistics.median(elapsed)
         row[name] = {"ms": round(ms, 3), "of eager's time": round(ms / eager, 3)}
         print(f"  layer, {name}: {row[name]}", flush=True)
     return row

@@ -81,9 +81,9 @@ class Draw:
         spread = self.random.choice((0.01, 1.0, 1.0, 5.0, 30.0))
         t = torch.randn(shape, generator=self.generator, dtype=torch.float64) * spread
         if self.special and t.numel():
-            places = torch.randint(t.numel(), (self.random.choice((1, 3, t.numel())),), generator=self.generator)
-            which = torch.randint(len(special), (len(places),), generator=self.generator)
-            t.view(-1)[places] = torch.tensor(special, dtype=torch.float64)[which]
+            positions = torch.randint(t.numel(), (self.random.choice((1, 3, t.numel())),), generator=self.generator)
+            which = torch.randint(len(special), (len(positions),), generator=self.generator)
+            t.view(-1)[positions] = torch.tensor(special, dtype=torch.float64)[which]
         return t.to(dtype)
 
     def in_another_layout(self, t: torch.Tensor) -> torch.Tensor:
@@ -125,8 +125,8 @@ class Draw:
     def args(self) -> list[Any]:
         args = [self.argument(name) for name in self.spec.names]
         if self.chance(0.2):
-            at = self.random.randrange(len(args))
-            args[at] = self.invalidated(args[at])
+            index = self.random.randrange(len(args))
+            args[index] = self.invalidated(args[index])
         return args
 
     def argument(self, name: str) -> Any:
@@ -278,8 +278,8 @@ def too_far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tens
     bad = ~same & ~((a - truth).abs() <= allowed)
     if not bool(bad.any()):
         return None
-    at = tuple(bad.nonzero()[0].tolist())
-    return f"{int(bad.sum())} of {bad.numel()} differ, first at {at}: {a[at]:.9g}, expected {b[at]:.9g}"
+    index = tuple(bad.nonzero()[0].tolist())
+    return f"{int(bad.sum())} of {bad.numel()} differ, first at {index}: {a[index]:.9g}, expected {b[index]:.9g}"
 
 
 def describe(seed: int) -> str:
@@ -290,10 +290,10 @@ def describe(seed: int) -> str:
 
 def seeds(first: int, count: int | None, seconds: float | None) -> Iterator[int]:
     until = time.monotonic() + (seconds if seconds is not None else float("inf"))
-    at = first
-    while (count is None or at < first + count) and time.monotonic() < until:
-        yield at
-        at += 1
+    seed = first
+    while (count is None or seed < first + count) and time.monotonic() < until:
+        yield seed
+        seed += 1
 
 
 def fuzz(first: int, count: int | None = None, seconds: float | None = None) -> Report:

@@ -103,16 +103,16 @@ def plain_args(name):
     args = list(spec.bound(spec.samples.at((3, 8), torch.float32, CPU).args, {})[0])
     # without parameters that were added to the op later
     args = args[: len(getattr(torch.ops.opmux_cpu, name).default._schema.arguments)]
-    for at, parameter in enumerate(spec.names):
+    for i, parameter in enumerate(spec.names):
         if parameter == "mask":
-            args[at] = torch.zeros(3, 8, dtype=torch.bool)
+            args[i] = torch.zeros(3, 8, dtype=torch.bool)
         elif parameter == "bias":
-            args[at] = torch.ones(8)
+            args[i] = torch.ones(8)
     return args
 
 
-def optional(name, at):
-    return specs.find(f"opmux::{name}").names[at] in ("mask", "bias") and not name.endswith("_bias")
+def optional(name, index):
+    return specs.find(f"opmux::{name}").names[index] in ("mask", "bias") and not name.endswith("_bias")
 
 
 def declines(name, args):
@@ -128,18 +128,18 @@ def each_tensor():
     for name in NAMES:
         args = plain_args(name)
         KERNEL[name](*args)  # must not raise: the kernel accepts these arguments
-        yield from ((name, args, at) for at, a in enumerate(args) if torch.is_tensor(a))
+        yield from ((name, args, i) for i, a in enumerate(args) if torch.is_tensor(a))
 
 
 @pytest.mark.filterwarnings("ignore:.*(nested|quantized|quantization|sparse).*:UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kernel_declines_such_a_tensor_in_every_argument(kind):
     count = 0
-    for name, args, at in each_tensor():
-        skips = kind == "undefined" and optional(name, at)
-        if skips or (kind in ("mkldnn", "quantized") and not args[at].is_floating_point()):
+    for name, args, index in each_tensor():
+        skips = kind == "undefined" and optional(name, index)
+        if skips or (kind in ("mkldnn", "quantized") and not args[index].is_floating_point()):
             continue
-        declines(name, [*args[:at], KINDS[kind](args[at]), *args[at + 1 :]])
+        declines(name, [*args[:index], KINDS[kind](args[index]), *args[index + 1 :]])
         count += 1
     assert count > 60
 
@@ -155,29 +155,31 @@ UNWRAPPING = {
 
 
 def each_float():
-    return ((name, args, at) for name, args, at in each_tensor() if args[at].is_floating_point())
+    return ((name, args, index) for name, args, index in each_tensor() if args[index].is_floating_point())
 
 
 @pytest.mark.parametrize("transform", WRAPPING)
 def test_every_kernel_declines_what_functorch_wraps(transform):
     calls = []
-    for name, args, at in each_float():
+    for name, args, index in each_float():
 
-        def inside(t, name=name, args=args, at=at):
-            declines(name, [*args[:at], t, *args[at + 1 :]])
+        def inside(t, name=name, args=args, index=index):
+            declines(name, [*args[:index], t, *args[index + 1 :]])
             calls.append(name)
             return t
 
-        WRAPPING[transform](inside, args[at])
+        WRAPPING[transform](inside, args[index])
     assert len(calls) > 60
 
 
 @pytest.mark.parametrize("transform", UNWRAPPING)
 def test_kernels_run_under_vmap_and_functionalize(transform):
     """For an op that they have no rule for, vmap and functionalize unwrap first: the kernel gets plain tensors."""
-    for name, args, at in each_float():
+    for name, args, index in each_float():
         run = KERNEL[name]
-        got = UNWRAPPING[transform](lambda t, run=run, args=args, at=at: run(*args[:at], t, *args[at + 1 :]), args[at])
+        got = UNWRAPPING[transform](
+            lambda t, run=run, args=args, index=index: run(*args[:index], t, *args[index + 1 :]), args[index]
+        )
         want = run(*args)
         for a, b in zip(*((v,) if torch.is_tensor(v) else v for v in (got, want)), strict=True):
             torch.testing.assert_close(a, b.expand_as(a))

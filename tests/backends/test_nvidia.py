@@ -154,7 +154,7 @@ def test_attention_results_have_the_specs_shapes_dtypes_and_strides(fn, when, or
     layout = lambda t: (
         attention_spec.room(t.transpose(1, 2)).transpose(1, 2) if torch.is_tensor(t) and t.dim() == 4 else t
     )
-    taken = []
+    accepted = []
     for sample in spec.samples(BF16, META):
         args = sample.args if order == "packed" else tuple(map(layout, sample.args))
         if when(*args) is not True:
@@ -163,8 +163,8 @@ def test_attention_results_have_the_specs_shapes_dtypes_and_strides(fn, when, or
         for name, a, b in zip(spec.out, fn(*args), want, strict=True):
             steps = [[n for n, size in zip(t.stride(), t.shape, strict=True) if size > 1] for t in (a, b)]
             assert (a.shape, a.dtype, steps[0]) == (b.shape, b.dtype, steps[1]), f"{sample.id}: {name}"
-        taken.append(sample.id)
-    assert len(taken) >= (8 if fn in (flash.attention, flash.attention_bwd) else 6), taken
+        accepted.append(sample.id)
+    assert len(accepted) >= (8 if fn in (flash.attention, flash.attention_bwd) else 6), accepted
 
 
 @pytest.mark.parametrize("fn, when", ATTENTION, **by_impl)
@@ -258,13 +258,13 @@ def test_only_unaligned_or_strided_inputs_of_flash_are_copied():
 @pytest.mark.parametrize("name", ["batch_norm", "batch_norm_bwd"])
 def test_cudnns_batch_norm_has_the_specs_shapes_dtypes_and_strides(name):
     spec, fn = specs.find(name), getattr(cudnn, name)
-    taken = 0
+    accepted = 0
     for sample in spec.samples(F16, META):
         if fn.when(*sample.args) is True:
             for a, b in zip(fn(*sample.args), spec.reference(*sample.args), strict=True):
                 assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype), sample.id
-            taken += 1
-    assert taken >= 2
+            accepted += 1
+    assert accepted >= 2
     for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             fn.when(*bad.args)
@@ -453,7 +453,7 @@ def impl_named(name):
 def check_samples(name, dtypes=(F32, BF16), least=4):
     """Run an impl on all samples that it accepts: it agrees with the reference and writes to no argument."""
     fn = impl_named(name)
-    spec, taken = specs.find(fn.op), 0
+    spec, accepted = specs.find(fn.op), 0
     impl = OpImpl(fn.op, name, BackendImplKind.VENDOR, "nvidia", fn, when=fn.when)
     when, fit = when_of(spec, impl), Fit.of(spec, impl).call
     for dtype in dtypes:
@@ -468,8 +468,8 @@ def check_samples(name, dtypes=(F32, BF16), least=4):
                 assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True)), (
                     f"{name} wrote: {sample.id}"
                 )
-            taken += 1
-    assert taken >= least * len(dtypes)
+            accepted += 1
+    assert accepted >= least * len(dtypes)
 
 
 @pytest.mark.parametrize(

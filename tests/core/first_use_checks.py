@@ -217,8 +217,8 @@ SCENARIOS = {
 class Trace:
     """Counts the lines of our code that a thread runs, and calls a function at one of them."""
 
-    def __init__(self, at: int = -1, act=None):
-        self.count, self.at, self.act, self.where = 0, at, act, None
+    def __init__(self, line: int = -1, act=None):
+        self.count, self.at, self.act, self.where = 0, line, act, None
         self.calls: Counter[types.CodeType] = Counter()
 
     def local(self, frame, event, arg):

@@ -62,7 +62,7 @@ class Site:
 def without_transformer_engine():
     """Hide NVIDIA's layer, which an earlier test may have imported, unless the test installs one."""
     names = [n for n in sys.modules if n.partition(".")[0] in ("transformer_engine", "transformer_engine_torch")]
-    taken = {n: sys.modules.pop(n) for n in names}
+    removed = {n: sys.modules.pop(n) for n in names}
     finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # it provides our tex
     sys.meta_path[:] = [f for f in sys.meta_path if f not in finders]
     grants, given_before = imports.finder.grants, dict(imports.finder.given)
@@ -72,7 +72,7 @@ def without_transformer_engine():
         imports.finder.add(grant)
     imports.finder.given.update(given_before)
     sys.meta_path[:0] = finders
-    sys.modules.update(taken)
+    sys.modules.update(removed)
 
 
 @pytest.fixture(autouse=True)

@@ -455,16 +455,16 @@ def test_inference_tensors_are_restored():
 
 def test_calls_that_write_nothing_take_no_snapshot(monkeypatch):
     """tex's norms write `ln_out` if it is given, and nothing if it is None."""
-    taken = []
-    monkeypatch.setattr(snapshots, "take", lambda values, generators: taken.append(values) or "not now")
+    snapshot_calls = []
+    monkeypatch.setattr(snapshots, "take", lambda values, generators: snapshot_calls.append(values) or "not now")
     bad = Counted(error=RuntimeError("late"))
     manager = manager_of("rmsnorm_fwd", (VENDOR, bad), (REFERENCE, lambda *a: "ref"))
     x, w, buffer = torch.ones(3, 4), torch.ones(4), torch.zeros(3, 4)
     assert manager.call("rmsnorm_fwd", x, w, 1e-5, None, None, None, 0, False) == "ref"
-    assert taken == [[]]
+    assert snapshot_calls == [[]]
     with pytest.raises(RuntimeError, match="^late(.|\n)*no other impl is tried after 'vendor.0': not now"):
         manager.call("rmsnorm_fwd", torch.ones(300, 4), w, 1e-5, buffer, None, None, 0, False)
-    assert [(n, v is buffer) for n, v in taken[1]] == [("ln_out", True)]
+    assert [(n, v is buffer) for n, v in snapshot_calls[1]] == [("ln_out", True)]
 
 
 # ---- regressions ----------------------------------------------------------------------------------------------------

@@ -103,12 +103,12 @@ def same(got, expected):
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("at, spec", list(enumerate(SPECS)), ids=[s.name for s in SPECS])
-def test_every_fault_falls_back_without_side_effects(at, spec, slow):
+@pytest.mark.parametrize("index, spec", list(enumerate(SPECS)), ids=[s.name for s in SPECS])
+def test_every_fault_falls_back_without_side_effects(index, spec, slow):
     """Each op runs every sixth fault, and each op starts with another one; with --slow all faults run."""
     samples = [s for s in spec.samples(torch.float32, CPU) if not s.loose] or list(spec.samples(torch.float32, CPU))
     manager = get_default_manager()
-    for n, fault in enumerate(FAULTS) if slow else list(enumerate(FAULTS))[at % 6 :: 6]:
+    for n, fault in enumerate(FAULTS) if slow else list(enumerate(FAULTS))[index % 6 :: 6]:
         sample = samples[n % len(samples)]
         if (
             fault.after

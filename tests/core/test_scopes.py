@@ -215,16 +215,16 @@ def test_the_error_for_an_invalid_preference_suggests_the_nearest():
         set_global_policy("vendor")
 
 
-@pytest.mark.parametrize("wrong, near", [
+@pytest.mark.parametrize("wrong, suggestion", [
     (dict(per_op={"rms_nrm": "reference"}), "rms_norm"),
     (dict(per_op={"which": "vendor:acmee"}), "acme"),
     (dict(per_op={"which": "impl:bolt2"}), "bolt"),
 ])  # fmt: skip
-def test_the_error_for_an_unknown_name_suggests_the_nearest(manager, wrong, near):
+def test_the_error_for_an_unknown_name_suggests_the_nearest(manager, wrong, suggestion):
     before = get_policy()
-    with pytest.raises(UnknownName, match=f"did you mean '{near}'"), opmux.policy(**wrong):
+    with pytest.raises(UnknownName, match=f"did you mean '{suggestion}'"), opmux.policy(**wrong):
         pass
-    with pytest.raises(UnknownName, match=f"did you mean '{near}'"):
+    with pytest.raises(UnknownName, match=f"did you mean '{suggestion}'"):
         opmux.set_policy(**wrong)
     assert get_policy() == before
 

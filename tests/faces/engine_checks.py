@@ -596,7 +596,7 @@ def gradients_of_composites() -> None:
         lambda x: torch.where(x > 0, x, -x), lambda x: x.cumsum(0), lambda x: F.glu(x), lambda x: x.prod(),
         lambda x: torch.addcmul(x, x, x, value=2), lambda x: x.max(1)[0], lambda x: x.amax(0), torch.special.expit,
     ]  # fmt: skip
-    for at, fn in enumerate(ops):
+    for i, fn in enumerate(ops):
 
         def once(fn: Callable[[Tensor], Tensor] = fn) -> list[Any]:
             torch.manual_seed(5)
@@ -611,7 +611,7 @@ def gradients_of_composites() -> None:
             continue
         with opmux.use(mode="all"):
             got = once()
-        torch.testing.assert_close(got, expected, msg=lambda m, at=at: f"op {at}: {m}")
+        torch.testing.assert_close(got, expected, msg=lambda m, index=i: f"op {index}: {m}")
 
 
 @check

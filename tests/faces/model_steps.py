@@ -95,10 +95,10 @@ def compared(name: str, device: str) -> dict[str, Any]:
         left = garbage(lambda: step(model, inputs))
     finally:
         opmux.disable()
-    far = max(float((a - b).norm() / (b.norm() + 1e-6)) for a, b in zip(ours, native, strict=True))
+    error = max(float((a - b).norm() / (b.norm() + 1e-6)) for a, b in zip(ours, native, strict=True))
     return {
         "tensors": len(native),
-        "largest distance": far,
+        "largest distance": error,
         "overloads": len(calls),
         "calls": sum(calls.values()),
         "garbage": left,

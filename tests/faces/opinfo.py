@@ -351,8 +351,8 @@ def gradients(results: Any, wrt: list[Tensor], via: torch.dtype) -> list[Tensor 
     return list(torch.autograd.grad(outs, wrt, [cotangent(t, i, via) for i, t in enumerate(outs)], allow_unused=True))
 
 
-def cotangent(t: Tensor, at: int, via: torch.dtype) -> Tensor:
-    cotangent = numpy.random.default_rng(at).standard_normal(
+def cotangent(t: Tensor, index: int, via: torch.dtype) -> Tensor:
+    cotangent = numpy.random.default_rng(index).standard_normal(
         tuple(t.shape)
     )  # not drawn by torch, whose calls are recorded
     return torch.from_numpy(numpy.asarray(cotangent)).to(via).to(t.dtype).to(t.device)
@@ -378,32 +378,32 @@ def compare(
     a, b = leaves(got), leaves(expected)
     if len(a) != len(b):
         raise Unequal(f"{len(a)} results, native has {len(b)}")
-    for at, (x, y) in enumerate(zip(a, b, strict=True)):
+    for index, (x, y) in enumerate(zip(a, b, strict=True)):
         if not isinstance(y, Tensor):
             if type(x) is not type(y) or (values and x != y and not (x != x and y != y)):
-                raise Unequal(f"result {at} is {x!r}, native {y!r}")
+                raise Unequal(f"result {index} is {x!r}, native {y!r}")
             continue
         looks = [metadata_of(t, named) for t in (x, y)]
         if looks[0] != looks[1]:
-            raise Unequal(f"result {at} is {looks[0]}, native {looks[1]}")
+            raise Unequal(f"result {index} is {looks[0]}, native {looks[1]}")
         # out= may have a wider dtype than the computation
         rtol, atol = torch.testing._comparison.default_tolerances(dtype, y)
         try:
             if values:
                 torch.testing.assert_close(x.detach(), y.detach(), equal_nan=True, rtol=rtol, atol=atol)
         except AssertionError as error:
-            close = (y.is_floating_point() or y.is_complex()) and as_true(x, y, truth, at, rtol, atol)
+            close = (y.is_floating_point() or y.is_complex()) and as_true(x, y, truth, index, rtol, atol)
             if not close:
-                raise Unequal(f"result {at}: {' '.join(str(error).split())}") from None
+                raise Unequal(f"result {index}: {' '.join(str(error).split())}") from None
 
 
-def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], at: int, rtol: float, atol: float) -> bool:
+def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], index: int, rtol: float, atol: float) -> bool:
     """Whether x is about as close as y to the truth, native's results in float64: within a factor of two.
 
     Needed for ops that torch decomposes, because it rounds after each step, and for sums in another order: elements
     that nearly cancel may have the error of the largest element.
     """
-    right = attempt(lambda: leaves(truth())[at].detach())
+    right = attempt(lambda: leaves(truth())[index].detach())
     if right.error is not None or right.value.shape != y.shape:
         return False
     if right.value.dtype is not (torch.complex128 if y.is_complex() else torch.float64):
@@ -412,12 +412,12 @@ def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], at: int, rtol: float
     some = true.isfinite()
     if not torch.equal(*(torch.nan_to_num(t[~some], 0.5) for t in (ours, true))):
         return False
-    far, fars = ((t - true).abs()[some] for t in (ours, native))
+    errors, fars = ((t - true).abs()[some] for t in (ours, native))
     allowed = atol + rtol * true[some].abs()
-    near = (far / allowed).max() <= max(1.0, 2 * (fars / allowed).max())
+    close = (errors / allowed).max() <= max(1.0, 2 * (fars / allowed).max())
     ulp = torch.finfo(y.dtype).eps * true[some].abs().max()  # the error of a sum whose terms are rounded to y.dtype
-    few = (far > allowed).sum() <= max(3, 0.1 * far.numel())
-    return bool(near or (few and far.max() <= 2 * max(fars.max(), ulp if y.dtype in FLOATS[:3] else 0.0)))
+    few = (errors > allowed).sum() <= max(3, 0.1 * errors.numel())
+    return bool(close or (few and errors.max() <= 2 * max(fars.max(), ulp if y.dtype in FLOATS[:3] else 0.0)))
 
 
 def _real(t: Tensor) -> Tensor:
@@ -470,12 +470,12 @@ class Runner:
         self.looks = looks  # the number of kinds of `out` to try for each sample
         self.dtype, self.at, self.doing = torch.float32, 0, ""
 
-    def sample(self, at: int, sample: Any) -> bool:
+    def sample(self, number: int, sample: Any) -> bool:
         """Whether every form of the call agrees with native."""
-        self.at = at
+        self.at = number
         good = self._both("call", self._call, sample)
-        looks = list(INPUTS) if self.looks is None else [list(INPUTS)[(place_of(self.op) + at) % len(INPUTS)]]
-        for variant in looks if at < VARIED else ():
+        looks = list(INPUTS) if self.looks is None else [list(INPUTS)[(place_of(self.op) + number) % len(INPUTS)]]
+        for variant in looks if number < VARIED else ():
             if self._crashes(variant):
                 continue
             if (other := attempt(lambda look=variant: INPUTS[look](sample)).value) is not None:
@@ -486,8 +486,8 @@ class Runner:
             good &= self._out(sample)
         return good
 
-    def error(self, at: int, error: Any) -> bool:
-        self.at = at
+    def error(self, number: int, error: Any) -> bool:
+        self.at = number
         return self._both("error", self._call, error.sample_input)
 
     def _call(self, sample: Any) -> Any:
@@ -753,16 +753,16 @@ def name_of(op: Any) -> str:
 
 def one_dtype(op: Any) -> tuple[torch.dtype, ...]:
     """The dtype in which a quick run tests an op, in turn float32 or another; it tests only every third op."""
-    at, left = divmod(place_of(op), 3)
+    turn, left = divmod(place_of(op), 3)
     if left:
         return ()
     others = [d for d in DTYPES[1:] if d in op.supported_dtypes("cpu")]
-    return (others[at // 2 % len(others)],) if at % 2 and others else (torch.float32,)
+    return (others[turn // 2 % len(others)],) if turn % 2 and others else (torch.float32,)
 
 
 @functools.cache
 def _places() -> dict[str, int]:
-    return {name_of(op): at for at, op in enumerate(database())}
+    return {name_of(op): i for i, op in enumerate(database())}
 
 
 def place_of(op: Any) -> int:
@@ -804,9 +804,9 @@ def _elements(sample: Any) -> int:
 def _samples(runner: Runner, dtype: torch.dtype, limit: int | None) -> Tally:
     runner.dtype = dtype
     tally = runner.report.of(runner.name, str(dtype).removeprefix("torch."))
-    for at, sample in enumerate(selected_samples(runner.op, runner.device, dtype, limit)):
+    for i, sample in enumerate(selected_samples(runner.op, runner.device, dtype, limit)):
         tally.run += 1
-        tally.passed += runner.sample(at, sample)
+        tally.passed += runner.sample(i, sample)
     return tally
 
 
@@ -815,9 +815,9 @@ def _errors(runner: Runner, limit: int | None) -> None:
         return
     runner.dtype = torch.float32
     tally = runner.report.of(runner.name, "errors")
-    for at, error in enumerate(list(runner.op.error_inputs_func(runner.op, runner.device))[:limit]):
+    for i, error in enumerate(list(runner.op.error_inputs_func(runner.op, runner.device))[:limit]):
         tally.run += 1
-        tally.passed += runner.error(at, error)
+        tally.passed += runner.error(i, error)
 
 
 # ---- many processes -------------------------------------------------------------------------------------------------

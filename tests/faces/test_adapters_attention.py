@@ -146,8 +146,8 @@ def test_flash_attention_accepts_packed_sequences(causal, left, right, limits, u
         close(result[0][rows], want[0], 3e-2)
         close(result[1][:, rows], want[1], 3e-2)
         if not used:  # torch has no backward with seqused_k
-            for got, exact, at in zip(grads, want[2:], (rows, cols, cols), strict=True):
-                close(got[at], exact, 3e-2)
+            for got, exact, kept_rows in zip(grads, want[2:], (rows, cols, cols), strict=True):
+                close(got[kept_rows], exact, 3e-2)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -190,8 +190,8 @@ def test_efficient_attention_backward_accepts_packed_sequences(mask):
     args = (do[None], q[None], k[None], v[None], None, o[None], cu_q, cu_k, max(lengths), max(keys), lse)
     result = adapters.efficient_attention_backward(bwd, *args, 0.0, None, None, mask, False)
     for want in wants:
-        for got, (at, exact) in zip(result, want, strict=False):
-            close(got[0, at], exact, 1e-4)
+        for got, (rows_, exact) in zip(result, want, strict=False):
+            close(got[0, rows_], exact, 1e-4)
 
 
 def test_fused_attention_leaves_unsupported_calls_to_torch():

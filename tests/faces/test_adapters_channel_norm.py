@@ -40,13 +40,15 @@ def test_batch_norm_out_overloads_that_change_statistics_stay_with_torch():
 
 
 def group(adapters, x, groups, weight, bias, masks=([True] * 3,)):
-    n, c, places = x.shape[0], x.shape[1], x.shape[2:].numel()
-    served = adapters.agrees("native_group_norm", x, weight, bias, n, c, places, groups, 1e-5)
-    _, mean, rstd = aten.native_group_norm(x, weight, bias, n, c, places, groups, 1e-5)
+    n, c, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
+    served = adapters.agrees("native_group_norm", x, weight, bias, n, c, positions, groups, 1e-5)
+    _, mean, rstd = aten.native_group_norm(x, weight, bias, n, c, positions, groups, 1e-5)
     dy = torch.randn_like(x)
     for dx, dw, db in masks:
         mask = [dx, dw and weight is not None, db and weight is not None]
-        served += adapters.agrees("native_group_norm_backward", dy, x, mean, rstd, weight, n, c, places, groups, mask)
+        served += adapters.agrees(
+            "native_group_norm_backward", dy, x, mean, rstd, weight, n, c, positions, groups, mask
+        )
     return served == 1 + len(masks)
 
 

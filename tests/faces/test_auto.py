@@ -140,14 +140,14 @@ def test_unmeasured_overloads_use_the_times_of_their_functional_overload(measure
     monkeypatch.setattr(gate, "may_launch", lambda device, shape, family: True)
     fast, slow = speed(0.5, 0.5, 0.5, host=(5, 5), native=LONG), speed(1.5, 1.5, 1.5, host=(5, 5), native=LONG)
     names = ["mul.Tensor", "mul_.Tensor", "mul.out", "masked_fill.Scalar", "masked_fill_.Scalar", "_softmax.out"]
-    taken = lambda: [n for n in names if decisions.decide(table()[n], "cpu").taken]
+    overridden = lambda: [n for n in names if decisions.decide(table()[n], "cpu").taken]
     measured({"mul.Tensor": fast, "masked_fill.Scalar": fast, "_softmax": fast}, gated=True)
-    assert taken() == names[:-2]
+    assert overridden() == names[:-2]
     limits = lambda name: decisions.decide(table()[name], "cpu").limits[BF16]
     assert limits("mul.Tensor") == limits("mul_.Tensor") == 0
     assert SMALL < limits("mul.out") < MIDDLE  # `out` overloads run in Python
     measured({"mul.Tensor": fast, "mul_.Tensor": slow}, gated=True)
-    assert taken() == ["mul.Tensor", "mul.out"]
+    assert overridden() == ["mul.Tensor", "mul.out"]
 
 
 def test_calls_that_run_in_python_need_a_larger_gain(measured, monkeypatch):
@@ -164,11 +164,11 @@ def test_calls_that_run_in_python_need_a_larger_gain(measured, monkeypatch):
 
 def test_calls_that_always_run_in_python_need_a_clear_gain_or_a_hidden_host_time(measured):
     """Measured: a backward that runs once per step took 64 us in a model, but 21 us in the benchmark loop."""
-    for host, taken in (((20, 14), 0), ((20, 19), None), ((20, 21), None)):
+    for host, smallest in (((20, 14), 0), ((20, 19), None), ((20, 21), None)):
         measured({"nll_loss_backward": speed(0.5, 0.5, 0.5, host=host, native=LONG)}, gated=True)
         limit = decisions.decide(table()["nll_loss_backward"], "cpu").limits[BF16]
         # torch's kernel takes 60 us there: twice the time of a call in Python
-        assert limit == taken if taken is not None else MIDDLE < limit < LARGE
+        assert limit == smallest if smallest is not None else MIDDLE < limit < LARGE
 
 
 def test_an_op_that_only_loses_on_the_host_says_so(measured):

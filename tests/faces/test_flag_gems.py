@@ -195,9 +195,9 @@ def test_rotary_embedding_matches_the_formula(gems, interleaved):
         a, b = u * c - v * s, v * c + u * s
         return torch.stack((a, b), -1).flatten(-2) if interleaved else torch.cat((a, b), -1)
 
-    places = torch.arange(3).expand(2, 3)
+    positions = torch.arange(3).expand(2, 3)
     for got, t in zip(module(q, k), (q, k), strict=True):
-        torch.testing.assert_close(got, turned(t, places))
+        torch.testing.assert_close(got, turned(t, positions))
     rows = torch.randint(16, (2, 3))
     expected = turned(q, rows), turned(k, rows)
     got = gems.apply_rotary_pos_emb(q, k, cos, sin, rows, interleaved, inplace=True)

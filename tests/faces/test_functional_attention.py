@@ -173,10 +173,10 @@ def test_multi_token_attention_matches_the_formula(options, sparse):
 
 
 def plain_neighborhood(q, k, v, kernel_size=7, dilation=1, scale=None):
-    at = torch.arange(q.shape[-2])
-    apart = at[:, None] - at
-    near = (apart.abs() <= kernel_size // 2 * dilation) & (apart % dilation == 0)
-    return F.scaled_dot_product_attention(q, k, v, near, scale=scale)
+    positions = torch.arange(q.shape[-2])
+    distance = positions[:, None] - positions
+    in_window = (distance.abs() <= kernel_size // 2 * dilation) & (distance % dilation == 0)
+    return F.scaled_dot_product_attention(q, k, v, in_window, scale=scale)
 
 
 @pytest.mark.parametrize("options", [{}, {"kernel_size": 5, "dilation": 3, "scale": 0.7}, {"kernel_size": 99}], ids=str)

@@ -123,7 +123,7 @@ def saved(fn, *leaves):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved_tensors.setdefault(t.data_ptr(), t), lambda t: t):
         assert fn(*leaves).requires_grad
     own = {t.data_ptr() for t in leaves if t is not None}
-    return sum(t.numel() for at, t in saved_tensors.items() if at not in own)
+    return sum(t.numel() for address, t in saved_tensors.items() if address not in own)
 
 
 def test_only_the_product_is_saved_for_backward():

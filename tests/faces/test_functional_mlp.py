@@ -106,7 +106,7 @@ def saved(fn, x, *weights):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved_tensors.setdefault(t.data_ptr(), t), lambda t: t):
         y = fn(x, *weights)
     assert y.requires_grad
-    return sum(t.numel() for at, t in saved_tensors.items() if at not in {w.data_ptr() for w in weights})
+    return sum(t.numel() for address, t in saved_tensors.items() if address not in {w.data_ptr() for w in weights})
 
 
 def test_mlps_save_only_input_gate_and_up():

@@ -146,8 +146,8 @@ def test_autocast_computes_in_bfloat16_with_float32_gradients():
 )
 def test_invalid_arguments_raise(change, message):
     args = [*drawn(torch.float32), "silu"]
-    for at, value in change.items():
-        args[at] = value
+    for position, value in change.items():
+        args[position] = value
     with pytest.raises(BadArgument, match=message):
         ours.fused_moe(*args)
 

@@ -63,15 +63,15 @@ def test_results_and_gradients_match_the_formula(options, same):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize(("layout", "at"), [("bshd", (0, 2, 1, 3)), ("sbhd", (2, 0, 1, 3))])
-def test_results_of_each_layout_match(layout, at):
+@pytest.mark.parametrize(("layout", "dim_order"), [("bshd", (0, 2, 1, 3)), ("sbhd", (2, 0, 1, 3))])
+def test_results_of_each_layout_match(layout, dim_order):
     q, k, v = new(B, H, S, D), new(B, G, K, D), new(B, G, K, D)
     want, lse = ours.attention(q, k, v, softcap=2.0, return_lse=True)
     got, same = ours.attention(
-        *(t.permute(at).contiguous() for t in (q, k, v)), softcap=2.0, layout=layout, return_lse=True
+        *(t.permute(dim_order).contiguous() for t in (q, k, v)), softcap=2.0, layout=layout, return_lse=True
     )
     assert got.is_contiguous()
-    torch.testing.assert_close(got, want.permute(at))
+    torch.testing.assert_close(got, want.permute(dim_order))
     torch.testing.assert_close(same, lse)
 
 

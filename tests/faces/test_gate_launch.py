@@ -90,10 +90,10 @@ class FakeDevice:
                 return self.status
         word = lambda i, kind: ctypes.cast(params[i], ctypes.POINTER(kind))[0]
         pointers = 3 if function > 100 else 2
-        at = [word(i, ctypes.c_uint64) for i in range(pointers)]
+        pointers_ = [word(i, ctypes.c_uint64) for i in range(pointers)]
         n, scale = word(pointers, ctypes.c_int32), word(pointers + 1, ctypes.c_double)
         assert not word(pointers + 2, ctypes.c_uint64) and not word(pointers + 3, ctypes.c_uint64)  # scratch memory
-        self.kernel(name, at[0], at[1] if pointers == 3 else 0, at[-1], n, scale)
+        self.kernel(name, pointers_[0], pointers_[1] if pointers == 3 else 0, pointers_[-1], n, scale)
         return 0
 
 
@@ -416,12 +416,12 @@ class FakePlanner:
         launch = kernel, 3, 1, 1, 128, len(params), *(word for param in params for word in param)
         return *request[HEAD - 1 :], 1, *result, 0, 1, *launch
 
-    def answer_class(self, request, at, low, high, step, formulas):
+    def answer_class(self, request, position, low, high, step, formulas):
         """Answer with a class: calls of exp on [v, 8], where v is word `at` of the key."""
-        answer = self.launch(request, (request[HEAD - 1 + at], 8))
+        answer = self.launch(request, (request[HEAD - 1 + position], 8))
         numbers = (word for one in formulas for word in one)
         self.send_kernel(0)
-        self.send(5, *request[:2], at, low, high, step, len(formulas), *numbers, *answer)
+        self.send(5, *request[:2], position, low, high, step, len(formulas), *numbers, *answer)
         self.send(6)
 
 
@@ -594,12 +594,12 @@ def classified(planned, low=4, high=64, step=1, new=(100, 101, 102, 103)):
     """Call exp with new sizes and let the planner answer the last request with a class for [v, 8]."""
     new_sizes(planned, *new)
     request = planned.read()
-    at, count = 4, request[HEAD - 1]  # positions in the answer, where word 0 is the length of the key
-    assert request[HEAD + 3 :] == (request[HEAD + at - 1], 8, 8, 1)  # sizes and strides
-    plain = lambda at, factor: (at, 1, factor, 1, 1, 0)
+    position, count = 4, request[HEAD - 1]  # positions in the answer, where word 0 is the length of the key
+    assert request[HEAD + 3 :] == (request[HEAD + position - 1], 8, 8, 1)  # sizes and strides
+    plain = lambda word, factor: (word, 1, factor, 1, 1, 0)
     # the result's first size, and the kernel's parameter for the number of elements
     result, param = count + 4, count + 24
-    planned.answer_class(request, at, low, high, step, [plain(result, 1), plain(param, 8)])
+    planned.answer_class(request, position, low, high, step, [plain(result, 1), plain(param, 8)])
     until(lambda: not gate.waiting())
     return request
 
@@ -705,11 +705,11 @@ def test_threads_may_call_new_sizes_while_classes_arrive(planned):
     threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
     for one in threads:
         one.start()
-    plain = lambda at, factor: (at, 1, factor, 1, 1, 0)
-    at, count = 4, request[HEAD - 1]
+    plain = lambda word, factor: (word, 1, factor, 1, 1, 0)
+    position, count = 4, request[HEAD - 1]
     for n in range(300):
         formulas = [plain(count + 4, 1), plain(count + 24, 8)]
-        planned.answer_class(request, at, 4 + n % 8, 64, 1 + n % 3, formulas)
+        planned.answer_class(request, position, 4 + n % 8, 64, 1 + n % 3, formulas)
     for one in threads:
         one.join()
     assert not errors and new_sizes(planned, 63) == [False]

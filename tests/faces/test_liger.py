@@ -73,14 +73,14 @@ def plain(signature):
 
 @pytest.mark.parametrize("module", sorted({module for module, _ in served() if module}))
 def test_signatures_match_ligers(module):
-    at = importlib.import_module(f"liger_kernel.{module}")
+    liger_module = importlib.import_module(f"liger_kernel.{module}")
     rows = {name: text for where, name, text in TABLE if where == module}
     wrong = {}
     for name, text in rows.items():
         first, _, member = name.partition(".")
         if (module, first) not in served():
             continue
-        theirs = getattr(at, first)
+        theirs = getattr(liger_module, first)
         theirs = getattr(theirs, member) if member else theirs
         if (signature := plain(inspect.signature(theirs))) != text:
             wrong[name] = signature, text
@@ -107,7 +107,7 @@ def test_modules_are_subclasses_of_opmux_nn():
     import opmux
 
     ours = tuple(getattr(opmux.nn, name) for name in opmux.nn.__all__)
-    members = [getattr(importlib.import_module(f"liger_kernel.{at}"), name) for at, name in served() if at]
+    members = [getattr(importlib.import_module(f"liger_kernel.{module}"), name) for module, name in served() if module]
     classes = [c for c in members if isinstance(c, type) and issubclass(c, torch.nn.Module)]
     assert {c.__name__ for c in classes if not issubclass(c, ours)} == NOT_OF_NN
 
@@ -249,10 +249,10 @@ def multi_token(scores, weight, bias, stride, padding):
 
 
 def neighborhood(q, k, v, size, dilation, scale):
-    at = torch.arange(q.shape[2])
-    apart = at[:, None] - at
-    near = (apart % dilation == 0) & (apart.abs() <= size // 2 * dilation)
-    return ((q @ k.mT) * scale).masked_fill(~near, -torch.inf).softmax(-1) @ v
+    positions = torch.arange(q.shape[2])
+    distance = positions[:, None] - positions
+    in_window = (distance % dilation == 0) & (distance.abs() <= size // 2 * dilation)
+    return ((q @ k.mT) * scale).masked_fill(~in_window, -torch.inf).softmax(-1) @ v
 
 
 def mhc_coeffs(x, phi, b, pre, post, res, allow, tmax, rms_eps, pre_eps, sinkhorn_eps, post_mult):

@@ -259,14 +259,14 @@ def grpo_truth(kind, level, x, ref):
     """Token by token, from the log-probabilities x, with the options that grpo_options returns."""
     of_sequences, lengths = [], MASK.sum(-1)
     for b in range(B):
-        A, at = ADVANTAGES[b].double(), [t for t in range(T) if MASK[b, t]]
+        A, kept = ADVANTAGES[b].double(), [t for t in range(T) if MASK[b, t]]
         log_ratio = x[b] - OLD[b]
-        mean = sum(log_ratio[t] for t in at) / len(at)
-        w = sum(log_ratio[t].detach() + RATIO[b, t].log() for t in at).exp()
+        mean = sum(log_ratio[t] for t in kept) / len(kept)
+        w = sum(log_ratio[t].detach() + RATIO[b, t].log() for t in kept).exp()
         k, slope = (2.0, 3.0) if A >= 0 else (3.0, 2.0)
         phi = math.exp(slope) * w**k * torch.exp(-slope * w)
         total = 0.0
-        for t in at:
+        for t in kept:
             ratio, off = torch.exp(mean if level == "sequence" else log_ratio[t]), ref[b, t] - x[b, t]
             term = policy_term(kind, x[b, t], ratio, phi, A) * (1.0 if kind == "vespo" else RATIO[b, t])
             total = total + term + 0.04 * (torch.exp(off) - off - 1) * ratio

@@ -182,8 +182,8 @@ def test_a_layer_with_a_paged_cache_matches_one_without(te, layout, backend):
                 lengths = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": len(x), "max_seqlen_kv": len(x)}
                 whole = layer(x, **lengths)
             else:
-                at = 0 if layout == "bshd" else 1
-                whole = layer(x.unsqueeze(at), self_attn_mask_type="causal").squeeze(at)
+                dim = 0 if layout == "bshd" else 1
+                whole = layer(x.unsqueeze(dim), self_attn_mask_type="causal").squeeze(dim)
             tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
             torch.testing.assert_close(torch.cat(results[s]), whole, rtol=tolerance, atol=tolerance)
 

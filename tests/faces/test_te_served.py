@@ -134,15 +134,15 @@ def test_moe_permute_pads_each_expert(te):
     rows, moved, row_id_map, offsets, padded = te.moe_permute_and_pad_with_probs(x, probs, mask, counts, multiple)
     start = (counts + -counts % multiple).cumsum(0) - (counts + -counts % multiple)
     rank = torch.cat([torch.arange(int(n)) for n in counts])
-    at = start[expert] + rank
-    exact = torch.zeros(int(padded.sum()), HIDDEN).index_copy(0, at, x[token])
+    row = start[expert] + rank
+    exact = torch.zeros(int(padded.sum()), HIDDEN).index_copy(0, row, x[token])
     agree((rows, *grads(rows, x)), (exact, *grads(exact, x)), torch.float32)
-    agree((moved,), (torch.zeros(len(exact)).index_copy(0, at, probs[token, expert]),), torch.float32)
+    agree((moved,), (torch.zeros(len(exact)).index_copy(0, row, probs[token, expert]),), torch.float32)
     leaf = torch.randn_like(exact).requires_grad_()
     merged = te.moe_unpermute(
         leaf, row_id_map, merging_probs=probs, restore_shape=x.shape, map_type="mask", pad_offsets=offsets
     )
-    plain = torch.zeros(TOKENS, HIDDEN).index_add(0, token, leaf[at] * probs[token, expert][:, None])
+    plain = torch.zeros(TOKENS, HIDDEN).index_add(0, token, leaf[row] * probs[token, expert][:, None])
     agree((merged, *grads(merged, leaf, probs)), (plain, *grads(plain, leaf, probs)), torch.float32)
 
 

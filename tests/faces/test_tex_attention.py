@@ -78,11 +78,11 @@ class Call:
 
 
 def offsets(sizes: tuple[int, ...], gaps: bool) -> list[int]:
-    out, at = [], 1 if gaps else 0
+    out, offset = [], 1 if gaps else 0
     for n in sizes:
-        out.append(at)
-        at += n + (2 if gaps else 0)
-    return [*out, at]
+        out.append(offset)
+        offset += n + (2 if gaps else 0)
+    return [*out, offset]
 
 
 def cu(sizes: tuple[int, ...]) -> Tensor:
@@ -109,10 +109,10 @@ def tensors(call: Call, g: torch.Generator) -> tuple[list[Tensor], tuple[Tensor,
     (sq, sk), kv = call.lengths, call.kv_heads
     draw = lambda shape: torch.randn(shape, generator=g, dtype=F64).to(call.dtype)
     if "3" in call.layout:
-        at = call.parts[0].index("3")
+        dim = call.parts[0].index("3")
         one = shape_of(call.q_format, call.heads, sq, D, call.gaps)
-        whole = draw((*one[:at], 3, *one[at:]))
-        return [whole.select(at, i) for i in range(3)], None
+        whole = draw((*one[:dim], 3, *one[dim:]))
+        return [whole.select(dim, i) for i in range(3)], None
     q = draw(shape_of(call.q_format, call.heads, sq, D, call.gaps))
     if call.paged:
         tables = table_of(sk, 1), table_of(sk, 2)
@@ -121,16 +121,16 @@ def tensors(call: Call, g: torch.Generator) -> tuple[list[Tensor], tuple[Tensor,
         return [q, draw((*shape, D)), draw((*shape, call.dim_v))], tables
     k = shape_of(call.kv_format, kv, sk, D, call.gaps)
     if "2" in call.layout:
-        at = call.parts[1].index("2")
-        whole = draw((*k[:at], 2, *k[at:]))
-        return [q, whole.select(at, 0), whole.select(at, 1)], None
+        dim = call.parts[1].index("2")
+        whole = draw((*k[:dim], 2, *k[dim:]))
+        return [q, whole.select(dim, 0), whole.select(dim, 1)], None
     return [q, draw(k), draw((*k[:-1], call.dim_v))], None
 
 
 def sequence(t: Tensor, fmt: str, n: int, sizes: tuple[int, ...], gaps: bool) -> Tensor:
     """[tokens, heads, dim] of sequence n."""
     if fmt == "thd":
-        return t[(at := offsets(sizes, gaps)[n]) : at + sizes[n]]
+        return t[(start := offsets(sizes, gaps)[n]) : start + sizes[n]]
     by_batch = {"bshd": lambda: t[n], "sbhd": lambda: t[:, n], "bhsd": lambda: t[n].transpose(0, 1)}[fmt]()
     return by_batch[: sizes[n]]
 
@@ -272,13 +272,13 @@ def check(call: Call) -> None:
     total = torch.zeros_like(out)
     for (n, h), (o, lse, top) in want.items():
         got, grad = (sequence(t, fmt, n, sq, call.gaps)[:, h] for t in (out, do))
-        torch.testing.assert_close(got, o.detach(), msg=lambda m, at=(n, h): f"o of {at}: {m}")
+        torch.testing.assert_close(got, o.detach(), msg=lambda m, head=(n, h): f"o of {head}: {m}")
         loss = loss + (o * grad).sum()
         first = offsets(sq, call.gaps)[n]
-        at = (slice(first, first + sq[n]), h, 0) if call.q_format == "thd" else (n, h, slice(0, sq[n]), 0)
-        torch.testing.assert_close(stats[at].double(), lse.detach(), rtol=1e-6, atol=1e-6)
+        head_index = (slice(first, first + sq[n]), h, 0) if call.q_format == "thd" else (n, h, slice(0, sq[n]), 0)
+        torch.testing.assert_close(stats[head_index].double(), lse.detach(), rtol=1e-6, atol=1e-6)
         if tops is not None:
-            torch.testing.assert_close(tops[at].double(), top.detach())
+            torch.testing.assert_close(tops[head_index].double(), top.detach())
         if got.numel():
             sequence(total, fmt, n, sq, call.gaps)[:, h] = 1
     assert out[total == 0].eq(0).all(), "what is no token is 0"

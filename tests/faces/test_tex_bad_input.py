@@ -64,10 +64,10 @@ def same(a, b):
 def test_an_invalid_argument_raises_with_its_name(name):
     spec, fn = SPECS[name], FUNCTIONS[name]
     faults = []
-    for at, (argument, good) in enumerate(sample(spec)):
+    for index, (argument, good) in enumerate(sample(spec)):
         for what, bad in spoiled(good):
             arguments = dict(copy.deepcopy(sample(spec)))
-            arguments[list(arguments)[at]] = bad
+            arguments[list(arguments)[index]] = bad
             originals = [t.clone() for t in tensors(arguments.values())]
             try:
                 fn(**arguments)

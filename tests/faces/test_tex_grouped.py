@@ -66,12 +66,12 @@ def test_members_equal_tensors_quantized_alone(name, dims):
     assert group._with_gemm_swizzled_scales is False
     assert (group.tensor_offsets is None) == (dims is None)
     actual = members(group)
-    at = 0
+    offset = 0
     for member, rows in zip(actual, dims or [32] * 3, strict=True):
         assert tuple(member.size()) == (rows, 64)
         if rows:
-            assert same(member, quantized(OPS, x[at : at + rows], quantizer))
-        at += rows
+            assert same(member, quantized(OPS, x[offset : offset + rows], quantizer))
+        offset += rows
     size = x.numel() // (2 if name.startswith("nvfp4") else 1)
     assert group.rowwise_data.dim() == 1 and group.rowwise_data.numel() == size
 

@@ -73,10 +73,10 @@ def test_thd_to_bshd_and_back():
     sizes = (3, 0, 4)
     dense = call("convert_thd_to_bshd", x, cu(*sizes), 3, 5)
     assert dense.shape == (3, 5, H, D)
-    at = 0
+    offset = 0
     for n, size in enumerate(sizes):
-        assert torch.equal(dense[n, :size], x[at : at + size]) and dense[n, size:].eq(0).all()
-        at += size
+        assert torch.equal(dense[n, :size], x[offset : offset + size]) and dense[n, size:].eq(0).all()
+        offset += size
     back = call("convert_bshd_to_thd", dense, cu(*sizes), 8)
     assert torch.equal(back[:7], x[:7]) and back[7:].eq(0).all()
 

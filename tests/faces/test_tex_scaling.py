@@ -229,8 +229,10 @@ def test_cast_of_a_shard_to_fp4_matches_a_loop(start, size):
     for r, c, v in elements(shard, 18, start):
         decode = scale[r // 16, c // 16].to(torch.float8_e4m3fn).float()
         factor = 1 / (decode * (1 / torch.tensor(encode))) if decode else torch.tensor(torch.finfo().max)
-        at = r * 18 + c
-        assert out[at // 2 - first].item() >> 4 * (at % 2) & 15 == nearest_fp4((torch.tensor(v) * factor).item())
+        element = r * 18 + c
+        assert out[element // 2 - first].item() >> 4 * (element % 2) & 15 == nearest_fp4(
+            (torch.tensor(v) * factor).item()
+        )
     if start % 2:
         assert out[0].item() & 15 == 0xA
     if (start + size) % 2:
@@ -268,8 +270,8 @@ def test_scales_for_external_kernels_are_swizzled(direction):
     for r in range(256):
         for c in range(8):
             tile = r // 128 * 2 + c // 4
-            at = tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
-            assert swizzled[at] == swizzled[2048 + at] == scales[r, c].item()
+            offset = tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+            assert swizzled[offset] == swizzled[2048 + offset] == scales[r, c].item()
 
 
 # ---- functions that need other hardware -----------------------------------------------------------------------------

@@ -48,11 +48,11 @@ def by_sequence(lse, longest):
 
 
 def halves_by_sequence(step, longest):
-    out, at = step.new_full((len(SPANS), H, longest), 7.0), 0
+    out, offset = step.new_full((len(SPANS), H, longest), 7.0), 0
     for n, (a, b) in enumerate(SPANS):
         size = (b - a) // 2
-        out[n, :, :size] = step[:, at : at + size]
-        at += size
+        out[n, :, :size] = step[:, offset : offset + size]
+        offset += size
     return out
 
 

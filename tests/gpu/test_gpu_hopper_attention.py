@@ -165,7 +165,7 @@ def by_sequence(q, k, v, do, cu_q, cu_k, causal):
     o, dq, dk, dv = (torch.zeros_like(t, dtype=torch.float64) for t in (q, q, k, v))
     lse = torch.zeros(q.shape[1], q.shape[0], device=CUDA, dtype=torch.float64)
     for a, b, c, d in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), cu_k[:-1].tolist(), cu_k[1:].tolist(), strict=True):
-        some = [t[at].transpose(0, 1)[None] for t, at in zip((do, q, k, v), map(slice, (a, a, c, c), (b, b, d, d)))]
+        some = [t[span].transpose(0, 1)[None] for t, span in zip((do, q, k, v), map(slice, (a, a, c, c), (b, b, d, d)))]
         if a == b:
             continue
         if c == d:
@@ -211,8 +211,8 @@ def test_nan_in_neighbouring_sequences_does_not_spread(bad):
     o, lse = gluon("attention_varlen", q, k, v, *rest)
     with_nan = (o, lse, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest))
     for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), with_nan, clean, strict=True):
-        for at in (slice(100, 300), slice(360, 490)):
-            a, b = (t[:, at] if name == "lse" else t[at] for t in (got, want))
+        for span in (slice(100, 300), slice(360, 490)):
+            a, b = (t[:, span] if name == "lse" else t[span] for t in (got, want))
             assert torch.equal(a, b), name
 
 

@@ -138,7 +138,7 @@ def test_unsupported_attention_is_declined_with_a_reason(impl_id):
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
 @pytest.mark.parametrize("name", ["attention", "attention_bwd"])
 def test_attention_agrees_with_the_reference_on_all_accepted_samples(name, impl_id, dtype):
-    spec, impl, taken = specs.find(name), impl_of(name, impl_id), []
+    spec, impl, accepted = specs.find(name), impl_of(name, impl_id), []
     for sample in spec.samples(dtype, CUDA):
         if refusal(impl, *sample.args) is not None:
             continue
@@ -150,8 +150,8 @@ def test_attention_agrees_with_the_reference_on_all_accepted_samples(name, impl_
         )
         for out, g, w in zip(spec.out, got, spec.reference(*sample.args), strict=True):
             close(g, w, spec.tol[dtype].atol, f"{impl_id} {name} {sample.id}: {out}")
-        taken.append(sample.id)
-    assert len(taken) >= 6, taken
+        accepted.append(sample.id)
+    assert len(accepted) >= 6, accepted
 
 
 @pytest.mark.parametrize("backward", [REFERENCE, *ATTENTION], **short)
@@ -371,7 +371,7 @@ def test_an_installed_library_agrees_with_the_reference(name, fn):
     there = fn._is_available()
     if there is not True:
         pytest.skip(there)
-    spec, taken = specs.find(fn.op), 0
+    spec, accepted = specs.find(fn.op), 0
     for dtype in (BF16, F16, F32):
         if fn.dtypes is not None and dtype not in fn.dtypes:
             continue
@@ -391,8 +391,8 @@ def test_an_installed_library_agrees_with_the_reference(name, fn):
             if "ln_out" not in sample.id:
                 same = all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
                 assert same, f"{name} wrote to its arguments: {sample.id}"
-            taken += 1
-    assert taken
+            accepted += 1
+    assert accepted
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")

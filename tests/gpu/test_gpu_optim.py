@@ -184,8 +184,8 @@ def test_dropout_equals_the_reference_bit_for_bit():
 
     for shape, dtype in (((1000, 4096), torch.bfloat16), ((37, 48), torch.float16), ((16,), torch.float32)):
         x, seed = torch.randn(shape, device=CUDA).to(dtype), torch.tensor([11, 12], device=CUDA)
-        for at in (seed, seed.cpu()):
-            got, want = found.philox_dropout_bits(x, at, 0.3), dropout.philox_dropout_bits.reference(x, at, 0.3)
+        for seed_ in (seed, seed.cpu()):
+            got, want = found.philox_dropout_bits(x, seed_, 0.3), dropout.philox_dropout_bits.reference(x, seed_, 0.3)
             assert torch.equal(got[1], want[1])
             torch.testing.assert_close(got[0], want[0])
         back = found.dropout_bits_bwd(x, got[1], 0.3)

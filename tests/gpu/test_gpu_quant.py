@@ -193,10 +193,10 @@ def test_group_members_may_be_unaligned(row, column):
     group = group_quantize(x, q, 3, None, torch.tensor(last, device=DEVICE))
     parts = x.view(-1).split([256 * n for n in last])
     for i, (n, part) in enumerate(zip(last, parts, strict=True)):
-        want, at = Q.quantized(Q.OPS, part.view(256, n).clone(), q), 256 * sum(last[:i])
+        want, offset = Q.quantized(Q.OPS, part.view(256, n).clone(), q), 256 * sum(last[:i])
         for held, alone in ((group.rowwise_data, want._data), (group.columnwise_data, want._transpose)):
             assert (held is None) == (alone is None)
-            assert held is None or torch.equal(held[at : at + 256 * n], alone.view(-1))
+            assert held is None or torch.equal(held[offset : offset + 256 * n], alone.view(-1))
         inverse = group.scale_inv if row else group.columnwise_scale_inv
         assert torch.equal(inverse[i : i + 1], want._scale_inv)
         assert group.amax[i] == part.abs().max().float()

@@ -38,8 +38,8 @@ def agree(name, got, expected):
     for a, b in zip(listed(got), listed(expected), strict=True):
         assert a.is_cuda and a.is_contiguous() and a.shape == b.shape and a.dtype == b.dtype
         if a.is_floating_point():
-            near = tol[a.dtype]
-            torch.testing.assert_close(a.cpu(), b, rtol=near.rtol, atol=near.atol, equal_nan=True)
+            tolerance = tol[a.dtype]
+            torch.testing.assert_close(a.cpu(), b, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
         else:
             assert torch.equal(a.cpu(), b), name
 
@@ -144,8 +144,8 @@ def test_tensors_of_more_than_2_31_elements_are_reduced():
     rows = x.view(-1, 4096)  # rows beyond offset 2^31
     assert ops.sum(rows, 1).sum().item() == 6
     assert ops.sum(rows, 0).sum().item() == 6
-    places = ops.argmax(rows, 1)
-    assert places[0].item() == 5 and places[-1].item() == 7
+    positions = ops.argmax(rows, 1)
+    assert positions[0].item() == 5 and positions[-1].item() == 7
     columns = x.view(4096, -1)
     assert ops.amax(columns, 1).tolist()[0] == 1 and ops.sum(columns, 0).sum().item() == 6
 

@@ -76,9 +76,9 @@ def test_neighborhood_attention_agrees_with_torch(window, dilation):
     length = 2000
 
     def plain(q, k, v):
-        at = torch.arange(length, device=CUDA)
-        apart = at[:, None] - at
-        mask = (apart.abs() <= window // 2 * dilation) & (apart % dilation == 0)
+        positions = torch.arange(length, device=CUDA)
+        distance = positions[:, None] - positions
+        mask = (distance.abs() <= window // 2 * dilation) & (distance % dilation == 0)
         return F.scaled_dot_product_attention(q, k, v, mask)
 
     near(lambda *a: ours.neighborhood_attention(*a, window, dilation), plain, [new(2, 8, length, 64) for _ in range(3)])

@@ -89,8 +89,8 @@ def test_dense_layouts_agree_with_the_reference(layout, mask):
     fmt = layout.split("_")[0].replace("3", "").lower()
     shape = tuple({"b": b, "s": s, "h": h, "d": d}[c] for c in fmt)
     if layout in PACKED:
-        at = PACKED[layout]
-        q, k, v = drawn(*shape[:at], 3, *shape[at:]).unbind(at)
+        tokens = PACKED[layout]
+        q, k, v = drawn(*shape[:tokens], 3, *shape[tokens:]).unbind(tokens)
     else:
         q, k, v = (drawn(*shape, seed=i) for i in range(3))
     lengths = cu([s] * b)

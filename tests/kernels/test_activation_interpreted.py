@@ -93,11 +93,11 @@ def test_even_rows_have_the_stride_that_rows_reports():
     odd += [x[:, :1, :, :5], x[:, :2], x[:, :, :2]]
     assert all(map(rows.even_rows, even)) and not any(map(rows.even_rows, odd))
     for t in (t for t in even if t.numel()):
-        at = rows.Rows.of(t)
+        layout = rows.Rows.of(t)
         flat = t.reshape(-1, t.shape[-1])
-        assert at.count == len(flat)
+        assert layout.count == len(flat)
         first = int(flat[0, 0])
-        want = first + torch.arange(at.count)[:, None] * at.stride + torch.arange(t.shape[-1])
+        want = first + torch.arange(layout.count)[:, None] * layout.stride + torch.arange(t.shape[-1])
         assert torch.equal(flat, want)
     assert rows.Rows.of(x[0, 0, :0]).count == 0
 

@@ -96,8 +96,8 @@ def test_every_algorithm_compiles(op, shape, size, last, algorithm, monkeypatch)
 @over_cases
 def test_every_algorithm_compiles_in_every_dtype_and_on_every_chip(op, shape, size, last, algorithm, monkeypatch):
     turn = CASES.index((op, shape, size, last, algorithm))
-    for at, dtype in enumerate((bf16, f16, f32, f64)):
-        build(op, shape, size, last, algorithm, dtype, list(CHIPS)[(turn + at) % 4], monkeypatch)
+    for i, dtype in enumerate((bf16, f16, f32, f64)):
+        build(op, shape, size, last, algorithm, dtype, list(CHIPS)[(turn + i) % 4], monkeypatch)
 
 
 ODD = ((7, 30, 7, 7), (300, 37, 9), (16, 2048, 7, 7), (8, 2856, 4, 4))  # short or odd contiguous runs

@@ -83,9 +83,9 @@ def test_kernels_that_do_not_fit_on_the_chip_are_counted_if_no_other_pass_follow
     counts only if there is none.
     """
     forget()
-    at = At(Chip.of_arch("sm_90"), -1, 132, False)  # a chip on which nothing fits
+    target_chip = At(Chip.of_arch("sm_90"), -1, 132, False)  # a chip on which nothing fits
     with compiling_for("sm_90"):
-        result = compile_for(lambda: launch(16), at, 1, passes=passes)
+        result = compile_for(lambda: launch(16), target_chip, 1, passes=passes)
     assert (result.compiled, result.too_large) == (1, too_large)
 
 

@@ -15,8 +15,8 @@ from opmux.kernels.lib.config import Config
 
 
 class Pointer:
-    def __init__(self, at):
-        self.at = at
+    def __init__(self, address):
+        self.at = address
 
     def data_ptr(self):
         return self.at
@@ -59,10 +59,10 @@ def test_the_entry_point_gets_every_argument_in_its_place(quick):
     assert quick.entered == [quick.wanted] and not quick.stood_back
 
 
-@pytest.mark.parametrize("at", [0, 8, 17])
-def test_unaligned_or_null_pointers_fall_back(quick, at):
+@pytest.mark.parametrize("address", [0, 8, 17])
+def test_unaligned_or_null_pointers_fall_back(quick, address):
     """0 is the pointer of a tensor without memory; 8 and 17 are not multiples of 16."""
-    quick.call(at)
+    quick.call(address)
     assert not quick.entered and [late for _, late in quick.stood_back] == [(0.5,)]
 
 

@@ -34,12 +34,12 @@ def same(got, expected, what):
     for a, b in zip(listed(got), listed(expected), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype), what
         assert not a.numel() or a.stride() == b.stride(), f"{what}: strides {a.stride()}, not {b.stride()}"
-        near = (
+        tolerance = (
             dict(rtol=0, atol=0)
             if name_is_exact(what)
             else dict(rtol=1e-2 if a.dtype.itemsize == 2 else 1e-6, atol=1e-6)
         )
-        torch.testing.assert_close(a, b, **near, equal_nan=True, msg=lambda m: f"{what}: {m}")
+        torch.testing.assert_close(a, b, **tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}")
 
 
 def name_is_exact(what):

@@ -21,8 +21,8 @@ VARIANTS = {
 @pytest.mark.parametrize("number, variant", list(enumerate(VARIANTS)), ids=list(VARIANTS))
 def test_every_variant_compiles(number, variant, slow):
     kwargs = dict(VARIANTS[variant])
-    for at, chip in enumerate(CHIPS):
-        if at != number and not slow:
+    for i, chip in enumerate(CHIPS):
+        if i != number and not slow:
             continue
         dtype = (torch.bfloat16, torch.float32, torch.float16, torch.float64)[number]
         wide = torch.float64 if dtype is torch.float64 else torch.float32

@@ -77,12 +77,12 @@ def test_scalars_are_checked_in_every_step():
     flag, lists = torch.zeros(1, dtype=torch.int32), [[torch.ones(3)] for _ in range(4)]
     for step in (1, 2, 3, 4):
         kernels.multi_tensor_adam(0, flag, lists, 0.1 / step, *ADAM[1:4], step, *ADAM[5:])
-    for at, wrong, message in (
+    for position, wrong, message in (
         (0, "0.1", "lr must be a number"), (4, 0, "step must be at least 1"), (4, -3, "step must be at least 1"),
         (4, 2.5, "step must be an int"), (5, 2, "mode must be one of 0, 1"), (5, 5, "mode must be one of 0, 1"),
     ):  # fmt: skip
         with pytest.raises((TypeError, ValueError), match=f"multi_tensor_adam: {message}"):
-            kernels.multi_tensor_adam(0, flag, lists, *ADAM[:at], wrong, *ADAM[at + 1 :])
+            kernels.multi_tensor_adam(0, flag, lists, *ADAM[:position], wrong, *ADAM[position + 1 :])
     with pytest.raises(TypeError, match="multi_tensor_adam: noop_flag must be int32; got int64"):
         kernels.multi_tensor_adam(0, flag.long(), lists, *ADAM)
 
@@ -96,10 +96,10 @@ def test_only_lists_of_equal_lengths_may_be_empty():
 def spread(dtype, sizes, offset):
     """Tensors in one buffer, the first at an offset of `offset` elements: addresses of all alignments."""
     buffer = torch.randn(sum(sizes) + offset + len(sizes))
-    tensors, at = [], offset
+    tensors, start = [], offset
     for n in sizes:
-        tensors.append(buffer.to(dtype)[at : at + n])
-        at += n + 1
+        tensors.append(buffer.to(dtype)[start : start + n])
+        start += n + 1
     return tensors
 
 

@@ -45,8 +45,8 @@ def test_every_row_compiles(number, name):
 @pytest.mark.parametrize("number, name", list(enumerate(ROWS)), ids=list(ROWS))
 def test_every_row_compiles_in_every_dtype(number, name):
     """The chips rotate, so an op with four dtypes or more is compiled for all of them."""
-    for at, dtype in enumerate(d for d in ORDER if d in spec.ROWS[name].dtypes):
-        compiled(name, sample(name, dtype), list(CHIPS)[(number + at) % 4])
+    for i, dtype in enumerate(d for d in ORDER if d in spec.ROWS[name].dtypes):
+        compiled(name, sample(name, dtype), list(CHIPS)[(number + i) % 4])
 
 
 LAYOUTS = {

@@ -121,8 +121,8 @@ def test_every_row_agrees_with_torch(name, few):
     makes = spec.ops[name].spec.samples
     fits = [d for d in (*FLOATS, *INTS, torch.bool) if d in spec.ROWS[name].dtypes]
     assert fits, f"{name} computes in nothing"
-    for at, dtype in enumerate([fits[0], *few(fits[1:], 2)]):
-        for sample in itertools.islice(makes(dtype, CPU), None if at == 0 else 1):
+    for i, dtype in enumerate([fits[0], *few(fits[1:], 2)]):
+        for sample in itertools.islice(makes(dtype, CPU), None if i == 0 else 1):
             agree(name, sample.args)
 
 

@@ -47,8 +47,8 @@ def mx(two_d=False, dtype=E4M3):
 
 
 def history(n=768, length=1024):
-    whole, places = meta((n * length,), torch.float32), meta((n,), torch.int64)
-    return whole, places, places, meta((n,), torch.float32), meta((n,), torch.float32), length, 448.0, False
+    whole, positions = meta((n * length,), torch.float32), meta((n,), torch.int64)
+    return whole, positions, positions, meta((n,), torch.float32), meta((n,), torch.float32), length, 448.0, False
 
 
 def blocks_back(columnwise):

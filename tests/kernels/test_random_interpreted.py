@@ -119,9 +119,9 @@ def test_groups_are_counted_in_64_bits(group):
     """The last sixteen groups before 2^32, and groups of a tensor with more than 2^34 elements."""
     out = torch.empty(4, 16, dtype=torch.int64)
     triton.jit(_words)[(1,)](out, *SEED.tolist(), group, N=16)
-    at = torch.arange(16) + group
+    groups = torch.arange(16) + group
     halves = lambda v: (v & spec.LOW, (v >> 32) & spec.LOW)
-    expected = spec.philox((*(w.expand(16) for w in halves(SEED[1])), *halves(at)), halves(SEED[0]))
+    expected = spec.philox((*(w.expand(16) for w in halves(SEED[1])), *halves(groups)), halves(SEED[0]))
     assert torch.equal(out, torch.stack(expected))
 
 

@@ -118,8 +118,8 @@ def test_gradients_compile(number, name):
 @pytest.mark.parametrize("number, name", list(enumerate(NAMES)), ids=NAMES)
 def test_every_op_compiles_with_every_algorithm(number, name):
     cases = (*ALGORITHMS.values(), *(() if name in SINGLE else PLANES.values()))
-    for at, (shape, dim, kernels) in enumerate(cases):
-        for chip, dtype in both_dtypes(number + at):
+    for i, (shape, dim, kernels) in enumerate(cases):
+        for chip, dtype in both_dtypes(number + i):
             names = [k.name for k in built(name, shape, dim, dtype, chip)]
             # float64: fewer elements per program, so several share a plane, and a second kernel adds up
             assert names == kernels or (dtype.itemsize == 8 and names == ["_pieces", "_finish"])

@@ -49,8 +49,8 @@ def agree(spec, got, expected, what=""):
     for a, b in zip(listed(got), listed(expected), strict=True):
         tol = spec.tol.get(b.dtype)
         assert a.dtype == b.dtype and a.shape == b.shape and a.is_contiguous()
-        near = {"rtol": tol.rtol, "atol": tol.atol} if tol else {}
-        torch.testing.assert_close(a, b, **near, equal_nan=True, msg=lambda m: f"{spec.name} {what}: {m}")
+        tolerance = {"rtol": tol.rtol, "atol": tol.atol} if tol else {}
+        torch.testing.assert_close(a, b, **tolerance, equal_nan=True, msg=lambda m: f"{spec.name} {what}: {m}")
 
 
 def takes(spec, dtype):

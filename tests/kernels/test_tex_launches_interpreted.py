@@ -85,8 +85,8 @@ def table():
         row, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         numbers = [re.match(r"(\d+)(?: \((\S+): (\d+)\))?", cell) for cell in cells]
         for kind in QUANTIZERS:
-            at = {"delayed": 0, "current": 1, "1x128": 2, "128x128": 2}.get(kind, 3)
-            first, exception, other = numbers[at].groups()
+            column = {"delayed": 0, "current": 1, "1x128": 2, "128x128": 2}.get(kind, 3)
+            first, exception, other = numbers[column].groups()
             rows[row, kind] = int(other if exception and exception in kind else first)
 
 

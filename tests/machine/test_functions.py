@@ -47,7 +47,7 @@ class Kernel:
 
     def __call__(self, *addresses):
         forms = [*self.takes, *self.makes]
-        tensors = [form.at(at) for form, at in zip(forms, addresses, strict=True)]
+        tensors = [form.at(address) for form, address in zip(forms, addresses, strict=True)]
         with _disable_current_modes(), torch.no_grad():
             values = self.body(*tensors[: len(self.takes)])
             for out, value in zip(tensors[len(self.takes) :], values, strict=True):

@@ -160,10 +160,10 @@ def test_an_unreadable_file_is_moved_aside_with_one_warning(text, lines):
     assert tuning.store(CHIP, {"l": entry(1)}) == file
     tuning.forget()
     assert tuning.find(CHIP, "l") == entry(1)
-    (aside,) = file.parent.glob("*.damaged-*")
-    assert aside.read_bytes() == text
-    assert len(lines()) == 2 and lines()[1].endswith(f"it is kept as {aside.name}")
-    assert set(tuning.clear()) == {file, aside}
+    (damaged,) = file.parent.glob("*.damaged-*")
+    assert damaged.read_bytes() == text
+    assert len(lines()) == 2 and lines()[1].endswith(f"it is kept as {damaged.name}")
+    assert set(tuning.clear()) == {file, damaged}
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_a_folder_in_place_of_the_file_is_moved_aside(lines):
     (file / "inner").mkdir(parents=True)
     assert tuning.find(CHIP, "k") is None
     assert tuning.store(CHIP, {"k": entry()}) == file
-    (aside,) = file.parent.glob("*.damaged-*")
-    assert (aside / "inner").is_dir() and file.is_file()
+    (damaged,) = file.parent.glob("*.damaged-*")
+    assert (damaged / "inner").is_dir() and file.is_file()
     assert "is ignored" in lines()[0] and "not a regular file" in lines()[1] and len(lines()) == 2
 
 

@@ -79,9 +79,9 @@ def test_decoding_equals_attention_to_the_whole_sequence():
     ours.write_kv_cache(k[:, :7], v[:, :7], k_cache, v_cache, prompt, table=table, counts=prompt)
     for n in range(1, 4):
         q = torch.randn(batch, 1, heads, dim)
-        at = (prompt + n - 1)[:, None, None, None].expand(-1, 1, kv_heads, dim)
+        positions = (prompt + n - 1)[:, None, None, None].expand(-1, 1, kv_heads, dim)
         lengths = prompt + n
-        ours.write_kv_cache(k.gather(1, at), v.gather(1, at), k_cache, v_cache, lengths, table=table)
+        ours.write_kv_cache(k.gather(1, positions), v.gather(1, positions), k_cache, v_cache, lengths, table=table)
         got = ours.attention_decode(q, k_cache, v_cache, lengths, table=table)
         for z in range(batch):
             cached = [t[z, None, : lengths[z]].transpose(1, 2) for t in (k, v)]

@@ -77,9 +77,9 @@ def test_a_result_may_be_modified_in_place():
 
 def test_compiled_graphs_have_no_fixed_sizes():
     for spec in (FORWARD, BACKWARD):
-        at = lambda shape, spec=spec: spec.samples.at(shape, torch.float32, CPU, out=7).args
-        traced = make_fx(spec.reference, tracing_mode="symbolic")(*at((3, 5, 8)))
-        torch.testing.assert_close(traced(*at((2, 9, 6))), spec.reference(*at((2, 9, 6))))
+        args_for = lambda shape, spec=spec: spec.samples.at(shape, torch.float32, CPU, out=7).args
+        traced = make_fx(spec.reference, tracing_mode="symbolic")(*args_for((3, 5, 8)))
+        torch.testing.assert_close(traced(*args_for((2, 9, 6))), spec.reference(*args_for((2, 9, 6))))
 
 
 def test_flops_are_counted():

@@ -85,13 +85,13 @@ def results_match(got, kwargs, fn, name, spec):
         expected = [many(fn(**{**kwargs, name: t})) for t in wholes]
     except (RuntimeError, TypeError, ValueError):
         return True
-    for at, result in enumerate(many(got)):
+    for i, result in enumerate(many(got)):
         if result is None:
             continue
         parts = result.unbind() if nested else [dense(result)]
         tol = 0.13 if result.is_quantized else 1e-5
         for a, b in zip(parts, expected, strict=True):
-            if a.shape != b[at].shape or not torch.allclose(a.double(), b[at].double(), tol, tol, equal_nan=True):
+            if a.shape != b[i].shape or not torch.allclose(a.double(), b[i].double(), tol, tol, equal_nan=True):
                 return False
     return True
 

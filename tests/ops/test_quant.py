@@ -33,9 +33,9 @@ def every(dtype):
 def awkward():
     """float32 values at and near ties, limits, subnormals; infinities, NaN and both zeros."""
     bases = [2.0**e * (1 + i / 16) for e in range(-20, 18) for i in range(16)] + [448, 464, 480, 57344, 61440, 65536]
-    near = [b * (1 + d * 2.0**-23) for b in bases for d in (-1, 0, 1)]
+    neighbours = [b * (1 + d * 2.0**-23) for b in bases for d in (-1, 0, 1)]
     special = [0.0, 1e-45, 1e-40, 3.4e38, math.inf, math.nan, 2.0**-9, 2.0**-10, 2.0**-16, 2.0**-17]
-    values = torch.tensor([*near, *special])
+    values = torch.tensor([*neighbours, *special])
     return torch.cat((values, -values))
 
 
@@ -247,13 +247,13 @@ def test_stochastic_rounding_is_unbiased():
 def test_four_over_six_keeps_the_scale_with_the_smaller_error():
     x = torch.randn(64, 64)
     amax = x.abs().max().reshape(1)
-    apart = {}
+    errors = {}
     for criterion in (None, "MAE", "MSE"):
         back = fp4.decoded(*fp4.encoded(x, amax, four_over_six=criterion), amax)
-        apart[criterion] = (back - x).view(64, 4, 16)
-    assert (apart["MAE"].abs().sum(-1) <= apart[None].abs().sum(-1) + 1e-5).all()
-    assert ((apart["MSE"] ** 2).sum(-1) <= (apart[None] ** 2).sum(-1) + 1e-5).all()
-    assert (apart["MAE"] != apart[None]).any()
+        errors[criterion] = (back - x).view(64, 4, 16)
+    assert (errors["MAE"].abs().sum(-1) <= errors[None].abs().sum(-1) + 1e-5).all()
+    assert ((errors["MSE"] ** 2).sum(-1) <= (errors[None] ** 2).sum(-1) + 1e-5).all()
+    assert (errors["MAE"] != errors[None]).any()
 
 
 def hadamard():
@@ -471,11 +471,11 @@ def test_fp4_is_quantized_with_known_amaxes():
 
 def moved(buffer, histories, scales, algo, largest):
     """The update of delayed scaling, one number at a time."""
-    at = 0
+    index = 0
     for h, s in zip(histories, scales, strict=True):
         for j in range(s.numel()):
-            last = buffer[at].item() if buffer.numel() and buffer[at] != 0 else h[0, j].item()
-            at += 1
+            last = buffer[index].item() if buffer.numel() and buffer[index] != 0 else h[0, j].item()
+            index += 1
             if last != 0:
                 h[:, j] = torch.tensor([*h[1:, j].tolist(), last])
                 amax = last if algo == "most_recent" else max(h[:, j].tolist())

@@ -190,16 +190,16 @@ def test_an_incoming_gradient_may_have_another_dtype(spec):
 
 
 def expected_dtype(name, inputs):
-    lead = next(inputs[n] for n in ("x", "a", "s", "input") if n in inputs)
+    first = next(inputs[n] for n in ("x", "a", "s", "input") if n in inputs)
     if name in ("rstd", "mean"):
-        return torch.float64 if lead.dtype is torch.float64 else torch.float32
+        return torch.float64 if first.dtype is torch.float64 else torch.float32
     if name in ("mu", "rsigma"):
         return torch.float32
     if name == "out":
-        return inputs.get("otype") or lead.dtype
+        return inputs.get("otype") or first.dtype
     source = {"dbeta": "gamma"}.get(name, name.removeprefix("d"))
     source = "weight" if name == "dbias" and "weight" in inputs else source
-    return lead.dtype if inputs.get(source) is None else inputs[source].dtype
+    return first.dtype if inputs.get(source) is None else inputs[source].dtype
 
 
 def packed_strides(shape):
@@ -365,8 +365,8 @@ def test_an_error_says_what_is_allowed():
 @every_dtype
 @over([s for s in FORWARDS if s.family == "activation"])
 def test_activations_of_large_values_are_finite(spec, dtype):
-    far = [0.0, 1e-4, 5.0, 12.0, 100.0, 1e4, min(torch.finfo(dtype).max, 1e100)]
-    x = torch.tensor([*far, *(-f for f in far)], dtype=dtype)
+    values = [0.0, 1e-4, 5.0, 12.0, 100.0, 1e4, min(torch.finfo(dtype).max, 1e100)]
+    x = torch.tensor([*values, *(-f for f in values)], dtype=dtype)
     ones = [torch.ones_like(x)] * (len(spec.names) - 1)
     true_outs, (leaf, *_) = truth(spec, (x, *ones))
     (want,) = torch.autograd.grad(true_outs[0].sum(), leaf)

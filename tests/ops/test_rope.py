@@ -66,11 +66,11 @@ def test_tex_rotates_every_token_by_the_angles_of_its_position(started, cp_size,
     x = torch.randn(sum(lengths), 2, 8)
     starts = torch.tensor([3, 0, 5], dtype=torch.int32) if started else None
     got = opmux.ops.fused_rope_forward(x, freqs, starts, THD, False, edges, cp_size, cp_rank)
-    want, at = [], 0
+    want, start = [], 0
     for i, n in enumerate(lengths):
         for k, position in enumerate(positions_of(n, int(starts[i]) if started else 0, cp_size, cp_rank)):
-            want.append(one(x[at + k], freqs[position, 0, 0]))
-        at += n
+            want.append(one(x[start + k], freqs[position, 0, 0]))
+        start += n
     torch.testing.assert_close(got, torch.stack(want))
     x = torch.randn(6, 3, 2, 8)
     got = opmux.ops.fused_rope_forward(x, freqs, starts, SBHD, False, None, cp_size, cp_rank)

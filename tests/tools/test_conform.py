@@ -239,9 +239,9 @@ def test_a_written_argument_is_reported(outcome):
 
 
 def test_an_unsupported_dtype_is_reported_but_does_not_fail(acme, outcome):
-    taken = outcome("softmax", "values")
-    assert taken["status"] == "pass" and taken["failed"] == 0
-    refused = {d: r["stage"] for r in taken["refusals"] for d in r["dtypes"]}
+    result = outcome("softmax", "values")
+    assert result["status"] == "pass" and result["failed"] == 0
+    refused = {d: r["stage"] for r in result["refusals"] for d in r["dtypes"]}
     assert refused == dict.fromkeys(("bfloat16", "float16", "float64"), "dtype")
     assert "takes float32; the first tensor is bfloat16" in acme[0].stdout
 
@@ -279,8 +279,8 @@ def test_a_row_with_a_wrong_result_fails(acme, outcome):
 
 def test_a_correct_row_passes_and_a_declining_row_is_refused(outcome):
     assert outcome("bmm", "values")["status"] == "pass" and outcome("bmm", "values")["tried"] > 10
-    taken = outcome("addmm", "values")
-    assert taken["status"] == "pass" and [r["reason"] for r in taken["refusals"]] == ["alpha is 1 here"]
+    result = outcome("addmm", "values")
+    assert result["status"] == "pass" and [r["reason"] for r in result["refusals"]] == ["alpha is 1 here"]
 
 
 def test_a_row_that_writes_its_argument_fails(outcome):

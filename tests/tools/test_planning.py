@@ -340,12 +340,12 @@ def sizes_of(call):
 
 def evaluated(size_class, words, n):
     """The answer that a class gives for these words, or None if it does not cover them."""
-    at, low, high, step, count, *rest = size_class
+    position, low, high, step, count, *rest = size_class
     formulas, answer = rest[: 6 * count], rest[6 * count :]
-    v = words[at - 1]
+    v = words[position - 1]
     if not low <= v <= high or (v - low) % step:
         return None
-    answer[at] = v
+    answer[position] = v
     for i in range(0, len(formulas), 6):
         where, power, factor, divisor, times, plus = formulas[i : i + 6]
         answer[where] = times * -(-factor * v**power // divisor) + plus

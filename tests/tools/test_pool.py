@@ -59,7 +59,7 @@ if __name__ == "__main__":
 
 def test_one_worker_runs_in_this_process():
     here = Workers([os.getpid, lambda: 1 / 0], 1)
-    (_, pid), (_, lost) = here.results(lambda at: None)
+    (_, pid), (_, lost) = here.results(lambda index: None)
     assert pid == os.getpid() and lost.why.startswith("raised ZeroDivisionError: division by zero (")
 
 
