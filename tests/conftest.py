@@ -143,9 +143,9 @@ def _beyond_few(items):
     return left_out
 
 
-def _spread(things, n):
-    """n of the things, spread evenly from the first on; all if there are at most n."""
-    items = list(things)
+def _spread(items, n):
+    """n of the items, spread evenly from the first on; all if there are at most n."""
+    items = list(items)
     return items if len(items) <= n else [items[i * len(items) // n] for i in range(n)]
 
 
@@ -189,9 +189,9 @@ def slow(pytestconfig):
 
 @pytest.fixture(scope="session")
 def few(slow):
-    """`few(things, n)`: n of the things, spread evenly; all of them with --slow."""
+    """`few(items, n)`: n of the items, spread evenly; all of them with --slow."""
 
-    return lambda things, n: list(things) if slow else _spread(things, n)
+    return lambda items, n: list(items) if slow else _spread(items, n)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A class name belongs to one class: whoever searches for it, or reads it in an error, finds the one that is meant."""
+"""A class name belongs to one class, so a search for it, or an error that shows it, leads to the right one."""
 
 import ast
 from pathlib import Path

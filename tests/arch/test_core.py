@@ -54,5 +54,5 @@ def test_core_names_no_face_vendor_or_other_package():
         ('policy = "vendor"; opmux.core.registry', []),
     ],
 )
-def test_a_named_vendor_or_package_is_found(text, names):
+def test_a_vendor_or_package_named_in_core_is_reported(text, names):
     assert named(text) == names

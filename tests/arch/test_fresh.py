@@ -74,7 +74,7 @@ def test_pythons_teardown_after_using_opmux_prints_nothing(monkeypatch):
 
 
 def test_a_variable_that_is_read_at_start_needs_a_new_process():
-    """Such as PYTHONHASHSEED."""
+    """PYTHONHASHSEED, for example."""
     code = "import sys; print('torch' in sys.modules, sys.flags.hash_randomization)"
     run = lambda **more: fresh.run([sys.executable, "-c", code], env={**os.environ, **more}, timeout=100).stdout
     assert run(MINE="1") == "True 1\n" and run(PYTHONHASHSEED="0") == "False 0\n"

@@ -560,7 +560,7 @@ found["cores"] = vendors.get("acme").info.target(None).cores
 
 
 def test_the_guides_vendor_passes_conform(tmp_path):
-    """With the page's own command, on a simulated device. The page also lists what `opmux new-backend` writes."""
+    """Runs the page's own command on a simulated device. The page also lists what `opmux new-backend` writes."""
     from opmux.tools import scaffold
 
     write(tmp_path / "opmux_acme", guide())
@@ -724,7 +724,7 @@ LIKELY = {
 
 @pytest.mark.parametrize("text, message", LIKELY.values(), ids=list(LIKELY))
 def test_a_likely_mistake_warns_once(case, text, message):
-    """Once even if the ops are read twice. Where the intent is clear, opmux does what was meant."""
+    """One warning is given even if the ops are read twice. Where the intent is clear, opmux does what was meant."""
     code = """
 for _ in range(2):
     opmux.ops.silu(torch.ones(1))
@@ -748,7 +748,7 @@ def test_a_row_for_one_overload_wins_over_a_row_for_all_overloads(case):
 
 
 def test_a_scalar_operand_goes_to_aten_if_the_vendors_function_takes_only_tensors(case):
-    """For a row of add.Tensor, which torch also calls with a number."""
+    """The row is one of add.Tensor, which torch also calls with a number."""
     text = (
         "import torch\n"
         "def add(A, B, *, alpha=1):\n"
@@ -844,7 +844,9 @@ def test_a_misspelt_environment_variable_warns_once(case):
 
 
 def test_a_package_written_for_flaggems_can_be_imported_directly(case, tmp_path):
-    """As its own tests do. The start-up finder provides `backend_utils` unless another module of that name is found."""
+    """The package's own tests import it so. The start-up finder provides `backend_utils` unless another module of that
+    name is found.
+    """
     ops = "from backend_utils import Autograd\ndef get_specific_ops():\n    return ()\n"
     init = "from backend_utils import VendorInfoBase\nvendor_info = VendorInfoBase('acme', 'npu', 'acme-smi')\n"
     code = """
@@ -1098,7 +1100,7 @@ def test_infer_device_skips_a_device_whose_is_available_raises(case):
 
 
 def test_registering_a_vendor_again_replaces_the_first(case):
-    """Even after ops have run, the implementations of the first one are removed."""
+    """The implementations of the first vendor are removed even after ops have run."""
     code = (
         CALL
         + """

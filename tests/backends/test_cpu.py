@@ -100,7 +100,7 @@ def _chosen(policy, *args):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_agrees_with_the_reference(name):
+def test_samples_agree_with_the_reference(name):
     count = 0
     for dtype in ops.ALL:
         for sample in spec_of(name).samples(dtype, CPU):
@@ -134,7 +134,7 @@ def test_rows_of_any_length_agree_with_the_reference(n):
     "name", [n for n in NAMES if n.partition("_")[0] in ("gelu", "silu", "qgelu", "relu", "srelu")]
 )
 def test_activations_of_infinities_nan_and_huge_and_tiny_values_agree_with_the_reference(name):
-    """Also for values on which exp overflows or underflows."""
+    """Includes values on which exp overflows or underflows."""
     odd = torch.tensor([0.0, -0.0, 1e-40, 1e4, -1e4, 3e38, -3e38, 89.0, -89.0, 200.0, -200.0])
     odd = torch.cat((odd, torch.tensor([torch.inf, -torch.inf, torch.nan]), torch.linspace(-30, 30, 50)))
     for dtype in (torch.float32, torch.float64, torch.bfloat16):

@@ -133,7 +133,7 @@ def each_tensor():
 
 @pytest.mark.filterwarnings("ignore:.*(nested|quantized|quantization|sparse).*:UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kernel_declines_such_a_tensor_in_every_argument(kind):
+def test_every_kernel_declines_tensors_without_plain_memory(kind):
     count = 0
     for name, args, index in each_tensor():
         skips = kind == "undefined" and optional(name, index)
@@ -174,7 +174,7 @@ def test_every_kernel_declines_what_functorch_wraps(transform):
 
 @pytest.mark.parametrize("transform", UNWRAPPING)
 def test_kernels_run_under_vmap_and_functionalize(transform):
-    """For an op that they have no rule for, vmap and functionalize unwrap first: the kernel gets plain tensors."""
+    """vmap and functionalize have no rule for the op, so they unwrap its tensors: the kernel gets plain ones."""
     for name, args, index in each_float():
         run = KERNEL[name]
         got = UNWRAPPING[transform](

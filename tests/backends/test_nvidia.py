@@ -149,7 +149,7 @@ by_impl = {"ids": lambda v: f"{v.impl_id}.{v.op}" if hasattr(v, "impl_id") else 
 @pytest.mark.parametrize("order", ["packed", "seq first"])
 @pytest.mark.parametrize("fn, when", ATTENTION, **by_impl)
 def test_attention_results_have_the_specs_shapes_dtypes_and_strides(fn, when, order):
-    """For all samples that the impl accepts, through torch's own meta kernels."""
+    """Checks all samples that the impl accepts, through torch's own meta kernels."""
     spec = specs.find(fn.op)
     layout = lambda t: (
         attention_spec.room(t.transpose(1, 2)).transpose(1, 2) if torch.is_tensor(t) and t.dim() == 4 else t

@@ -135,7 +135,7 @@ def test_calls_that_no_library_accepts_go_to_our_kernel(on, arch):
 
 @pytest.mark.parametrize("order", [(0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 2, 3)])
 def test_dense_batches_are_packed_for_flash_without_a_copy(order):
-    """For tensors in [batch, seq, heads, dim], [seq, batch, heads, dim] and [batch, heads, seq, dim] order."""
+    """Tests tensors in [batch, seq, heads, dim], [seq, batch, heads, dim] and [batch, heads, seq, dim] order."""
     b, h, s, d = 2, 3, 5, 8
     back = [order.index(i) for i in range(4)]
     t = torch.randn([(b, h, s, d)[i] for i in order]).permute(back)
@@ -199,7 +199,7 @@ def test_the_impl_that_dequantizes_declines_where_our_kernel_has_the_bits_of_cub
 
 
 def test_blocks_that_cublas_does_not_take_go_to_our_kernel(on, monkeypatch):
-    """Not to the reference or the impl that dequantizes: these sum with more bits."""
+    """The reference and the impl that dequantizes must not run: they sum with more bits."""
     monkeypatch.setattr(cublas, "adds_as_cublas", lambda device: True)
     label = "block_scaled_gemm[dtype=float8_e4m3fn b_dtype=float8_e4m3fn out=bfloat16 a_square=False b_square=True {}]"
     on("sm_90", {label.format("m<=1 n<=4096 k<=4096"): {"default.flagos": 15.0, "vendor.nvidia.cublas_plain": 200.0}})

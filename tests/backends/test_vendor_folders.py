@@ -69,8 +69,8 @@ def test_every_vendor_folder_in_the_tree_loads():
 
 
 def test_vendors_of_one_device_can_be_told_apart():
-    """By unique driver files and query commands; Intel's and Kunlunxin's tools have the same name, but their commands
-    differ.
+    """They have unique driver files and query commands; Intel's and Kunlunxin's tools have the same name, but their
+    commands differ.
     """
     every = [package(name).info for name in VENDORS]
     queries = [info.device_query_cmd for info in every]

@@ -404,6 +404,6 @@ def test_a_tensor_left_over_from_functorch_is_accepted():
     torch.testing.assert_close(got, expected)
 
 
-def test_a_non_tensor_argument_is_named():
+def test_the_error_for_a_non_tensor_names_the_argument():
     with pytest.raises(TypeError, match="rms_norm: weight must be a Tensor; got list"):
         opmux.ops.rms_norm(leaf(3, 8), [1.0] * 8)

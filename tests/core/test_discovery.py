@@ -513,7 +513,7 @@ def test_existing_impls_keep_their_origin(first, site, name_modules):
     assert load(first).origin("opmux::rms_norm", "first").plugin == "code"
 
 
-def test_a_missing_module_is_named(site, name_modules, log):
+def test_a_missing_module_is_reported_by_name(site, name_modules, log):
     site.module("good", REGISTER)
     name_modules("good", "no_such_plugin")
     assert ids(load()) == ["vendor.acme"]
@@ -540,7 +540,7 @@ def test_a_second_load_starts_from_scratch(site, name_modules):
 
 
 def test_a_module_without_register_may_register_at_import(site, name_modules, log):
-    """With @impl. tests/seeds covers classes with @register_backend. A module that registers nothing raises."""
+    """The module uses @impl; tests/seeds covers @register_backend. A module that registers nothing raises."""
     tagged = "from opmux.core import impl\n\n@impl('rms_norm', id='vendor.tag', kind='vendor', vendor='tag')\n"
     site.module("tags", tagged + "def rms_norm(x, weight, eps, offset):\n    return x, x\n")
     site.module("empty", "")

@@ -303,7 +303,7 @@ def test_a_choice_for_a_meta_tensor_does_not_apply_to_the_cpu():
 @pytest.mark.parametrize("first, second", [("meta", "cpu"), ("cpu", "meta")])
 @pytest.mark.parametrize("why", ["lacks", "unused"])
 def test_a_choice_for_one_device_does_not_apply_to_another(monkeypatch, why, first, second):
-    """In both orders of the calls. No impl names devices, but the selection still depends on the device."""
+    """Tests both orders of the calls. No impl names devices, but the selection still depends on the device."""
 
     class Lacking(FakeMachine):
         def lacks(self, device_type):
@@ -707,7 +707,7 @@ def test_calls_by_name_without_a_spec_always_recover():
 @pytest.mark.parametrize("error", [NotSupported, RuntimeError, ValueError, torch.OutOfMemoryError])
 @pytest.mark.parametrize("rest", ["another impl", "none", "one that fails", "a when that raises"])
 def test_a_failed_call_keeps_no_reference_to_its_tensors(error, rest, strict):
-    """Not even until the next garbage collection: keeping gigabytes in each step would exhaust the memory."""
+    """Tensors are freed before the next garbage collection: keeping gigabytes in each step would exhaust the memory."""
 
     def fails(*args):
         raise error("as it is told")

@@ -201,13 +201,13 @@ def test_a_named_file_must_exist(what, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["prefer = ", "prefer = vendor", "[per_op\n", "prefer = 'a'\nprefer = 'b'"])
-def test_broken_toml_is_named(text):
+def test_the_error_for_broken_toml_names_the_file(text):
     toml(text)
     with pytest.raises(BadKnob, match=r"opmux\.toml is not valid TOML: .*\(at "):
         knobs.PREFER.get()
 
 
-def test_a_file_that_is_not_utf8_is_named():
+def test_the_error_for_a_file_that_is_not_utf8_names_it():
     Path("opmux.toml").write_bytes(b'prefer = "vend\xff"')
     with pytest.raises(BadKnob, match="not valid TOML"):
         knobs.PREFER.get()

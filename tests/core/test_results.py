@@ -88,7 +88,7 @@ def test_results_with_a_data_dependent_size_are_not_checked():
 
 
 def test_an_impls_errors_cause_a_fallback_and_the_callers_do_not(plug):
-    """Whatever its type: an error that the reference does not raise is the impl's fault."""
+    """An error of any type that the reference does not raise is the impl's fault."""
 
     def fn(x, *rest):
         raise ValueError("acme: no plan for this size")

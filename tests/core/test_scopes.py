@@ -367,7 +367,7 @@ def test_the_policy_of_the_forward_selects_the_backward(plug):
     assert calls == ["elsewhere"] and not x.grad.eq(7).any()
 
 
-def test_a_non_tensor_argument_is_named_inside_a_scope(plug):
+def test_the_error_for_a_non_tensor_names_the_argument_inside_a_scope(plug):
     """An impl for one dtype makes the call check the dtype first, in a function that the scope's policy selects."""
     plug("rms_norm", "vendor.acme", BackendImplKind.VENDOR, lambda *a: a, vendor="acme", supported_dtypes={torch.half})
     for scope in (policy_context(SelectionPolicy()), opmux.policy("vendor")):

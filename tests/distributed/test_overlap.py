@@ -217,7 +217,7 @@ def test_invalid_overlap_arguments_raise(ub):
 
 
 def test_a_failing_gemm_still_waits_for_its_collective(ub):
-    """Otherwise the other ranks would hang."""
+    """Without this wait the other ranks would hang."""
     ub.copy_into_buffer(X)
 
     def fails():

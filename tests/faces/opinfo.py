@@ -293,7 +293,7 @@ class DeviceLost(BaseException):
 
 
 def seed(device: str) -> None:
-    """As torch.manual_seed, without the 2 ms that it takes on a machine without a GPU to seed absent devices."""
+    """Like torch.manual_seed, without the 2 ms that it takes on a machine without a GPU to seed absent devices."""
     random.seed(0)
     numpy.random.seed(0)
     torch.default_generator.manual_seed(0)
@@ -856,7 +856,7 @@ class Worker:
         return line.decode()
 
     def end(self) -> str:
-        """Its exit status and the end of its output."""
+        """The process's exit status and the end of its output."""
         self._process.kill() if self._process.poll() is None else None
         status = self._process.wait()
         self._heard.seek(0)

@@ -63,7 +63,7 @@ def test_group_norm_matches_aten(dtype, adapters):
         assert group(adapters, torch.randn(2, 6, 4, 5, dtype=dtype), 3, weight.float(), bias.float())
 
 
-def test_group_norm_without_weight_or_bias(adapters):
+def test_group_norm_needs_no_weight_or_bias(adapters):
     x, (weight, bias) = torch.randn(2, 6, 5), per_channel(torch.float32, True, True)
     assert group(adapters, x, 3, weight, bias, MASKS)
     assert group(adapters, x, 3, None, None) and group(adapters, x, 3, weight, None)
@@ -145,7 +145,7 @@ def test_batch_norm_accepts_parameters_of_a_wider_dtype(dtype, adapters):
     assert not adapters.agrees("native_batch_norm", x, *halves[:2], *params[2:], True, 0.1, 1e-5)
 
 
-def test_batch_norm_without_weight_bias_or_running_statistics(adapters):
+def test_batch_norm_needs_no_weight_bias_or_running_statistics(adapters):
     x = torch.randn(3, 6, 4)
     for w, b, running in ((False, False, False), (True, False, True), (False, True, True)):
         batch(adapters, x, *per_channel(torch.float32, w, b, running, running))
@@ -161,7 +161,7 @@ def test_batch_norm_updates_running_statistics_once(adapters, monkeypatch):
 
 
 def test_batch_norm_statistics_on_other_chips_match_cuda(adapters, monkeypatch):
-    """As on CUDA: float32 statistics for 16-bit input, and in evaluation the given statistics."""
+    """Statistics are float32 for 16-bit input, and in evaluation the given ones, as on CUDA."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     x = torch.randn(3, 6, 4, dtype=torch.bfloat16)
     for wide in (torch.bfloat16, torch.float32):

@@ -53,7 +53,7 @@ def test_layer_norm_matches_aten(dtype, adapters):
         assert both(adapters, *drawn(shape, k, dtype))
 
 
-def test_layer_norm_without_weight_or_bias(adapters):
+def test_layer_norm_needs_no_weight_or_bias(adapters):
     for k, w, b in itertools.product((1, 2), (True, False), (True, False)):
         x, dims, weight, bias = drawn((2, 3, 7), k, torch.float32)
         assert both(adapters, x, dims, weight if w else None, bias if b else None)
@@ -88,7 +88,7 @@ def test_layer_norm_backward_returns_none_for_masked_gradients(adapters):
 
 
 def test_layer_norm_on_an_unknown_chip_returns_float32_statistics(adapters, monkeypatch):
-    """As on CUDA: float32 statistics for 16-bit input, and no weight of a wider dtype."""
+    """Statistics are float32 for 16-bit input, and a weight of a wider dtype is declined, as on CUDA."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     for k in (1, 2):
         x, dims, weight, bias = drawn((2, 3, 7), k, torch.bfloat16)
@@ -210,7 +210,7 @@ def test_norms_leave_invalid_calls_to_torch(adapters):
 
 
 def test_an_impl_may_serve_atens_own_call_before_the_adapter():
-    """Also for `out=`; if the impl returns None, the adapter serves the call."""
+    """The impl also serves `out=`; if it returns None, the adapter serves the call."""
     marks = [torch.full((2, 3), 7.0), torch.full((2, 1), 8.0), torch.full((2, 1), 9.0)]
     of_one = lambda x, dims, weight, bias, eps: tuple(marks) if len(dims) == 1 else None
     fields = dict(fn=specs.layer_norm.reference, aten={"native_layer_norm": of_one})

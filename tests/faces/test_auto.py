@@ -56,7 +56,7 @@ def measured(monkeypatch):
         (speed(0.9, 0.9, 1.02, host=(5, 5)), NEVER),
     ],
 )
-def test_smallest_size_at_which_we_are_as_fast(measured, size):
+def test_ops_are_overridden_from_the_smallest_size_that_is_as_fast(measured, size):
     assert measured.smallest(BF16) == measured.smallest(FP16) == size
     assert measured.smallest(FP32) == NEVER
 

@@ -122,7 +122,7 @@ def test_the_paged_prefix_is_accepted(recwarn):
 
 
 def test_requests_longer_than_a_block_table_give_the_same_tokens(monkeypatch):
-    """Their cache is read through indices, as in models with windows."""
+    """The cache of such requests is read through indices, as in models with windows."""
     model, requests = tiny("llama"), prompts(2, 7)
     want = generated(model, requests)
     model.set_attn_implementation("opmux")

@@ -167,7 +167,7 @@ def test_modules_replace_those_of_transformers(ours_of, model, name, act):
 
 
 def test_layers_with_bias_hook_or_another_class_are_called():
-    """Such a layer must not be bypassed by the fused computation."""
+    """The fused computation must not bypass such a layer."""
     torch.manual_seed(0)
     x = torch.randn(3, 8)
     mlp = modules.SwiGLUMLP(8, 12, bias=True)
@@ -198,7 +198,7 @@ def test_falcon_multipliers_come_from_the_config():
 
 @pytest.mark.parametrize("shards", [None, 1, 3, 7, 20])
 def test_tiled_mlp_matches_the_untiled_one(shards):
-    """Also if the shards do not divide the length, or outnumber it."""
+    """Includes shards that do not divide the length, or outnumber it."""
     mlp = modules.SwiGLUMLP(8, 12)
     x = torch.randn(2, 7, 8, requires_grad=True)
     leaves = (x, *mlp.parameters())

@@ -164,7 +164,7 @@ def test_a_call_with_another_key_runs_in_python(fake_device, other):
 
 
 def test_clearing_launch_records_also_clears_the_gates(fake_device):
-    """Both are in one library: one `clear` invalidates the records of both."""
+    """The gates and the launch records are in one library: one `clear` invalidates both."""
     x, y = torch.rand(4, 8), torch.rand(4, 8)
     often(fake_device, lambda: torch.add(x, y, alpha=2))
     fake_device.from_python.clear()
@@ -240,7 +240,7 @@ def test_threads_launch_their_own_records_while_records_are_replaced(fake_device
 
 
 def test_a_call_whose_second_launch_fails_is_not_run_again(fake_device):
-    """Its first launch has changed the tensor; running the whole call again would change it twice."""
+    """The first launch has changed the tensor; running the whole call again would change it twice."""
     x, other = torch.ones(4), torch.ones(4)
     fake_device.extra = lambda t: fake_device.launch("add_.Tensor", t, other, t, 1.0)
     for _ in range(CALLS_TO_RECORD):
@@ -273,7 +273,7 @@ LIMITS = {torch.float32: 16}, {torch.float32: 1024}
 
 @pytest.fixture
 def auto(fake_device):
-    """As in auto mode, with no limit on the time spent in Python."""
+    """The settings of auto mode, with no limit on the time spent in Python."""
     gate.select(frozenset(fake_device.names), lambda name, device: (*LIMITS, True))
     gate.allow(1.0, 1e9)
     yield fake_device
@@ -282,7 +282,7 @@ def auto(fake_device):
 
 @pytest.mark.parametrize("size, runs_in", [(2048, "python"), (512, "torch"), (8, "torch")])
 def test_a_call_that_cannot_be_launched_is_ours_if_python_is_fast_enough(fake_device, size, runs_in):
-    """Also a call that has not been recorded yet."""
+    """This holds also for a call that has not been recorded yet."""
     gate.select(frozenset(fake_device.names), lambda name, device: (*LIMITS, False))
     x = torch.rand(size)
     torch.exp(x)
@@ -417,7 +417,7 @@ class FakePlanner:
         return *request[HEAD - 1 :], 1, *result, 0, 1, *launch
 
     def answer_class(self, request, position, low, high, step, formulas):
-        """Answer with a class: calls of exp on [v, 8], where v is word `at` of the key."""
+        """Answer with a class: calls of exp on [v, 8], where v is word `position` of the key."""
         answer = self.launch(request, (request[HEAD - 1 + position], 8))
         numbers = (word for one in formulas for word in one)
         self.send_kernel(0)
@@ -483,7 +483,7 @@ def test_no_kernel_is_loaded_during_a_graph_capture(planned):
 
 @pytest.mark.parametrize("size", [32, 2048])
 def test_calls_that_the_planner_refuses_are_left_to_torch(planned, size):
-    """Also where Python would be faster than torch: its first call imports modules for seconds."""
+    """Python is not entered even where it would be faster than torch: its first call imports modules for seconds."""
     x = torch.rand(size)
     torch.exp(x), torch.exp(x)
     slot, epoch, hashed, *_ = planned.read()
@@ -831,7 +831,7 @@ def test_records_can_be_paused_and_cleared(fake_device):
 
 
 def test_a_policy_block_sends_calls_to_python_until_it_ends(fake_device):
-    """Also if no override is left that could be notified."""
+    """Records are cleared even if no override is left that could be notified."""
     x = torch.rand(4, 8)
     often(fake_device, lambda: torch.exp(x))
     with opmux.policy("reference"):

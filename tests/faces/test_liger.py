@@ -559,7 +559,7 @@ def test_forward_and_backward_functions_match_autograd():
 
 
 def test_loss_forwards_return_the_gradient():
-    """In a new tensor: no input is overwritten."""
+    """The gradient is a new tensor: no input is overwritten."""
     from liger_kernel import ops
 
     x, target = normal(5, 9), labels(5, 9)
@@ -914,7 +914,7 @@ def test_attention_modules_match_their_formula():
 
 
 def test_modules_compile_to_one_graph():
-    """Also at first use, when names are resolved."""
+    """The first use, when names are resolved, compiles to one graph too."""
     from liger_kernel.ops import _replace_with_vendor_ops
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss, LigerRMSNorm, LigerSwiGLUMLP
 
@@ -1049,7 +1049,7 @@ def patched(model):
 
 
 def test_a_model_instance_is_patched(llama):
-    """Only this instance and only the parts that the flags name; loss and gradients stay the same."""
+    """Patches only this instance and only the parts that the flags name; loss and gradients stay the same."""
     from liger_kernel.transformers import _apply_liger_kernel_to_instance, apply_liger_kernel_to_llama
 
     import opmux

@@ -398,7 +398,9 @@ def test_a_patched_model_generates_the_same_tokens():
 
 
 def test_decoding_one_query_uses_flash_attention(monkeypatch):
-    """Only in `generate` without padding; the prompt and padded rows use the kernel that torch chooses."""
+    """Flash attention runs only in `generate` without padding; prompts and padded rows use the kernel that torch
+    chooses.
+    """
     model = tiny("llama").eval()
     ids = batch()["input_ids"][:, :4]
     padded = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
@@ -424,7 +426,7 @@ def test_decoding_one_query_uses_flash_attention(monkeypatch):
     assert len(calls) == 5 * layers
 
 
-def test_flash_attention_conditions(monkeypatch):
+def test_flash_attention_runs_only_calls_that_it_supports(monkeypatch):
     def heads(count, length, width=64, dtype=torch.bfloat16):
         return torch.empty(2, count, length, width, dtype=dtype)
 

@@ -108,7 +108,7 @@ PARTS = ("norm", "mlp", "self_attn", "lm_head", "embed_tokens")
 
 
 def test_parts_kept_in_float32_work_as_in_the_original():
-    """For a bfloat16 model: where the original raises, the patched model raises too."""
+    """Tests a bfloat16 model: where the original raises, the patched model raises too."""
 
     def attempt(model):
         try:

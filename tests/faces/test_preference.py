@@ -108,7 +108,7 @@ def test_all_kinds_of_dpo_are_tested():
     assert set(DPO_LOSSES) == set(DPO)
 
 
-def test_dpo_without_a_reference_model(parts):
+def test_dpo_needs_no_reference_model(parts):
     d = Data()
     result = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, beta=BETA)
     c, r = log_probs(d.x, d.w, d.b, d.target).chunk(2)

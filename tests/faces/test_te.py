@@ -62,7 +62,7 @@ def test_modules_are_as_accurate_as_plain_torch(te, name, dtype):
 
 
 def test_modules_are_created_on_this_machines_device(te):
-    """Without a device argument, with "cuda" by name or index, and with a device object."""
+    """Tests no device argument, "cuda" by name or index, and a device object."""
     for arguments in (
         {},
         {"device": "cuda"},

@@ -87,7 +87,7 @@ def pairs(mask):
 
 
 @dtypes
-def test_moe_permute_and_unpermute_with_a_mask(te, dtype):
+def test_moe_permute_and_unpermute_by_mask_match_indexing(te, dtype):
     mask = routed()
     token, expert = pairs(mask)
     x = torch.randn(TOKENS, HIDDEN, dtype=dtype, requires_grad=True)
@@ -146,7 +146,7 @@ def test_moe_permute_pads_each_expert(te):
     agree((merged, *grads(merged, leaf, probs)), (plain, *grads(plain, leaf, probs)), torch.float32)
 
 
-def test_moe_permute_of_fp8_moves_bytes_and_scales(te):
+def test_moe_permute_moves_bytes_and_scales_of_fp8(te):
     mask = routed(4)
     token, _ = pairs(mask)
     quantizer = te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device=torch.device("cpu"))

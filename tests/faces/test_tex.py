@@ -337,7 +337,7 @@ OLDER_PROGRAM = """
 """
 
 
-def test_version_2_9_of_the_interface():
+def test_version_2_9_of_the_interface_is_provided():
     version, functions, signatures, attention, backend, enums, has = python(
         OLDER_PROGRAM, OPMUX_TEX_VERSION="2.9"
     ).splitlines()

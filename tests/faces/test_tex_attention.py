@@ -431,7 +431,7 @@ def test_values_outside_the_valid_tokens_do_not_matter(layout):
 
 
 def test_backward_of_a_part_of_the_keys_uses_the_lse_of_all():
-    """As if a sequence's keys were on several devices: the gradients of the parts add up to those of the whole."""
+    """A sequence's keys may be on several devices: the gradients of the parts add up to those of the whole."""
     call = Call(mask="NO_MASK", square=True)
     g = torch.Generator().manual_seed(0)
     (q, k, v), _ = tensors(call, g)

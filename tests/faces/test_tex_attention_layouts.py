@@ -100,7 +100,7 @@ def of_equal_work(causal: bool) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_equal_sequences_have_one_speed_class_in_every_layout(causal):
-    """So auto mode chooses one implementation for all of them."""
+    """One speed class makes auto mode choose one implementation for all layouts."""
     classes = {key: set() for key in ("opmux::attention_general", "opmux::attention_general_bwd")}
     for layout, mask in of_equal_work(causal):
         for key, args in run_attention(layout, mask)[1]:

@@ -149,7 +149,7 @@ def test_a_method_that_raises_not_implemented_falls_back():
 
 
 def test_a_decline_applies_to_one_call_only():
-    """It depended on the arguments, so the next call of the same shape goes to the backend again."""
+    """A decline depends on the arguments, so the next call of the same shape goes to the backend again."""
     calls = []
 
     def sometimes(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):

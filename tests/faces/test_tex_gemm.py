@@ -146,7 +146,7 @@ def test_a_weight_gradient_accumulates_into_float32(dtype):
 @pytest.mark.parametrize("alpha, beta", [(0.5, None), (-2.0, 0.25), (1.0, 0.0), (np.float32(0.5), np.float32(2.0))])
 @pytest.mark.parametrize("epilogue", ["", "bias", "gelu", "dgelu"])
 def test_alpha_and_beta_apply_before_the_epilogue(epilogue, alpha, beta):
-    """As in cuBLAS: the epilogue is applied to alpha * product + beta * D."""
+    """The epilogue is applied to alpha * product + beta * D, as in cuBLAS."""
     A, B = factors("NN", F32)
     D, bias, gelu_in = torch.randn(5, 24), torch.randn(24), torch.randn(5, 24)
     want = alpha * truth(A, B, "NN") + D.double() * (1.0 if beta is None else beta)
@@ -183,7 +183,7 @@ def test_gemm_writes_leaves_and_records_no_graph():
 
 @pytest.mark.parametrize("m, n, k", [(0, 24, 64), (5, 24, 0), (5, 0, 64)])
 @every_layout
-def test_operands_without_elements(layout, m, n, k):
+def test_gemm_accepts_operands_without_elements(layout, m, n, k):
     A, B = factors(layout, F32, m, n, k)
     columns = B.shape[-1]
     D, bias_grad, _, _ = call(A, B, layout, bias=torch.randn(columns), grad=True)
@@ -239,7 +239,7 @@ def blocks(dim, shape=(64, 128), dtype=torch.float8_e4m3fn):
     return q.quantized(q.OPS, torch.randn(shape), q.Float8BlockQuantizer(fp8_dtype=dtype, block_scaling_dim=dim))
 
 
-def test_dgelu_of_block_scaled_operands():
+def test_block_scaled_gemm_applies_dgelu():
     """cuBLAS supports only this gelu for block scaling: the gradient, in bfloat16."""
     a, b, pre = blocks(2), blocks(1), torch.randn(64, 64, dtype=BF16)
     D = call(a, b, to=BF16, gelu=True, gelu_in=pre, grad=True, split=True)[0]
@@ -272,7 +272,7 @@ def test_block_scaled_gemms_that_cublas_rejects_raise(a, b, args, message):
 
 
 def test_block_scaled_products_are_rounded_before_accumulation():
-    """As in cuBLAS; adding first and rounding once would change one in eight elements here."""
+    """cuBLAS rounds first; adding first and rounding once would change one in eight elements here."""
     torch.manual_seed(0)
     a, b, bias = blocks(2), blocks(1), torch.randn(64, dtype=BF16)
     out = torch.randn(64, 64, dtype=BF16)
@@ -296,7 +296,7 @@ def test_one_operand_may_be_quantized():
 
 
 def test_gemm_uses_the_data_if_the_transpose_is_missing_or_stale():
-    """And the transpose if the data is missing."""
+    """Uses the transpose if the data is missing."""
     A, B = factors("NN", BF16, 32, 48, 64)
     a, b = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (A, B))
     want = call(a, b, "NN", to=F32)[0].double()

@@ -79,7 +79,7 @@ def test_members_equal_tensors_quantized_alone(name, dims):
 @pytest.mark.parametrize("name", QUANTIZERS)
 @pytest.mark.parametrize("first", [None, (64, 32, 32)], ids=["last", "both"])
 def test_members_may_have_different_last_dimensions(name, first):
-    """They follow one another in memory; the shape of the group only gives the total size."""
+    """Members are adjacent in memory; the shape of the group only gives the total size."""
     quantizer, last = QUANTIZERS[name](), (64, 32, 128)
     shapes = list(zip(first or (64,) * 3, last, strict=True))
     x = [drawn(*shape, seed=i) for i, shape in enumerate(shapes)]
@@ -301,7 +301,7 @@ def test_grouped_weight_gradients_equal_those_of_members():
 
 
 def test_a_sum_with_bias_is_rounded_once():
-    """In bfloat16: the product is not rounded before the bias is added."""
+    """The product of bfloat16 operands is not rounded before the bias is added."""
     x, w, bias = drawn(8, 64).bfloat16(), drawn(5, 64, seed=2).bfloat16(), drawn(1, 5, seed=3).bfloat16()
     y = torch.zeros(8, 5, dtype=torch.bfloat16)
     run("grouped_tensor", group_of(w, 1), True, group_of(x, 1), False, group_of(y, 1), group_of(bias, 1))
@@ -320,7 +320,7 @@ def test_wrong_shapes_raise_and_nothing_is_written():
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "block 2", "current", "nvfp4 2d"])
-def test_products_of_quantized_members(name):
+def test_grouped_products_accept_quantized_members(name):
     """Each operand is read rowwise or columnwise, as its side of the product requires."""
     x, w, quantizer = drawn(128, 64), drawn(96, 64, seed=2), QUANTIZERS[name]()
     dims = int64(*DIMS)

@@ -145,7 +145,7 @@ def test_layernorm_returns_the_requested_dtype(dtype, otype):
     torch.testing.assert_close(out.double(), want, rtol=tol, atol=tol)
 
 
-def test_quantized_results_of_empty_input():
+def test_norms_of_empty_input_return_empty_quantized_tensors():
     x, w, b = tensors((0, 32))
     quantizer = QUANTIZERS["delayed"]()
     out, _, rsigma = forward("rmsnorm_fwd", x, w, b, quantizer=quantizer)

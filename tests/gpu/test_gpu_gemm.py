@@ -100,9 +100,7 @@ def test_gemm_agrees_at_the_sizes_of_models(impl_id, m, n, k):
 @pytest.mark.parametrize("m, n, k", [*SIZES, (8192, 14336, 1024), (512, 4096, 4096), (3, 4096, 4096)])
 @pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas"])
 def test_linear_act_agrees_at_the_sizes_of_models(impl_id, m, n, k):
-    """With grouped and ungrouped tiles, for one product and for the two of a GLU; few rows; row- and column-major
-    weights.
-    """
+    """Tests grouped and ungrouped tiles, one product and the two of a GLU, few rows, row- and column-major weights."""
     torch.manual_seed(0)
     for glu in (False, True):
         rows = n - n % 2 if glu else n
@@ -229,7 +227,7 @@ def test_tex_linear_is_one_launch_for_forward_dgrad_and_wgrad():
 
 
 def test_tex_gemm_can_be_captured_in_a_graph():
-    """With plain and quantized operands, nothing synchronizes with the device."""
+    """No call with plain or quantized operands synchronizes with the device."""
     x, w, main = new(512, 256), new(384, 256), new(384, 256, dtype=F32)
     dy = new(512, 384)
     xs, ws = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (x, w))
@@ -326,7 +324,7 @@ def test_row_scaled_fp8_products_agree_with_the_reference(m):
 
 
 def test_aten_products_agree_and_do_not_recurse_into_the_override():
-    """With our kernels and with cuBLAS calls, which call ATen themselves."""
+    """Tests our kernels, and cuBLAS calls, which call ATen themselves."""
     a, b = torch.randn(64, 256, device=CUDA).to(E4M3), torch.randn(128, 256, device=CUDA).to(E4M3).t()
     one = torch.full((), 0.1, device=CUDA)
     want = torch._scaled_mm(a, b, one, one, out_dtype=BF16)

@@ -65,7 +65,7 @@ def test_a_patched_model_generates_the_same_tokens():
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral"])
 def test_patched_attention_decodes_with_flash_attention(kind, monkeypatch):
-    """It runs for each token, and the logits' errors are at most a third larger than with torch's own choice."""
+    """Flash attention runs for each token; errors of the logits are at most a third larger than with torch's choice."""
     prompt, steps = ids(2, 50), ids(2, 6)
 
     def decoded(model):

@@ -71,7 +71,7 @@ def test_the_gradient_of_a_bias_is_deterministic():
 
 
 def test_rows_out_of_bounds_do_not_contribute():
-    """For padding x is 0, and the slope at the bias would be infinite."""
+    """x is 0 in the padding, where the slope at the bias would be infinite."""
     x, dy = torch.full((3, 16), -3e38), torch.ones(3, 16)
     dx, dbias = kernel("srelu_bias_bwd")(dy, x, torch.full((16,), 3e38))
     assert dx.eq(0).all() and dbias.eq(0).all()

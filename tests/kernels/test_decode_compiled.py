@@ -40,7 +40,7 @@ def write():
 @pytest.mark.few(2)
 @over_chips
 @pytest.mark.parametrize("cache_dtype", [BF16, FP8], ids=str)
-def test_fits_the_chip(chip, cache_dtype):
+def test_kernels_fit_the_chip(chip, cache_dtype):
     with compiling_for(chip) as built:
         attend(cache_dtype)
         write()

@@ -189,7 +189,7 @@ def test_block_scaled_activations_equal_two_passes(form, two_d):
 @pytest.mark.parametrize("two_d", [False, True], ids=["1x32", "32x32"])
 @pytest.mark.parametrize("form", FORMS)
 def test_mxfp8_activations_equal_two_passes(form, two_d):
-    """Also if the two halves of a gradient meet within a block."""
+    """The two halves of a gradient may meet within a block."""
     x, dy, gated = operands(form, m=96, n=304 if form == "_glu_bwd" else 288)
     r = EVERY[f"silu{form}"](*((x,) if dy is None else (dy, x)))
     want, got = buffers(r.shape, "mx"), buffers(r.shape, "mx")

@@ -127,12 +127,12 @@ def test_all_other_products_compile(number, name):
 @pytest.mark.slow
 @over_chips
 @pytest.mark.parametrize("name", CALLS)
-def test_every_kernel_on_every_chip(name, chip):
+def test_every_kernel_compiles_on_every_chip(name, chip):
     build(chip, name)
 
 
 def test_both_products_of_a_glu_run_concurrently():
-    """Neither waits for the other: a GLU tile is two half tiles with the same number of registers."""
+    """Neither product waits for the other: a GLU tile is two half tiles with the same number of registers."""
     kernel = build("sm_90", "large glu")
     loop = kernel.asm["ttgir"].partition("scf.for")[2].partition("scf.for")[2].partition("scf.yield")[2]
     dots = [line for line in loop.splitlines() if "warp_group_dot" in line]
@@ -176,7 +176,7 @@ def test_int8_is_multiplied_as_int8(name, chip, word):
 
 
 def test_products_with_few_rows_load_the_matrix_wide():
-    """Also for an odd number of rows. Threads exchange no data before the final sums."""
+    """This includes an odd number of rows. Threads exchange no data before the final sums."""
     kernel = build("sm_90", "few rows")
     assert "ld.global.v4" in kernel.asm["ptx"]
     loop = kernel.asm["ttgir"].partition("scf.for")[2].partition("scf.yield")[0]

@@ -17,7 +17,7 @@ def ends_of(*ends):
 
 
 def test_rows_after_the_last_group_are_ignored():
-    """They are not read, and do not affect any result."""
+    """Rows after the last group are not read, and do not affect any result."""
     a, b, dy = torch.randn(40, 24), torch.randn(3, 24, 20), torch.randn(40, 20)
     a[33:] = dy[33:] = torch.nan
     ends = ends_of(20, 20, 33)

@@ -162,7 +162,7 @@ filled = Launcher(_filled, sizes="n")
 
 
 def test_a_launch_may_have_only_scalar_arguments():
-    """Its result is on the device of the op's first tensor, which the kernel does not read."""
+    """The result is on the device of the op's first tensor, which the kernel does not read."""
 
     def counted(like: Tensor, start: Tensor) -> Tensor:
         return torch.arange(like.numel(), dtype=like.dtype) + start
@@ -274,7 +274,7 @@ def test_a_plan_may_depend_on_a_setting():
         specs.remove(new_op.spec)
 
 
-def test_wrong_kernel_arguments_are_named():
+def test_errors_name_wrong_kernel_arguments():
     bind = lambda **numbers: affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(), numbers, {}, {}, [])
     with pytest.raises(TypeError, match="eps"):
         bind(x_stride=16, n_rows=1, n=16)

@@ -54,7 +54,7 @@ def test_a_row_out_of_range_is_skipped():
 
 
 def test_every_partial_sum_is_rounded():
-    """As in NVIDIA's kernel: in bfloat16, 1 + 2^-9 + 2^-9 + ... stays 1."""
+    """NVIDIA's kernel rounds so: in bfloat16, 1 + 2^-9 + 2^-9 + ... stays 1."""
     x = torch.tensor([[1.0]] + [[2.0**-9]] * 7, dtype=torch.bfloat16)
     row_map = torch.arange(8, dtype=torch.int32)
     for give in (kernels.moe_collect, spec.moe_collect.reference):
@@ -98,7 +98,7 @@ def test_views_are_written_in_place():
 
 
 @pytest.mark.parametrize("op", [spec.moe_pad_into, spec.moe_unpad_into])
-def test_mistakes_are_named_and_nothing_is_written(op):
+def test_invalid_arguments_raise_and_nothing_is_written(op):
     """All invalid arguments, except arguments that are neither a tensor nor a list, which dispatch rejects."""
     kinds = (torch.Tensor, torch.Tensor, list, list)
     for bad in (b for b in op.spec.errors(CPU) if all(map(isinstance, b.args, kinds))):

@@ -217,7 +217,7 @@ def test_tables_are_cached_by_addresses():
 
 
 def test_scales_are_exact():
-    """For every kind of amax, bit for bit: powers of two, the smallest, the largest, zero."""
+    """Compares every kind of amax bit for bit: powers of two, the smallest, the largest, zero."""
     amax = torch.tensor([0.0, 1.0, 448.0, 3.3, 1e-45, 1e-38, 3e38, float("inf"), float("nan"), 2.0**-130, 1e-10])
     for pow2 in (False, True):
         for eps in (0.0, 1e-3):
@@ -234,7 +234,7 @@ def test_scales_are_exact():
 
 
 def test_tables_that_a_captured_graph_reads_are_never_freed(monkeypatch):
-    """Also if the capturing stream created them."""
+    """Tables are kept also if the capturing stream created them."""
     from types import SimpleNamespace
 
     from opmux.kernels.lib import lists as tables

@@ -80,7 +80,7 @@ def test_loads_are_wide(name):
 
 @pytest.mark.parametrize("layout", ["row", "column", "turned", "batches"])
 def test_tiles_use_wide_loads_and_stores(layout):
-    """Also for a transpose: it is loaded along its own rows and transposed in registers."""
+    """A transpose too is loaded along its own rows, and transposed in registers."""
     ptx = compiled("add", LAYOUTS[layout](), "sm_90").asm["ptx"]
     assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
 

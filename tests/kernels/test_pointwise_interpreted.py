@@ -141,7 +141,7 @@ def test_every_alias_agrees_with_torch(name):
     ],
 )
 def test_integers_become_floats_as_in_torch(name):
-    """Where torch raises, we decline, so that torch raises."""
+    """Our kernel declines where torch raises, so that torch raises."""
     for dtype in (torch.int32, torch.bool):
         sample = next(iter(spec.ops[name].spec.samples(dtype, CPU)))
         try:

@@ -98,7 +98,7 @@ def test_amax_of_a_buffer_never_decreases():
 
 
 def test_float32_scales_equal_the_reference():
-    """They are equal, not just close, because consumers compare them."""
+    """Scales must be equal, not just close, because consumers compare them."""
     x = torch.randn(256, 384, dtype=torch.bfloat16) * 3
     for two_d in (False, True):
         data = torch.zeros(256, 384, dtype=torch.uint8), torch.zeros(384, 256, dtype=torch.uint8)

@@ -35,7 +35,7 @@ def collect():
 FOUND = sorted(collect(), key=lambda row: row[0].key)
 
 
-def test_there_are_ops():
+def test_ops_that_cpp_may_replay_are_collected():
     assert {"aten::add", "aten::select_backward", "aten::copy", "opmux::rms_norm", "opmux::softmax"} <= {
         spec.key for spec, _ in FOUND
     }

@@ -75,7 +75,7 @@ def test_integer_scans_compile(number, name, slow):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_compiles_with_every_algorithm(name, algorithm):
-    """For rotating chips, so that each op is compiled for all of them."""
+    """The chips rotate, so that each op is compiled for all of them."""
     chip = list(CHIPS)[(OPS.index(name) + list(ALGORITHMS).index(algorithm)) % 4]
     kernels = [k.name for k in built_for(chip, name, *ALGORITHMS[algorithm])]
     assert kernels == KERNELS[algorithm] or name not in NAMED

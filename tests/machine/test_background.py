@@ -75,7 +75,7 @@ def test_an_import_finishes_before_the_call(called, monkeypatch, tmp_path):
 
 
 def test_an_import_that_does_not_return_is_interrupted(called, monkeypatch, tmp_path):
-    """As in `python -c "import train"`, where train.py runs the whole training."""
+    """`python -c "import train"` is such an import if train.py runs the whole training."""
     monkeypatch.setattr(background, "LONG", 0.1)
     import_slowly(tmp_path, monkeypatch, "training", called, 1)
     assert called == [False]
@@ -83,7 +83,7 @@ def test_an_import_that_does_not_return_is_interrupted(called, monkeypatch, tmp_
 
 @pytest.mark.parametrize("held", [lock, native_library._LibraryState.loading], ids=["core", "native library"])
 def test_code_that_holds_one_of_our_locks_is_not_interrupted(called, held):
-    """The lock is re-entrant, so the call would see a half-made change."""
+    """The lock is re-entrant, so the call would see a partial change."""
     with held.held:
         request(called, lambda: held.held._is_owned())
         run_for(0.1)

@@ -61,7 +61,7 @@ def faults(name: str) -> Iterator[float]:
         yield i / (COUNTS[name] - 1)
 
 
-def test_the_counts_add_up_to_700_faults():
+def test_at_least_700_faults_are_tested():
     assert sum(COUNTS.values()) >= 700
 
 
@@ -349,7 +349,7 @@ def test_a_folder_of_another_user_is_not_used(cache, fake_library, monkeypatch, 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_library_planted_by_another_user_is_not_loaded(cache, fake_library):
-    """Others can compute its name and its record; in a sticky folder, whoever creates `build` first owns it."""
+    """Others can compute its name and its record; in a sticky folder, the first user to create `build` owns it."""
     library = fake_library.build()
     for path in (library.parent, *library.parent.iterdir()):
         os.chown(path, 12345, 12345)
@@ -529,9 +529,7 @@ def test_a_full_disk_is_reported_and_works_again_later(fake_library, monkeypatch
     assert lines() == [
         "tuning results are not stored: [Errno 28] No space left on device. Set OPMUX_CACHE_DIR to a writable folder"
     ]
-    with pytest.raises(
-        CannotBuild, match="thing cannot be compiled: .*No space left on device. Set OPMUX_CACHE_DIR"
-    ):
+    with pytest.raises(CannotBuild, match="thing cannot be compiled: .*No space left on device. Set OPMUX_CACHE_DIR"):
         fake_library.build()
     assert temporary(file.parent) == [] and len(fake_library.runs) == before + 1
     monkeypatch.setattr(os, "fsync", lambda fd: None)
@@ -582,7 +580,7 @@ def public(monkeypatch):
 
 
 def test_a_read_only_cache_is_read(public, tmp_path, monkeypatch, answer):
-    """For example an administrator's, shared by all users: valid files are used, damaged ones are left unchanged."""
+    """An administrator may share a cache with all users: valid files are used, damaged ones are left unchanged."""
     source = public / "thing.cpp"
     source.write_text("one")
     monkeypatch.setattr(build, "compiler", lambda: build.Compiler(("made_up",), "1.0"))
@@ -651,9 +649,7 @@ def test_a_lock_held_too_long_is_ignored(fake_library, monkeypatch, lines):
 
 def test_a_failed_compilation_is_not_repeated_until_something_changes(fake_library, monkeypatch, lines):
     runs = []
-    monkeypatch.setattr(
-        build, "_run", lambda command: runs.append(command) or (1, "thing.cpp:1: error: out of ink")
-    )
+    monkeypatch.setattr(build, "_run", lambda command: runs.append(command) or (1, "thing.cpp:1: error: out of ink"))
     with pytest.raises(
         CannotBuild, match=r"thing: made_up failed \(exit status 1\): .*out of ink. Full output: (.*)"
     ) as e:

@@ -253,7 +253,7 @@ def test_forward_and_backward_are_launched_from_cpp(fake_device):
 
 
 def test_new_sizes_are_recorded_at_their_first_call_after_some_others(fake_device):
-    """So a new length of a batch costs Python once, not in every layer of a model."""
+    """A new length of a batch then costs Python once, not in every layer of a model."""
     fake_device.take("rms_norm")
     w = leaf(8)
     call = lambda x: grads(rms(x, w), (x, w), torch.ones_like(x))

@@ -23,7 +23,7 @@ from opmux.faces.aten.schema import OverloadSchema
 
 @pytest.fixture
 def new(monkeypatch):
-    """As in a process that has not tried to load the library; compiling it fails the test."""
+    """The state of a process that has not tried to load the library; compiling it fails the test."""
     for name, value in {"library": None, "tried": False, "compiling": False, "waiting": []}.items():
         monkeypatch.setattr(native_library._LibraryState, name, value)
     for name in ("load", "library"):
@@ -40,7 +40,7 @@ def said(caplog, call):
 
 
 def test_sources_lists_every_file_of_the_folder():
-    """Otherwise a change to a missing file would not recompile the library."""
+    """A change to a file that is not listed would not recompile the library."""
     assert sorted(native_library.SOURCES) == sorted(native_library.FOLDER.iterdir())
 
 
@@ -88,7 +88,7 @@ def test_with_an_untested_triton_nothing_is_launched_from_cpp(monkeypatch, caplo
     assert "tested with triton 1.0 to 1.1" in warning and not launching.drives()
 
 
-def test_without_python_headers_the_package_to_install_is_named(new, caplog, tmp_path):
+def test_without_python_headers_the_error_says_what_to_install(new, caplog, tmp_path):
     new.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     assert not native_library.possible()
     (warning,) = said(caplog, native_library.available)

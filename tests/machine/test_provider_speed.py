@@ -120,7 +120,7 @@ def test_an_unavailable_implementation_is_skipped(impls):
 
 
 def test_an_implementation_that_does_not_support_the_call_is_skipped(impls):
-    """Because of its `when` or its dtypes."""
+    """The call is excluded by its `when` or its dtypes."""
     impls(A, 1.0, 10)
     impls(B, 2.0, 5, when=lambda x, weight, bias: bias is None or "takes no bias")
     store_times({16: {A: 55.0, B: 41.0}})
@@ -307,7 +307,7 @@ def test_strict_and_policies_that_name_an_implementation_override_measurements(h
 
 
 def test_aten_overloads_prefer_the_vendors_library(h200):
-    """Their implementations have no `when`, so they cannot be selected per call."""
+    """Implementations of overloads have no `when`, so they cannot be selected per call."""
     h200({BF16.format(16): {OURS: 41.0, CUBLAS: 55.0}})
     first = HERE.preferred("cuda")["opmux::gemm"]
     assert isinstance(first, LibrariesFirst) and first() is None and first.always() == "cuBLAS is faster"
@@ -404,7 +404,7 @@ def test_classes_are_computed_from_the_arguments_of_their_op(key, few):
 
 @pytest.mark.parametrize("key", CLASSES)
 def test_computing_a_class_runs_no_torch_op(key, few):
-    """It happens at each call: only shapes and strides are read, and no tensor is created."""
+    """A class is computed at each call: only shapes and strides are read, and no tensor is created."""
 
     class Forbidden(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -432,7 +432,7 @@ def forget():
     devices.forget()
 
 
-def test_the_chip_is_that_of_the_current_device(monkeypatch):
+def test_tuning_uses_the_chip_of_the_current_device(monkeypatch):
     chips = [("NVIDIA H200", (9, 0)), ("NVIDIA A10", (8, 6))]
     current = 0
     monkeypatch.setattr(devices, "accelerators", lambda: ("cuda",))
@@ -457,6 +457,6 @@ def test_the_chip_is_that_of_the_current_device(monkeypatch):
         forget()
 
 
-def test_without_an_accelerator_there_is_no_chip(monkeypatch):
+def test_without_an_accelerator_no_chip_is_reported(monkeypatch):
     monkeypatch.setattr(devices, "accelerators", lambda: ())
     assert devices.current_chip() is None

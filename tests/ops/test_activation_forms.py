@@ -89,7 +89,7 @@ def test_tex_activations_equal_torch_in_double_precision(spec, dtype):
 
 
 @over_tex
-def test_wrong_tex_arguments_are_named(spec):
+def test_wrong_tex_arguments_raise_with_the_ops_name(spec):
     assert_rejected(spec, spec.reference)
 
 
@@ -127,7 +127,7 @@ def test_a_bias_gradient_sums_unrounded_values():
 
 
 def test_gradients_with_biases_and_gates_equal_autograds():
-    """With a bias of another dtype, for halves, and for rows with gaps."""
+    """Tests a bias of another dtype, halves, and rows with gaps."""
     x, bias = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float32)
     for act, f in {**ONE, "gelu": F.gelu, "gelu_tanh": ONE["gelu"]}.items():
         leaves = [t.clone().requires_grad_() for t in (x, bias)]

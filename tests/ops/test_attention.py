@@ -119,7 +119,7 @@ def test_results_have_the_layout_of_their_inputs():
 
 
 def test_results_keep_a_layout_with_the_batch_inside():
-    """As in [seq, batch, heads, dim], also for a slice of a larger tensor."""
+    """Tests [seq, batch, heads, dim] in memory, also for a slice of a larger tensor."""
     packed = [torch.randn(7, 2, h, 8).permute(1, 2, 0, 3) for h in (4, 2, 2)]
     sliced = [t.permute(1, 2, 0, 3) for t in torch.randn(7, 2, 4, 3, 8).unbind(3)]
     for q, k, v in (packed, sliced):
@@ -156,7 +156,7 @@ def test_flops_count_only_unmasked_pairs():
     assert BACKWARD.flops(q, q, k, v, q, lse, True, None) == 10 * 2 * 4 * 36 * 16
 
 
-def test_mismatched_heads_are_named():
+def test_mismatched_heads_raise_with_the_arguments_name():
     q, k = torch.randn(1, 6, 4, 8), torch.randn(1, 4, 4, 8)
     with pytest.raises(ValueError, match="attention: k must have heads that divide the 6 of q; got 4"):
         opmux.ops.attention(q, k, k)

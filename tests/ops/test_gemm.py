@@ -88,7 +88,7 @@ def test_flops_are_counted():
     assert BACKWARD.flops(torch.empty(2, 3, 5), x, w) == 4 * 6 * 8 * 5
 
 
-def test_mismatched_shapes_are_named():
+def test_mismatched_shapes_raise_with_the_arguments_name():
     with pytest.raises(ValueError, match=r"linear: weight must have 2 dimensions, \[n, k\]; got \(8,\)"):
         opmux.ops.linear(torch.randn(3, 8), torch.randn(8))
     with pytest.raises(
@@ -272,7 +272,7 @@ def refusal(monkeypatch):
 
 
 def test_our_kernels_run_on_nvidia_only_if_named(refusal):
-    """Otherwise cuBLAS runs, unless a policy excludes it."""
+    """cuBLAS runs unless a policy excludes it."""
     words = "library: cuBLAS is faster: it runs only if a policy names it, by impl:default.flagos or an order for {}"
     assert refusal("gemm") == words.format("gemm") and refusal("linear") == words.format("linear")
     with opmux.policy(per_op={"gemm": "flagos|*"}):

@@ -143,7 +143,7 @@ def test_an_error_is_one_traceback_with_torchs_message():
     )
 
 
-def test_an_unsupported_second_argument_is_named():
+def test_the_error_for_an_unsupported_second_argument_names_it():
     with pytest.raises(
         BadLayout, match="softmax_bwd: argument 'y' must be a dense tensor; got a tensor in layout sparse"
     ):

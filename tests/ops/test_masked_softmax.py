@@ -153,7 +153,7 @@ def test_tex_softmaxes_equal_the_definition(spec, dtype):
 
 
 @over_tex
-def test_wrong_tex_arguments_are_named(spec):
+def test_wrong_tex_arguments_raise_with_the_ops_name(spec):
     assert_rejected(spec, spec.reference)
 
 

@@ -110,7 +110,7 @@ def test_padding_may_write_to_a_parameter():
 
 
 @pytest.mark.parametrize("spec", TEX, ids=lambda s: s.name)
-def test_wrong_arguments_are_named_and_nothing_is_written(spec):
+def test_wrong_arguments_raise_and_nothing_is_written(spec):
     assert_rejected(spec, getattr(opmux.ops, spec.name))
 
 

@@ -66,7 +66,7 @@ def test_signatures_equal_nvidias(name):
 
 
 @every_op
-def test_wrong_arguments_are_named_and_nothing_is_written(spec):
+def test_wrong_arguments_raise_and_nothing_is_written(spec):
     for bad in spec.errors(CPU):
         tensors = [t for items in bad.args[2] if isinstance(items, list) for t in items if torch.is_tensor(t)]
         tensors = [t for t in tensors if not t.is_meta]
@@ -78,7 +78,7 @@ def test_wrong_arguments_are_named_and_nothing_is_written(spec):
 
 
 def test_an_error_says_which_tensor_and_why():
-    """For lists of tensors, and for numbers that depend on each other."""
+    """Tests lists of tensors, and numbers that depend on each other."""
     tensors = lambda dtype: [torch.zeros(3, dtype=dtype), torch.zeros(4, dtype=dtype)]
     lists = [tensors(torch.float32), tensors(torch.float32), tensors(torch.float32), tensors(torch.bfloat16)]
     numbers = [0.1, 0.9, 0.99, 1e-8, 1, 1, True, 0.0]

@@ -129,7 +129,7 @@ def test_errors_equal_torchs(call, native):
     assert str(ours.value).split("\n")[0] == str(torchs.value).split("\n")[0]
 
 
-def test_a_non_tensor_argument_is_named():
+def test_the_error_for_a_non_tensor_names_the_argument():
     with pytest.raises(TypeError, match="add: self must be a Tensor; got list"):
         opmux.ops.add([1.0], torch.ones(1))
 

@@ -129,7 +129,7 @@ def test_fake_kernels_agree_with_the_reference(spec, few):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_wrong_arguments_are_named(spec):
+def test_wrong_arguments_raise_with_the_ops_name(spec):
     errors = list(spec.errors(CPU))
     assert errors, f"{spec.key} has no bad sample"
     for bad in errors:
@@ -198,7 +198,7 @@ def test_compiled_code_follows_a_policy_switch_without_recompiling(loopback):
 
 
 def test_the_first_call_of_a_process_may_be_compiled():
-    """In a new process, before any eager call; also directly from the family's module."""
+    """The call runs in a new process, before any eager call; also directly from the family's module."""
     import sys
 
     script = (

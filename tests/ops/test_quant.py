@@ -333,7 +333,7 @@ def test_buffers_follow_the_usages(kind):
 @every_kind
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_the_dtype_of_an_empty_tensor_may_be_fp8(kind, dtype):
-    """It is the dtype that the tensor reports; the buffers are the same for all dtypes."""
+    """The dtype is the one that the tensor reports; the buffers are the same for all dtypes."""
     x, q = torch.randn(32, 64), MADE[kind]()
     tensor = tex["create_empty_quantized_tensor"](q, [32, 64], dtype, torch.device("cpu"), False)
     assert tensor.dtype is dtype

@@ -235,7 +235,7 @@ def test_results_are_contiguous_new_and_typed_and_inputs_unchanged(spec, few):
 
 @over(PRIMITIVES)
 def test_fake_results_have_the_real_metadata(spec, few):
-    """For the dtypes that tests/ops/test_primitives.py does not cover."""
+    """Covers the dtypes that tests/ops/test_primitives.py does not."""
     for dtype in DTYPES:
         for sample in few(spec.samples(dtype, CPU), 0 if dtype is torch.float32 else 1):
             fakes, reals = as_tuple(fake_call(spec, sample.args, {})), as_tuple(spec.reference(*sample.args))
@@ -341,7 +341,7 @@ def test_a_sample_may_be_drawn_for_a_given_shape(spec):
 
 
 @over(OPS)
-def test_wrong_arguments_are_named(spec):
+def test_wrong_arguments_raise_with_the_ops_name(spec):
     count = 0
     for bad in spec.errors(CPU):
         count += 1
@@ -458,7 +458,7 @@ def test_tex_norms_equal_the_truth(spec, few):
 
 @over(TEX)
 def test_tex_functions_record_no_gradient(spec):
-    """They may be called with parameters, and may write to one."""
+    """tex's functions may be called with parameters, and may write to one."""
     options = {"ln_out": True} if spec.mutates else {}
     args = spec.samples.at((5, 64), torch.float32, CPU, **options).args
     args = [a.requires_grad_() if isinstance(a, Tensor) else a for a in args]

@@ -158,8 +158,8 @@ GOOD = {"freqs": torch.zeros(6, 1, 1, 16), "q_freqs": torch.zeros(6, 1, 1, 16), 
         ("qkv", "qkv_format", THD, "must be one of NVTE_SBHD, NVTE_BSHD; got 2"),
     ],
 )
-def test_wrong_tex_arguments_are_named(names, argument, wrong, message):
-    """By tex's names, whichever implementation runs."""
+def test_wrong_tex_arguments_raise_with_the_ops_name(names, argument, wrong, message):
+    """Errors have tex's argument names, whichever implementation runs."""
     op = opmux.ops.fused_rope_forward if names == "input" else opmux.ops.fused_qkv_rope_forward
     arguments = {n: GOOD[n] for n in op.spec.names} | {argument: wrong}
     for fn in (op, op.spec.reference):

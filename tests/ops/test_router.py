@@ -173,7 +173,7 @@ def test_the_loss_equals_its_formula(dtype):
 
 
 @pytest.mark.parametrize("spec", OPS, ids=lambda s: s.name)
-def test_wrong_arguments_are_named_and_nothing_is_written(spec):
+def test_wrong_arguments_raise_and_nothing_is_written(spec):
     assert_rejected(spec, getattr(opmux.ops, spec.name))
 
 

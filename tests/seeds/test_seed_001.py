@@ -137,7 +137,7 @@ def test_an_exported_add_is_atens_add(report):
 
 
 def test_an_exported_gelu_is_atens_gelu(report):
-    """With the default (erf), and with approximate="tanh"."""
+    """Tests the default (erf), and approximate="tanh"."""
     assert report.gelus == ["none", "tanh", "none"] and report.chosen["aten::gelu.default"] == "default.flagos.acme"
     assert report.erf < 1e-6 and report.tanh < 1e-6 and report.module < 1e-6
 

@@ -224,7 +224,7 @@ def python(code, path=SRC, **variables):
     return result
 
 
-def test_a_class_defined_in_a_command_and_the_debug_variable_work():
+def test_a_class_defined_in_a_command_is_used_and_logged():
     """The code runs with `python -c`. With TE_FL_DEBUG=1 each op logs a line when it first runs."""
     code = """
         import torch
@@ -264,7 +264,7 @@ def test_the_interface_has_every_method_that_the_guide_lists():
 
 
 def test_the_guides_test_program_works():
-    """As printed in the guide, on the CPU: the norm, and the product of a row-major A and B into D."""
+    """Runs the guide's program on the CPU: the norm, and the product of a row-major A and B into D."""
     tex.set_backend("torch")
     x = torch.randn(32, 1024, dtype=torch.bfloat16)
     weight = torch.ones(1024, dtype=torch.bfloat16)

@@ -308,7 +308,7 @@ BACKWARDS = (
 
 @pytest.mark.parametrize("op", BACKWARDS)
 def test_the_native_backward_computes_the_op(op):
-    """In float64, where an additional rounding is negligible."""
+    """Compares in float64, where an additional rounding is negligible."""
     row = rows_of(op, "native", dtype=torch.float64)["native"]
     assert (row.status, row.reason) == ("ok", None)
     assert row.error < 1e-12

@@ -407,7 +407,7 @@ def test_a_device_type_of_torch_cannot_be_simulated(cli):
 
 
 def test_vendor_functions_can_be_checked_on_the_cpu(cli, monkeypatch):
-    """They are called directly on CPU tensors: no device is simulated, and the first line says so."""
+    """Functions are called directly on CPU tensors: no device is simulated, and the first line says so."""
     pytest.importorskip("triton")
     monkeypatch.setattr(command, "cores", lambda: 1)  # this process has used torch's threads and must not fork
     words = "conform --vendor ascend --device cpu --op gelu_tanh_mul --check values --check mutation --sample 5x64*"

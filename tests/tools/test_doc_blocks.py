@@ -70,7 +70,7 @@ def test_every_block_names_its_language():
     assert [b.where for page in PAGES for b in blocks(page) if b.language not in known] == []
 
 
-def test_the_number_of_blocks_that_are_not_run():
+def test_only_the_listed_python_blocks_are_not_run():
     counts: dict[str, int] = {}
     for block in of("python"):
         if block.needs:
@@ -83,7 +83,7 @@ WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in blocks(p)
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda p: p.stem)
 def test_python_blocks_run(page, tmp_path):
-    """In a new process, as a reader would run them; an error names the page and its line."""
+    """Blocks run in a new process, as a reader would run them; an error names the page and its line."""
     python_blocks = [b for b in blocks(page) if b.language == "python"]
     for block in python_blocks:
         compile(block.code, block.where, "exec")

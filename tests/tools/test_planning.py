@@ -235,7 +235,7 @@ def test_a_device_with_another_chip_is_refused(planner):
 
 
 def test_a_kernel_compiled_for_a_refused_call_can_be_used_by_others(planner):
-    """It is sent with the next call that launches it."""
+    """The kernel is sent with the next call that launches it."""
     assert planner.ask("cat", 2, *tensor(4, 11), *tensor(4, 11, strides=[1, 4]), 1, 5) is None
     for _ in range(2):
         _, _, launches = planner.ask("cat", 2, *tensor(4, 11), *tensor(4, 11, strides=[1, 4]), 1)
@@ -275,7 +275,7 @@ def killed(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_request_to_a_killed_worker_counts_as_answered(killed):
-    """Otherwise the program would wait forever. A new worker replaces the killed one."""
+    """Without this the program would wait forever. A new worker replaces the killed one."""
     before = killed.workers()
     assert len(before) == 2
     words = [0, F32, *CALLS["native_layer_norm_backward"](304)]

@@ -68,7 +68,7 @@ def test_in_tree_creates_a_vendor_folder(cli, checkout):
 
 
 def test_all_placeholders_are_filled_in(cli, tmp_path):
-    """In code that parses, and passes our own checks."""
+    """The code parses, and passes our own checks."""
     assert cli("new-backend", "acme_two", "--device", "npu").exit_code == 0
     texts = {name: (tmp_path / "opmux-acme_two" / name).read_text() for name in files(tmp_path / "opmux-acme_two")}
     left = {name: re.findall(r"\b[A-Z]+_(?:NAME|TITLE|PACKAGE)\b", text) for name, text in texts.items()}
@@ -83,7 +83,7 @@ def test_all_placeholders_are_filled_in(cli, tmp_path):
 
 
 def test_the_checklist_names_existing_ops():
-    """In the package's README and in the vendors' guide: our ops, ATen's overloads, and the tunables."""
+    """Reads the package's README and the vendors' guide: our ops, ATen's overloads, and the tunables."""
     from opmux.core import specs
     from opmux.machine import vendor_ops
 
@@ -260,7 +260,7 @@ assert run() == 1
 
 
 def test_the_generated_tests_of_a_vendor_in_the_tree_pass(cli, tmp_path, checkout):
-    """They fail if an op is wrong."""
+    """The generated tests fail if an op is wrong."""
     pytest.importorskip("triton")
     cli("new-backend", "acme", "--device", "dsp", "--in-tree", "--out", str(checkout))
     places = [checkout / "src/opmux/backends", checkout / "tests/backends/test_acme.py", checkout]

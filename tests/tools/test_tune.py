@@ -118,7 +118,7 @@ def acme(tmp_path, monkeypatch):
 
 
 def test_a_dry_run_works_for_a_vendors_chip(cli, acme):
-    """Without a device: all configs of the vendor's files without an op, and the configs for one op."""
+    """Without a device and an op it lists all configs of the vendor's files, with an op the configs for that op."""
     acme("softmax.rows:\n  - {META: {BLOCK_M: 2}, num_warps: 16}\n  - {num_warps: 4}\n")
     result = cli("tune", "--dry-run", "--chip", "acme")
     assert result.exit_code == 0, result.output
