@@ -1,4 +1,4 @@
-"""What a file of results says about its run: chip, versions, date and commit."""
+"""The facts that every file of results records about its run: chip, versions, date and commit."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ def size(draw: random.Random, most: int = 2048) -> int:
     return draw.choice((1, 2, 3, draw.randint(5, 64), draw.randint(65, most)))
 
 
-def matrix(rows: int, columns: int, turned: bool, dtype: torch.dtype) -> Tensor:
-    made = torch.randn(*((columns, rows) if turned else (rows, columns)), device=CUDA, dtype=dtype)
-    return made.t() if turned else made
+def matrix(rows: int, columns: int, transposed: bool, dtype: torch.dtype) -> Tensor:
+    tensor = torch.randn(*((columns, rows) if transposed else (rows, columns)), device=CUDA, dtype=dtype)
+    return tensor.t() if transposed else tensor
 
 
 # ---- kinds ----------------------------------------------------------------------------------------------------------
@@ -55,24 +55,24 @@ def products(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
     yield "y", a.double() @ b.double(), gemm.matmul(a, b, None, 1.0, 1.0, None), torch.mm(a, b), k
 
 
-def fp8(how: str, draw: random.Random) -> Iterator[Result]:
+def fp8(scaling: str, draw: random.Random) -> Iterator[Result]:
     """FP8 to bfloat16, with one scale, one per row, or 1x128 and 128x128 blocks; torch needs multiples of 16 or 128."""
-    step = 128 if how == "blocks" else 16
+    step = 128 if scaling == "blocks" else 16
     m, n, k = size(draw), *(-(-size(draw) // step) * step for _ in range(2))
     a, b = (torch.randn(rows, k, device=CUDA).to(E4M3) for rows in (m, n))
-    given = (a.view(torch.uint8), b.view(torch.uint8))
-    if how == "blocks":
+    data = (a.view(torch.uint8), b.view(torch.uint8))
+    if scaling == "blocks":
         m = a.shape[0]
         s = torch.rand(k // 128, m, device=CUDA).t() + 0.1, torch.rand(n // 128, k // 128, device=CUDA) + 0.1
-        args = (*given, *s, E4M3, E4M3, None, 1, 128, BF16)
+        args = (*data, *s, E4M3, E4M3, None, 1, 128, BF16)
         chip = gluon_attention.usable() is True and gluon_blocks.takes(*args) is True
         ours = gluon_blocks.block_scaled_gemm_in_gluon(*args) if chip else gemm.block_scaled_gemm(*args)
         theirs = torch._scaled_mm(a, b.t(), s[0], s[1].t(), out_dtype=BF16)
         whole = s[0].repeat_interleave(128, 1), s[1].repeat_interleave(128, 0).repeat_interleave(128, 1)
     else:
-        s = (torch.rand(rows, device=CUDA) + 0.1 for rows in ((m, n) if how == "rows" else (1, 1)))
-        s = tuple(t.view(*at) if how == "rows" else t for t, at in zip(s, ((m, 1), (1, n)), strict=True))
-        ours = gemm.scaled_gemm(*given, *s, E4M3, E4M3, None, BF16, False)
+        s = (torch.rand(rows, device=CUDA) + 0.1 for rows in ((m, n) if scaling == "rows" else (1, 1)))
+        s = tuple(t.view(*shape) if scaling == "rows" else t for t, shape in zip(s, ((m, 1), (1, n)), strict=True))
+        ours = gemm.scaled_gemm(*data, *s, E4M3, E4M3, None, BF16, False)
         theirs = torch._scaled_mm(a, b.t(), *s, out_dtype=BF16)
         whole = s[0], s[1].view(-1, 1)
     exact = (a.double() * whole[0].double()) @ (b.double() * whole[1].double()).t()
@@ -117,7 +117,10 @@ def attended(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
 
 KINDS: dict[str, Callable[[random.Random], Iterator[Result]]] = {
     **{f"product {str(d)[6:]}": lambda draw, d=d: products(d, draw) for d in (BF16, F16, F32)},
-    **{f"fp8 {how}": lambda draw, how=how: fp8(how, draw) for how in ("one scale", "rows", "blocks")},
+    **{
+        f"fp8 {scaling}": lambda draw, scaling=scaling: fp8(scaling, draw)
+        for scaling in ("one scale", "rows", "blocks")
+    },
     "groups bfloat16": lambda draw: groups(BF16, draw),
     **{f"attention {str(d)[6:]}": lambda draw, d=d: attended(d, draw) for d in (BF16, F16)},
 }
@@ -139,30 +142,30 @@ def ratios(kind: str, seed: int) -> Iterator[dict[str, Any]]:
         yield {"kind": f"{kind} {name}", "seed": seed, "ratio": ratio, "shape": shape, "finite": finite}
 
 
-def share(kinds: list[str], shapes: int, which: int, of: int, file: Path) -> None:
-    """The work of one process: every `of`th shape, a line for each result."""
+def share(kinds: list[str], shapes: int, which: int, total: int, file: Path) -> None:
+    """The work of one process: every `total`th shape, a line for each result."""
     torch.backends.cuda.matmul.allow_tf32 = False
     with file.open("w") as lines:
         for kind in kinds:
-            for seed in range(which, shapes, of):
+            for seed in range(which, shapes, total):
                 try:
-                    found = list(ratios(kind, seed))
+                    rows = list(ratios(kind, seed))
                 except Exception as error:  # Triton's errors have no common base class
-                    found = [{"kind": kind, "seed": seed, "error": str(error).splitlines()[0][:200]}]
-                lines.write("".join(json.dumps(row) + "\n" for row in found))
+                    rows = [{"kind": kind, "seed": seed, "error": str(error).splitlines()[0][:200]}]
+                lines.write("".join(json.dumps(row) + "\n" for row in rows))
                 lines.flush()
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found = []
+    summaries = []
     for kind in sorted({r["kind"] for r in rows}):
         mine = [r for r in rows if r["kind"] == kind]
         good = [r for r in mine if "error" not in r]
-        made: dict[str, Any] = {"kind": kind, "shapes": len(good)}
+        row: dict[str, Any] = {"kind": kind, "shapes": len(good)}
         if good:
             worst = max(good, key=lambda r: r["ratio"] if r["finite"] else math.inf)
             values = [r["ratio"] for r in good]
-            made |= {
+            row |= {
                 "mean": round(statistics.geometric_mean([max(v, 1e-9) for v in values]), 4),
                 "worst": round(worst["ratio"], 3),
                 "of": worst["shape"],
@@ -171,9 +174,9 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         if len(good) < len(mine):
             errors = [r for r in mine if "error" in r]
-            made |= {"raised": len(errors), "error": errors[0]["error"], "seed": errors[0]["seed"]}
-        found.append(made)
-    return found
+            row |= {"raised": len(errors), "error": errors[0]["error"], "seed": errors[0]["seed"]}
+        summaries.append(row)
+    return summaries
 
 
 def main() -> None:
@@ -186,35 +189,35 @@ def main() -> None:
     parser.add_argument("--lines", type=Path, help="a folder for every single result")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    kinds = [kind for kind in KINDS if kind.startswith(given.only)]
-    if given.part is not None:
-        share(kinds, given.shapes, given.part, given.processes, given.file)
+    options = parser.parse_args()
+    kinds = [kind for kind in KINDS if kind.startswith(options.only)]
+    if options.part is not None:
+        share(kinds, options.shapes, options.part, options.processes, options.file)
         return
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.lines or Path(temporary)
+        folder = options.lines or Path(temporary)
         folder.mkdir(exist_ok=True)
-        files = [folder / f"{i}.jsonl" for i in range(given.processes)]
-        command = [sys.executable, __file__, "--shapes", str(given.shapes), "--processes", str(given.processes)]
+        files = [folder / f"{i}.jsonl" for i in range(options.processes)]
+        command = [sys.executable, __file__, "--shapes", str(options.shapes), "--processes", str(options.processes)]
         children = [
-            subprocess.Popen([*command, "--only", given.only, "--part", str(i), "--file", str(file)])
+            subprocess.Popen([*command, "--only", options.only, "--part", str(i), "--file", str(file)])
             for i, file in enumerate(files)
         ]
-        while any(c.poll() is None for c in children) and time.perf_counter() - start < given.seconds:
+        while any(c.poll() is None for c in children) and time.perf_counter() - start < options.seconds:
             time.sleep(1)
-            done = sum(file.read_text().count("\n") for file in files if file.exists())
-            print(f"\r{done} results, {time.perf_counter() - start:.0f} s", end="", flush=True)
+            lines = sum(file.read_text().count("\n") for file in files if file.exists())
+            print(f"\r{lines} results, {time.perf_counter() - start:.0f} s", end="", flush=True)
         failed = sum(child.poll() not in (None, 0) for child in children)
         for child in children:
             child.terminate()
         print()
         rows = [json.loads(line) for file in files if file.exists() for line in file.read_text().splitlines()]
-    found = summary(rows)
-    for row in found:
+    results = summary(rows)
+    for row in results:
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-    if given.json:
-        given.json.write_text(json.dumps({"about": about(), "results": found}, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps({"about": about(), "results": results}, indent=1) + "\n")
     if failed:
         sys.exit(f"{failed} processes ended with an error: their shapes are missing")
 

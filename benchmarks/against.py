@@ -25,10 +25,11 @@ def measured(src: Path, options: list[str]) -> dict:
         file = Path(folder) / "run.json"
         command = [sys.executable, "-m", "opmux", "bench", *options, "--providers", "ours", "--json", str(file)]
         path = os.pathsep.join([str(src), *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+        result = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
         if not file.is_file():
             sys.exit(
-                f"opmux bench failed in {src} (exit {done.returncode}):\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+                f"opmux bench failed in {src} (exit {result.returncode}):\n"
+                f"{result.stdout[-2000:]}{result.stderr[-2000:]}"
             )
         return json.loads(file.read_text(encoding="utf-8"))
 
@@ -39,13 +40,13 @@ def case(row: dict) -> str:
 
 def best(runs: list[dict]) -> dict[str, float]:
     """The best time of each case over runs, in ms."""
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for run in runs:
         for row in run["rows"]:
             time = row["ms"] if row["ms"] is not None else row["host_us"] and row["host_us"] / 1e3
             if row["provider"] == "ours" and row["status"] == "ok" and time:
-                found[case(row)] = min(time, found.get(case(row), float("inf")))
-    return found
+                times[case(row)] = min(time, times.get(case(row), float("inf")))
+    return times
 
 
 def main(argv: list[str]) -> int:
@@ -54,13 +55,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("tree", type=Path, help="a folder with another opmux package")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each tree")
     parser.add_argument("--json", type=Path, help="keep all times and ratios here")
-    asked = parser.parse_args(own.split())
-    if not (asked.tree / "opmux").is_dir():
-        parser.error(f"{asked.tree} has no opmux package in it: name the src folder of a checkout")
+    arguments = parser.parse_args(own.split())
+    if not (arguments.tree / "opmux").is_dir():
+        parser.error(f"{arguments.tree} has no opmux package in it: name the src folder of a checkout")
     runs: dict[str, list[dict]] = {"before": [], "after": []}
-    for number in range(asked.rounds):
-        for side, src in (("before", asked.tree), ("after", HERE)):
-            print(f"round {number + 1} of {asked.rounds}: {side} ({src})", file=sys.stderr, flush=True)
+    for number in range(arguments.rounds):
+        for side, src in (("before", arguments.tree), ("after", HERE)):
+            print(f"round {number + 1} of {arguments.rounds}: {side} ({src})", file=sys.stderr, flush=True)
             runs[side].append(measured(src.resolve(), options.split()))
     before, after = best(runs["before"]), best(runs["after"])
     ratios = {name: after[name] / before[name] for name in before if name in after}
@@ -69,10 +70,10 @@ def main(argv: list[str]) -> int:
     slower = [name for name, ratio in ratios.items() if ratio > 1.02]
     lost = sorted(set(before) - set(after))
     print(f"{len(ratios)} cases, {len(slower)} slower by more than 2 %, {len(lost)} that are gone")
-    if asked.json is not None:
-        kept = {"facts": runs["after"][-1]["facts"], "limits": runs["after"][-1]["limits"], "lost": lost}
-        kept["cases"] = {n: {"before_ms": before[n], "after_ms": after[n], "ratio": r} for n, r in ratios.items()}
-        asked.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+    if arguments.json is not None:
+        record = {"facts": runs["after"][-1]["facts"], "limits": runs["after"][-1]["limits"], "lost": lost}
+        record["cases"] = {n: {"before_ms": before[n], "after_ms": after[n], "ratio": r} for n, r in ratios.items()}
+        arguments.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
     return 0
 
 

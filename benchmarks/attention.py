@@ -69,7 +69,7 @@ def us(fn: Callable[[], Any]) -> float:
 
 
 def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Our kernels for these tensors, forward and backward: those for this chip, if there are such."""
+    """Our kernels for these tensors, forward and backward: those for this chip, if there are any."""
     if gluon.usable() is True and gluon.attention_when(q, k, v, causal) is True:
         return gluon.attention_in_gluon, gluon.attention_bwd_in_gluon
     return kernels.attention, kernels.attention_bwd
@@ -82,8 +82,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 def flex(causal: bool, seq: int) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    seen = lambda b, h, i, j: i >= j
-    mask = create_block_mask(seen, None, None, seq, seq, device="cuda") if causal else None
+    causal_mask = lambda b, h, i, j: i >= j
+    mask = create_block_mask(causal_mask, None, None, seq, seq, device="cuda") if causal else None
     compiled = torch.compile(flex_attention)
     return lambda q, k, v: compiled(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
@@ -125,9 +125,9 @@ def errors(shape: Shape) -> dict[str, float]:
         theirs = with_gradients(torch.bfloat16)
     fwd, bwd = ours(q, k, v, shape.causal)
     o, lse = fwd(q, k, v, shape.causal, None)
-    made = [o, *bwd(do, q, k, v, o, lse, shape.causal, None)]
-    found = zip(("o", "dq", "dk", "dv"), made, theirs, exact, strict=True)
-    return {name: round(relative(a, x) / max(relative(b, x), 1e-30), 3) for name, a, b, x in found}
+    results = [o, *bwd(do, q, k, v, o, lse, shape.causal, None)]
+    errors_by_name = zip(("o", "dq", "dk", "dv"), results, theirs, exact, strict=True)
+    return {name: round(relative(a, x) / max(relative(b, x), 1e-30), 3) for name, a, b, x in errors_by_name}
 
 
 def dense(shape: Shape) -> dict[str, Any]:
@@ -209,8 +209,8 @@ def options() -> list[dict[str, Any]]:
     names = spec.attention_general.spec.names[3:]
     usual = {"max_q": 0, "max_k": 0, "left": -1, "right": 0, "at_end": True, "softcap": 0.0, "dropout_p": 0.0}
     rows = []
-    for name, given in cases.items():
-        args = [{**usual, "bias_grad": False, "seq_first": False, **given}.get(n) for n in names]
+    for name, kwargs in cases.items():
+        args = [{**usual, "bias_grad": False, "seq_first": False, **kwargs}.get(n) for n in names]
         o, lse = general.attention_general(q, k, v, *args)
         forward = us(lambda args=args: general.attention_general(q, k, v, *args))
         backward = us(lambda args=args, o=o, lse=lse: general.attention_general_bwd(do, q, k, v, o, lse, *args))
@@ -232,14 +232,14 @@ def shown(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.manual_seed(0)
     rows = []
-    for found in (*(lambda s=s: [dense(s)] for s in SHAPES), lambda: [varlen()], options):
-        rows += (new_rows := found())
+    for measure in (*(lambda s=s: [dense(s)] for s in SHAPES), lambda: [varlen()], options):
+        rows += (new_rows := measure())
         print(*map(shown, new_rows), sep="\n", flush=True)
-    if given.json:
-        given.json.write_text(json.dumps({"about": about(), "results": rows}, indent=1) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"about": about(), "results": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

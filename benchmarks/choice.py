@@ -46,14 +46,14 @@ def measured(call: TimedCall, clock: Clock, rounds: int) -> dict[str, Any]:
     usable = [i.impl_id for i in manager.registry.get_implementations(spec.key) if i.impl_id != "reference.torch"]
     usable = [impl_id for impl_id in usable if trial.runs(impl_id)]
     chosen = manager.explain(spec.key, *args).chosen
-    taken = []
+    samples = []
     for _ in range(rounds):
         with torch.no_grad():
-            taken.append(clock.device_us(lambda: specs.functions[spec.key](*args)))
+            samples.append(clock.device_us(lambda: specs.functions[spec.key](*args)))
         for impl_id in usable:
             trial.time(impl_id)
     times = {impl_id: round(statistics.median(us), 1) for impl_id, us in trial.us.items()}
-    us = round(statistics.median(taken), 1)
+    us = round(statistics.median(samples), 1)
     ratio = round(min(times.values(), default=us) / us, 3)
     return {"call": str(call), "runs": chosen.impl_id if chosen else "", "us": us, "ratio": ratio, "alone": times}
 
@@ -62,15 +62,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     clock, rows = Clock("cuda"), []
     for op, sizes, options in CASES:
-        made = next(c for c in TIMED[op] if options in c.options)
-        rows.append(row := measured(TimedCall(op, made, sizes, options, torch.bfloat16), clock, given.rounds))
+        call = next(c for c in TIMED[op] if options in c.options)
+        rows.append(row := measured(TimedCall(op, call, sizes, options, torch.bfloat16), clock, arguments.rounds))
         alone = ", ".join(f"{i} {us}" for i, us in row["alone"].items())
         print(f"{row['call']:<62} {row['runs']:<30} {row['us']:>8} us  {row['ratio']:.3f}  ({alone})", flush=True)
-        if given.json:
-            given.json.write_text(json.dumps({"about": about(), "results": rows}, indent=1) + "\n")
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"about": about(), "results": rows}, indent=1) + "\n")
     print(f"{len(rows)} calls, the least ratio {min(r['ratio'] for r in rows)}")
 
 

@@ -25,8 +25,8 @@ from opmux.faces.aten.overloads import table
 from opmux.tools.conform import shapes
 
 T = torch.bfloat16
-MOST_BYTES = 2 << 30  # the most bytes of a call's tensors, in the model's dtype
-MOST_ROWS = 14  # the most rows of one overload
+MOST_BYTES = 2 << 30  # maximum bytes of a call's tensors, in the model's dtype
+MOST_ROWS = 14  # maximum number of rows per overload
 SKIPPED = {"random"}  # families whose results cannot be compared
 
 
@@ -43,13 +43,13 @@ class Record(TorchDispatchMode):
             return ANSWERS[func](*args)
         overload = func._overloadname
         name = func._schema.name.removeprefix("aten::") + ("" if overload == "default" else f".{overload}")
-        found = table().get(name)
-        if found is not None and found.family not in SKIPPED:
-            given = {k: v for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory")}
-            tensors = [t for t in tree_leaves((args, given)) if isinstance(t, Tensor)]
+        op = table().get(name)
+        if op is not None and op.family not in SKIPPED:
+            options = {k: v for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory")}
+            tensors = [t for t in tree_leaves((args, options)) if isinstance(t, Tensor)]
             fits = sum(t.numel() * t.itemsize for t in tensors) <= MOST_BYTES
             if tensors and fits and all(t.numel() for t in tensors):
-                self.rows[name, shapes.text_of(args, given, T)].add(self.model)
+                self.rows[name, shapes.text_of(args, options, T)].add(self.model)
         return func(*args, **kwargs)
 
 
@@ -75,9 +75,9 @@ def hf(name: str, config: str, **sizes: Any) -> Callable[[], torch.nn.Module]:
     def build() -> torch.nn.Module:
         import transformers
 
-        made = getattr(transformers, config)(**sizes)
-        made._attn_implementation = "eager"
-        return getattr(transformers, name)(made)
+        config_ = getattr(transformers, config)(**sizes)
+        config_._attn_implementation = "eager"
+        return getattr(transformers, name)(config_)
 
     return build
 
@@ -334,8 +334,8 @@ WHOLE: dict[str, list[tuple[list[Any], str]]] = {
 
 def by_hand() -> Iterator[tuple[str, str, list[str]]]:
     for op, forms in ALONG.items():
-        for (look, model), rest in zip(INPUTS.items(), (forms * len(INPUTS))[: len(INPUTS)]):
-            yield op, json.dumps([[look, *rest], {}]), [model]
+        for (variant, model), rest in zip(INPUTS.items(), (forms * len(INPUTS))[: len(INPUTS)]):
+            yield op, json.dumps([[variant, *rest], {}]), [model]
     for op, rows in WHOLE.items():
         for args, model in rows:
             yield op, json.dumps([args, {}]), [model]
@@ -377,11 +377,11 @@ def main() -> None:
     by_op: dict[str, list[tuple[str, set[str]]]] = defaultdict(list)
     for (op, text), models in rows.items():
         by_op[op].append((text, models))
-    found = [(op, text, models) for op in sorted(by_op) for text, models in kept(by_op[op])]
-    known = {(op, text) for op, text, _ in found}
-    found = sorted([*found, *(row for row in by_hand() if row[:2] not in known)], key=lambda row: row[0])
-    shapes.write_calls(found)
-    print(f"{len(found)} calls of {len(by_op)} overloads")
+    calls = [(op, text, models) for op in sorted(by_op) for text, models in kept(by_op[op])]
+    known = {(op, text) for op, text, _ in calls}
+    calls = sorted([*calls, *(row for row in by_hand() if row[:2] not in known)], key=lambda row: row[0])
+    shapes.write_calls(calls)
+    print(f"{len(calls)} calls of {len(by_op)} overloads")
 
 
 if __name__ == "__main__":

@@ -79,16 +79,16 @@ GRADS: dict[str, Callable[..., Any]] = {
 
 
 def _nearest() -> dict[str, Callable[..., Any]]:
-    found = dict(ATEN)
+    calls = dict(ATEN)
     for act, f in VALUES.items():
-        found[act] = f
-        found[f"{act}_bias"] = lambda x, bias, f=f: f(x + bias)
-        found[f"{act}_mul"] = lambda a, b, f=f: f(a) * b
-        found[f"{act}_glu"] = lambda x, f=f: f(_halves(x)[0]) * _halves(x)[1]
+        calls[act] = f
+        calls[f"{act}_bias"] = lambda x, bias, f=f: f(x + bias)
+        calls[f"{act}_mul"] = lambda a, b, f=f: f(a) * b
+        calls[f"{act}_glu"] = lambda x, f=f: f(_halves(x)[0]) * _halves(x)[1]
     for act, g in GRADS.items():
         f = VALUES[act]
-        found[f"{act}_bwd"] = g
-        found[f"{act}_mul_bwd"] = lambda dy, a, b, f=f, g=g: (g(dy * b, a), dy * f(a))
+        calls[f"{act}_bwd"] = g
+        calls[f"{act}_mul_bwd"] = lambda dy, a, b, f=f, g=g: (g(dy * b, a), dy * f(a))
 
         def bias_bwd(dy, x, bias, g=g):
             dx = g(dy, x + bias)
@@ -98,8 +98,8 @@ def _nearest() -> dict[str, Callable[..., Any]]:
             a, b = _halves(x)
             return torch.cat((g(dy * b, a), dy * f(a)), -1)
 
-        found[f"{act}_bias_bwd"], found[f"{act}_glu_bwd"] = bias_bwd, glu_bwd
-    return found
+        calls[f"{act}_bias_bwd"], calls[f"{act}_glu_bwd"] = bias_bwd, glu_bwd
+    return calls
 
 
 NEAREST = _nearest()
@@ -135,9 +135,9 @@ def measure(name: str, dtype: torch.dtype, shape: tuple[int, ...], threads: int,
         sides["aten"] = NEAREST[name]
     torch.set_num_threads(threads)
     with torch.no_grad():
-        found = best_us({side: functools.partial(fn, *args) for side, fn in sides.items()}, threads, seconds)
-    gain = min(t for side, t in found.items() if side != "ours") / found["ours"]
-    return {"op": name, "dtype": str(dtype)[6:], "shape": list(shape), "threads": threads, **found, "gain": gain}
+        times = best_us({side: functools.partial(fn, *args) for side, fn in sides.items()}, threads, seconds)
+    gain = min(t for side, t in times.items() if side != "ours") / times["ours"]
+    return {"op": name, "dtype": str(dtype)[6:], "shape": list(shape), "threads": threads, **times, "gain": gain}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -160,19 +160,19 @@ def main() -> None:
     parser.add_argument("--ops", default="", help="all of them by default")
     parser.add_argument("--seconds", type=float, default=0.03, help="for one figure; more on a busy machine")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    names = asked.ops.split(",") if asked.ops else list(ops.OPS)
+    options = parser.parse_args()
+    names = options.ops.split(",") if options.ops else list(ops.OPS)
     rows = []
     for name in names:
-        for dtype in asked.dtypes.split(","):
-            for threads in map(int, asked.threads.split(",")):
-                rows += [measure(name, getattr(torch, dtype), shape, threads, asked.seconds) for shape in SHAPES]
-            last = rows[-len(SHAPES) * len(asked.threads.split(",")) :]
+        for dtype in options.dtypes.split(","):
+            for threads in map(int, options.threads.split(",")):
+                rows += [measure(name, getattr(torch, dtype), shape, threads, options.seconds) for shape in SHAPES]
+            last = rows[-len(SHAPES) * len(options.threads.split(",")) :]
             print(table(last).split("\n")[1], flush=True)
     print(table(rows))
-    if asked.json:
+    if options.json:
         about = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
-        asked.json.write_text(json.dumps({**about, "rows": rows}, indent=1))
+        options.json.write_text(json.dumps({**about, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from opmux.core import specs
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
-MOST = 24 << 30  # the most bytes of a cache
+MOST = 24 << 30  # maximum bytes of a cache
 # batch, keys, page (0: contiguous), dtype of the cache
 CASES = [
     *((batch, keys, PAGE, BF16) for batch in (1, 16, 64) for keys in (1024, 8192, 32768)),
@@ -50,8 +50,8 @@ def copy_speed() -> float:
 
 
 def drawn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    made = torch.empty(shape, dtype=BF16, device="cuda").normal_()
-    return made if dtype is BF16 else made.to(dtype)
+    tensor = torch.empty(shape, dtype=BF16, device="cuda").normal_()
+    return tensor if dtype is BF16 else tensor.to(dtype)
 
 
 def pages_of(batch: int, keys: int, page: int) -> Tensor | None:
@@ -79,49 +79,49 @@ def row(shape: list[int], case: dict[str, Any], us: float, moved: int, speed: fl
     return {"shape": shape, **case, **figures}
 
 
-def of_attention(batch: int, keys: int, page: int, kept: torch.dtype, speed: float) -> dict[str, Any]:
+def of_attention(batch: int, keys: int, page: int, dtype: torch.dtype, speed: float) -> dict[str, Any]:
     cache = (batch * keys // page, page) if page else (batch, keys)
     q, lengths, table = (
         drawn(batch, 1, HEADS, DIM),
         torch.full((batch,), keys, device="cuda"),
         pages_of(batch, keys, page),
     )
-    k, v = (drawn(*cache, KV_HEADS, DIM, dtype=kept) for _ in range(2))
+    k, v = (drawn(*cache, KV_HEADS, DIM, dtype=dtype) for _ in range(2))
     call = lambda: ours.attention_decode(q, k, v, lengths, table=table)
     k_rows, v_rows = (first_of(t, table) for t in (k, v))
     rest = (lengths[:1], None, None, None, None, -1, 0.0, None)
     error = error_of(call(), "attention_decode", q[:1], k_rows, v_rows, *rest)
-    case: dict[str, Any] = {"op": "attention", "page": page, "cache": str(kept).removeprefix("torch.")}
-    found = row([batch, keys, HEADS, KV_HEADS, DIM], case, microseconds(call), k.nbytes + v.nbytes, speed, error)
-    if kept is BF16:
+    case: dict[str, Any] = {"op": "attention", "page": page, "cache": str(dtype).removeprefix("torch.")}
+    result = row([batch, keys, HEADS, KV_HEADS, DIM], case, microseconds(call), k.nbytes + v.nbytes, speed, error)
+    if dtype is BF16:
         flat = [t.view(batch, keys, KV_HEADS, DIM).transpose(1, 2) for t in (k, v)]
         flash: Any = torch._scaled_dot_product_flash_attention
-        found["torch_us"] = round(microseconds(lambda: flash(q.transpose(1, 2), *flat)), 1)
-    return found
+        result["torch_us"] = round(microseconds(lambda: flash(q.transpose(1, 2), *flat)), 1)
+    return result
 
 
-def of_mla(batch: int, keys: int, heads: int, kept: torch.dtype, speed: float) -> dict[str, Any]:
-    q, cache = drawn(batch, 1, heads, 576), drawn(batch * keys // PAGE, PAGE, 576, dtype=kept)
+def of_mla(batch: int, keys: int, heads: int, dtype: torch.dtype, speed: float) -> dict[str, Any]:
+    q, cache = drawn(batch, 1, heads, 576), drawn(batch * keys // PAGE, PAGE, 576, dtype=dtype)
     lengths, table = torch.full((batch,), keys, device="cuda"), pages_of(batch, keys, PAGE)
     call = lambda: ours.mla_decode(q, cache, lengths, table=table)
     error = error_of(call(), "mla_decode", q[:1], first_of(cache, table), lengths[:1], 512, None, None, None)
-    case: dict[str, Any] = {"op": "mla", "page": PAGE, "cache": str(kept).removeprefix("torch.")}
+    case: dict[str, Any] = {"op": "mla", "page": PAGE, "cache": str(dtype).removeprefix("torch.")}
     us = microseconds(call)
-    found = row([batch, keys, heads, 1, 576], case, us, cache.nbytes, speed, error)
-    return {**found, "tflops": round(2e-6 * batch * keys * heads * (576 + 512) / us, 1)}
+    result = row([batch, keys, heads, 1, 576], case, us, cache.nbytes, speed, error)
+    return {**result, "tflops": round(2e-6 * batch * keys * heads * (576 + 512) / us, 1)}
 
 
-def of_writing(batch: int, kept: torch.dtype, speed: float) -> dict[str, Any]:
-    k, cache = drawn(batch, 1, KV_HEADS, DIM), drawn(batch * 16, PAGE, KV_HEADS, DIM, dtype=kept)
+def of_writing(batch: int, dtype: torch.dtype, speed: float) -> dict[str, Any]:
+    k, cache = drawn(batch, 1, KV_HEADS, DIM), drawn(batch * 16, PAGE, KV_HEADS, DIM, dtype=dtype)
     lengths, table = torch.full((batch,), 1000, device="cuda"), pages_of(batch, 16 * PAGE, PAGE)
     us = microseconds(lambda: ours.write_kv_cache(k, k, cache, cache, lengths, table=table))
-    case: dict[str, Any] = {"op": "write", "page": PAGE, "cache": str(kept).removeprefix("torch.")}
-    moved = 2 * k.numel() * (2 + kept.itemsize)
+    case: dict[str, Any] = {"op": "write", "page": PAGE, "cache": str(dtype).removeprefix("torch.")}
+    moved = 2 * k.numel() * (2 + dtype.itemsize)
     return row([batch, 1, KV_HEADS, KV_HEADS, DIM], case, us, moved, speed, 0.0)
 
 
 def shown(rows: list[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for found in rows for name in found))
+    names = list(dict.fromkeys(name for row in rows for name in row))
     table = [names, *([str(found.get(name, "")) for name in names] for found in rows)]
     wide = [max(len(line[i]) for line in table) for i in range(len(names))]
     for line in table:
@@ -132,16 +132,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="every third case")
-    given = parser.parse_args()
-    every, rows, speed = 3 if given.quick else 1, [], copy_speed()
+    options = parser.parse_args()
+    every, rows, speed = 3 if options.quick else 1, [], copy_speed()
     with opmux.policy("flagos", strict=True):
-        for batch, keys, page, kept in CASES[::every]:
-            if 2 * batch * keys * KV_HEADS * DIM * kept.itemsize <= MOST:
-                rows.append(of_attention(batch, keys, page, kept, speed))
+        for batch, keys, page, dtype in CASES[::every]:
+            if 2 * batch * keys * KV_HEADS * DIM * dtype.itemsize <= MOST:
+                rows.append(of_attention(batch, keys, page, dtype, speed))
         rows += [of_mla(*case, speed) for case in LATENT[::every]]
         rows += [of_writing(64, kept, speed) for kept in (BF16, E4M3)]
-    if given.json:
-        given.json.write_text(
+    if options.json:
+        options.json.write_text(
             json.dumps({"about": about(copy_gb_per_s=round(speed / 1e3)), "results": rows}, indent=1) + "\n"
         )
     print(f"{torch.cuda.get_device_name()}: a copy moves {speed / 1e3:.0f} GB/s")

@@ -72,8 +72,8 @@ def declare_ops() -> None:
         fn = lambda x, weight, eps=1e-6: x
         fn.__name__, fn.__doc__ = name, "Does nothing."
         fn.__annotations__ = {"x": t, "weight": t, "eps": float, "return": t}
-        made = op(fn, grad=grad, fake=lambda x, weight, eps=1e-6: x.clone())
-        setattr(opmux.ops, name, made)
+        new_op = op(fn, grad=grad, fake=lambda x, weight, eps=1e-6: x.clone())
+        setattr(opmux.ops, name, new_op)
     fn = lambda dy, x, weight: (dy, weight)
     fn.__name__, fn.__annotations__ = "bench_grad_bwd", {"dy": t, "x": t, "weight": t, "return": tuple[t, t]}
     op(fn, out="dx dweight", fake=lambda dy, x, weight: (dy.clone(), weight.clone()))

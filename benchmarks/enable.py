@@ -59,9 +59,9 @@ def timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     for _ in range(CALLS):
         call()
-    taken = (time.perf_counter() - start) / CALLS * 1e6
+    elapsed = (time.perf_counter() - start) / CALLS * 1e6
     torch.accelerator.synchronize()
-    return taken
+    return elapsed
 
 
 WARM = 12  # calls before one is timed: the gate launches from the seventh on
@@ -90,23 +90,23 @@ def measure(overload: str, call: Callable[[], object]) -> dict[str, float]:
     times: dict[str, list[float]] = {column: [] for column in COLUMNS}
     launched = 0
     for _ in range(PAIRS):
-        for column, found in times.items():
+        for column, samples in times.items():
             with as_column(column, overload):
                 for _ in range(WARM):
                     call()
                 before = launching.launched()
-                found.append(timed(call))
+                samples.append(timed(call))
                 launched += launching.launched() - before
     ratio = lambda column: statistics.median(b / a for a, b in zip(times["native"], times[column], strict=True))
-    made = {f"{column}_us": round(min(found), 2) for column, found in times.items()}
-    made |= {"ratio": round(ratio("ours"), 3), "off_ratio": round(ratio("off"), 3)}
-    return made | {"from_cpp": round(launched / (PAIRS * CALLS), 2)}
+    row_ = {f"{column}_us": round(min(found), 2) for column, found in times.items()}
+    row_ |= {"ratio": round(ratio("ours"), 3), "off_ratio": round(ratio("off"), 3)}
+    return row_ | {"from_cpp": round(launched / (PAIRS * CALLS), 2)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="keep the figures here")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if not torch.accelerator.is_available():
         raise SystemExit("there is no accelerator here: nothing to measure")
     if hasattr(os, "sched_setaffinity"):
@@ -132,12 +132,12 @@ def main() -> None:
     use = (time.perf_counter() - start) * 1e3
     opmux.disable()
     print(f"{every} overloads; entering and leaving use(): {use:.1f} us")
-    if asked.json:
+    if options.json:
         from opmux.tools.runner.record import commit
 
         facts = {"chip": torch.cuda.get_device_name() if device == "cuda" else device, "torch": torch.__version__}
         facts |= {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "overloads": every, "use_us": round(use, 2)}
-        asked.json.write_text(json.dumps(facts | {"host": figures}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(facts | {"host": figures}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

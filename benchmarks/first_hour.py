@@ -78,16 +78,16 @@ def stepper(model: Any, batch: int) -> Callable[[int], float]:
     return step
 
 
-def turn_on(way: str, model: Any = None) -> float:
+def turn_on(mode: str, model: Any = None) -> float:
     """Turn opmux on; returns the seconds that it takes."""
     start = time.perf_counter()
-    if way != "native":
+    if mode != "native":
         import opmux
 
-        if way == "patched":
+        if mode == "patched":
             opmux.patch_model(model)
         else:
-            opmux.enable(mode=way)
+            opmux.enable(mode=mode)
     return time.perf_counter() - start
 
 
@@ -102,28 +102,28 @@ def is_on() -> bool:
     return bool(opmux.enabled_ops()) and not gate.waiting()
 
 
-def enable(way: str, _: str) -> dict[str, float]:
+def enable(mode: str, _: str) -> dict[str, float]:
     import torch
 
     torch.cuda.init()
-    made = {"seconds": turn_on(way)}
+    times = {"seconds": turn_on(mode)}
     x, start, longest = torch.ones(512, 512, device="cuda"), time.perf_counter(), 0.0
     while not is_on() and time.perf_counter() - start < READY:
         before = time.perf_counter()
         x.add(x).relu().sum(-1)
         longest = max(longest, time.perf_counter() - before)
-    return {**made, "on after": time.perf_counter() - start, "longest ms of 3 calls meanwhile": 1e3 * longest}
+    return {**times, "on after": time.perf_counter() - start, "longest ms of 3 calls meanwhile": 1e3 * longest}
 
 
-def steps(way: str, name: str) -> dict[str, float]:
+def steps(mode: str, name: str) -> dict[str, float]:
     import torch
 
     model = model_of(name)
     torch.ones(8, device="cuda").sum().item()
-    on = turn_on(way, model)
+    on = turn_on(mode, model)
     step = stepper(model, 4)
     start, took = time.perf_counter(), []
-    while len(took) < 60 or (way == "auto" and not is_on() and time.perf_counter() - start < READY):
+    while len(took) < 60 or (mode == "auto" and not is_on() and time.perf_counter() - start < READY):
         took.append(step(512))
     settled = [step(512) for _ in range(100)]
     rest = [*took[3:], *settled]
@@ -135,22 +135,22 @@ def steps(way: str, name: str) -> dict[str, float]:
     }  # fmt: skip
 
 
-def warm(way: str, name: str) -> dict[str, float]:
+def warm(mode: str, name: str) -> dict[str, float]:
     """The first step after `opmux warm` ("command"), or after `patch_model(example=)` and a wait of some seconds."""
     import torch
 
-    made = {}
-    if way == "command":
+    times = {}
+    if mode == "command":
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "config.json")
             file.write_text(json.dumps(config_of(name).to_dict()), encoding="utf-8")
             command = [sys.executable, "-m", "opmux", "warm", str(file), "--batch", "4", "--length", "512"]
             start = time.perf_counter()
             subprocess.run([*command, "--dtype", "bfloat16"], check=True, stdout=sys.stderr)
-            made["warm"] = time.perf_counter() - start
+            times["warm"] = time.perf_counter() - start
     model = model_of(name)
     torch.ones(8, device="cuda").sum().item()
-    if way == "command":
+    if mode == "command":
         turn_on("patched", model)
     else:
         import opmux
@@ -158,57 +158,57 @@ def warm(way: str, name: str) -> dict[str, float]:
         ids = torch.zeros(4, 512, dtype=torch.int64, device="cuda")
         start = time.perf_counter()
         opmux.patch_model(model, example=ids)
-        made["patch_model"] = time.perf_counter() - start
-        time.sleep(float(way.partition(" ")[2]))
+        times["patch_model"] = time.perf_counter() - start
+        time.sleep(float(mode.partition(" ")[2]))
     step = stepper(model, 4)
     first, second = step(512), step(512)
-    return {**made, "first": first / 1e3, "second": second / 1e3}
+    return {**times, "first": first / 1e3, "second": second / 1e3}
 
 
-def lengths(way: str, name: str) -> dict[str, float]:
+def lengths(mode: str, name: str) -> dict[str, float]:
     """Step times for changing lengths. Runs natively first: torch's libraries plan attention for each new length."""
     import random
 
     model = model_of(name)
     step = stepper(model, 4)
     chosen = random.Random(0).sample(range(64, 901), LENGTH_STEPS)
-    made: dict[str, float] = {}
+    times: dict[str, float] = {}
 
     def once(what: str) -> None:
         took = [step(n) for n in chosen]
-        made.update({f"{what} mean": statistics.fmean(took), f"{what} median": statistics.median(took)})
+        times.update({f"{what} mean": statistics.fmean(took), f"{what} median": statistics.median(took)})
 
     once("new")
     once("native")
-    turn_on(way, model)
+    turn_on(mode, model)
     for number in (1, 2, 3):
         once(f"pass {number}")
-    if way == "auto":
+    if mode == "auto":
         from opmux.cpp import launching
 
         start = time.perf_counter()
         while not is_on() and time.perf_counter() - start < READY:
             time.sleep(0.01)
-        made["planned after"] = time.perf_counter() - start
+        times["planned after"] = time.perf_counter() - start
         once("again")
         before = launching.launched()
         once("planned")
-        made["launched from C++ in a step"] = (launching.launched() - before) / LENGTH_STEPS
+        times["launched from C++ in a step"] = (launching.launched() - before) / LENGTH_STEPS
         import opmux
 
         opmux.disable()
         once("native after")
-    return made
+    return times
 
 
-def shapes(way: str, _: str) -> dict[str, float]:
+def shapes(mode: str, _: str) -> dict[str, float]:
     import torch
 
-    turn_on(way)
+    turn_on(mode)
     calls: dict[str, Callable[[Any], Any]] = {
         "softmax": lambda x: torch.softmax(x, -1), "sum(0)": lambda x: x.sum(0), "gelu": torch.nn.functional.gelu,
     }  # fmt: skip
-    made = {}
+    times = {}
     for name, call in calls.items():
         call(torch.randn(7, 7, device="cuda", dtype=torch.bfloat16))
         took = []
@@ -220,9 +220,9 @@ def shapes(way: str, _: str) -> dict[str, float]:
             torch.cuda.synchronize()
             took.append(1e3 * (time.perf_counter() - start))
         compiling = [t for t in took if t > COMPILING]
-        made[f"{name}, mean of those that compile nothing"] = statistics.fmean(t for t in took if t <= COMPILING)
-        made[f"{name}, compile a kernel"], made[f"{name}, longest"] = len(compiling), max(took)
-    return made
+        times[f"{name}, mean of those that compile nothing"] = statistics.fmean(t for t in took if t <= COMPILING)
+        times[f"{name}, compile a kernel"], times[f"{name}, longest"] = len(compiling), max(took)
+    return times
 
 
 def host(_: str, __: str) -> dict[str, float]:
@@ -251,21 +251,21 @@ def host(_: str, __: str) -> dict[str, float]:
             torch.autograd.backward(call(), dy)
         return 1e6 * (time.perf_counter() - start) / 200
 
-    made = {}
+    times = {}
     for name, (theirs, ours) in pairs.items():
         for call in (theirs, ours) * 2:
             timed(call)
         took = [(timed(theirs), timed(ours)) for _ in range(7)]
-        made[f"{name}, torch"] = statistics.median(t for t, _ in took)
-        made[f"{name}, ours over torch"] = statistics.median(o / t for t, o in took)
-    return made
+        times[f"{name}, torch"] = statistics.median(t for t, _ in took)
+        times[f"{name}, ours over torch"] = statistics.median(o / t for t, o in took)
+    return times
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 CASES: dict[str, tuple[tuple[str, str], ...]] = {
     "enable": (("auto", ""),),
-    "steps": tuple((way, model) for model in ("gpt2", "llama-1.2b") for way in ("native", "auto", "patched")),
+    "steps": tuple((mode, model) for model in ("gpt2", "llama-1.2b") for mode in ("native", "auto", "patched")),
     "warm": tuple((way, "llama-1.2b") for way in ("command", "example 0", "example 10", "example 20")),
     "lengths": tuple((way, model) for model in ("gpt2", "llama") for way in ("native", "auto", "patched")),
     "shapes": (("native", ""), ("all", "")),
@@ -280,13 +280,13 @@ def environment(caches: Path) -> dict[str, str]:
     return os.environ | {"OPMUX_CACHE_DIR": str(caches / "opmux"), "TRITON_CACHE_DIR": str(caches / "triton")}
 
 
-def run(row: str, way: str, model: str, caches: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "--inside", row, way, model]
-    done = subprocess.run(command, env=environment(caches), capture_output=True, encoding="utf-8", check=False)
-    if done.returncode:
-        print(f"{row} {way} {model}: {done.stderr[-2000:]}", file=sys.stderr)
+def run(row: str, mode: str, model: str, caches: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--inside", row, mode, model]
+    result = subprocess.run(command, env=environment(caches), capture_output=True, encoding="utf-8", check=False)
+    if result.returncode:
+        print(f"{row} {mode} {model}: {result.stderr[-2000:]}", file=sys.stderr)
         return {}
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -295,30 +295,30 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="models, with commas between them")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--inside", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.inside:
-        row, way, model = given.inside
-        print(json.dumps(globals()[row](way, model)))
+    options = parser.parse_args()
+    if options.inside:
+        row, mode, model = options.inside
+        print(json.dumps(globals()[row](mode, model)))
         return
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in given.only.split(","):
+        for row in options.only.split(","):
             if row in ("lengths", "host"):  # these measure what runs once the C++ is compiled
                 subprocess.run([sys.executable, "-c", COMPILE], env=environment(Path(folder, "shared")), check=True)
-            for way, model in CASES[row]:
-                if model and model not in given.models.split(","):
+            for mode, model in CASES[row]:
+                if model and model not in options.models.split(","):
                     continue
-                cold = way != "native" and row in ("enable", "steps", "warm", "shapes")
+                cold = mode != "native" and row in ("enable", "steps", "warm", "shapes")
                 for state in ("cold", "warm") if cold else ("warm",):
-                    caches = Path(folder) / (f"{row}-{way}-{model}" if cold else "shared")
-                    figures = run(row, way, model, caches)
-                    found.append({"row": row, "way": way, "model": model, "caches": state, **figures})
+                    caches = Path(folder) / (f"{row}-{mode}-{model}" if cold else "shared")
+                    figures = run(row, mode, model, caches)
+                    results.append({"row": row, "way": mode, "model": model, "caches": state, **figures})
                     words = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
-                    print(f"{row:8} {model:11} {way:8} {state:5} {words}", flush=True)
-    if given.json:
+                    print(f"{row:8} {model:11} {mode:8} {state:5} {words}", flush=True)
+    if options.json:
         from about import about
 
-        given.json.write_text(json.dumps({"about": about(), "rows": found}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps({"about": about(), "rows": results}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -82,13 +82,13 @@ def declare_empty() -> Callable[..., Any]:
     """An op with a gradient whose forward and backward only allocate."""
     from opmux.core import BackendImplKind, OpImpl, get_default_manager, op
 
-    made = op(empty_norm, name="bench_norm", out="y rstd", grad="bench_norm_bwd", fake=empty_norm)
+    new_op = op(empty_norm, name="bench_norm", out="y rstd", grad="bench_norm_bwd", fake=empty_norm)
     op(empty_norm_bwd, name="bench_norm_bwd", out="dx dweight", fake=empty_norm_bwd)
     for name, fn in (("bench_norm", empty_norm), ("bench_norm_bwd", empty_norm_bwd)):
         call: Any = lambda *args, fn=fn: fn(*args)
         call.__module__ = "opmux.bench"  # treated as a kernel of ours, whose first calls are not checked
         get_default_manager().registry.register_impl(OpImpl(name, "default.bench", BackendImplKind.DEFAULT, fn=call))
-    return made
+    return new_op
 
 
 def cases(device: str) -> dict[str, tuple[list[Tensor], dict[str, Callable[..., Any]]]]:
@@ -156,10 +156,10 @@ class Timer:
         start = self.clock()
         for _ in range(calls):
             call()
-        taken = (self.clock() - start) / calls * 1e6
+        elapsed = (self.clock() - start) / calls * 1e6
         if not self.on_cpu:
             torch.accelerator.synchronize()
-        return taken
+        return elapsed
 
     def calls(self, call: Callable[[], Any]) -> int:
         """The number of calls in a round. On an accelerator at most 100: the launch queue must not fill up."""
@@ -184,14 +184,14 @@ def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float
             times[name].append(timer.us(call, calls[name]))
     switch("")
     base = times["torch" if "torch" in times else "minimal"]
-    found = {}
-    for name, taken in times.items():
-        ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True))
-        found[name] = {
-            "us": round(min(taken), 2),
+    summary = {}
+    for name, elapsed in times.items():
+        ratio = statistics.median(a / b for a, b in zip(elapsed, base, strict=True))
+        summary[name] = {
+            "us": round(min(elapsed), 2),
             "ratio": round(ratio, 3),
         }
-    return found
+    return summary
 
 
 def switch(side: str) -> None:
@@ -243,10 +243,10 @@ def commit() -> str | None:
         return os.environ["OPMUX_COMMIT"]
     command = ["git", "-C", str(Path(opmux.__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+        result = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     except OSError:  # no git here
         return None
-    return done.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -286,9 +286,9 @@ def best_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for same in zip(*(r["rows"] for r in runs), strict=True):
         sides = {}
         for side in same[0]["sides"]:
-            found = [row["sides"][side] for row in same]
-            ratio = round(statistics.median(f["ratio"] for f in found), 3)
-            sides[side] = {"us": min(f["us"] for f in found), "ratio": ratio}
+            times = [row["sides"][side] for row in same]
+            ratio = round(statistics.median(f["ratio"] for f in times), 3)
+            sides[side] = {"us": min(f["us"] for f in times), "ratio": ratio}
         rows.append({"op": same[0]["op"], "what": same[0]["what"], "sides": sides})
     return rows
 
@@ -306,17 +306,17 @@ def main() -> None:
     if options.against is None:
         rows = run(options.device, options.quick)
         show(rows)
-        found = facts(options.device) | {"rows": rows}
+        record = facts(options.device) | {"rows": rows}
     else:
         here, before, after = Path(opmux.__file__).parents[2], [], []
         for _ in range(options.rounds):
             before.append(child(options.against, options.against_commit, options))
             after.append(child(here, None, options))
-        of = lambda runs: {k: v for k, v in runs[0].items() if k != "rows"} | {"rows": best_of(runs)}
-        found = {"rounds": options.rounds, "before": of(before), "after": of(after)}
-        show_both(found["before"]["rows"], found["after"]["rows"])
+        record_of = lambda runs: {k: v for k, v in runs[0].items() if k != "rows"} | {"rows": best_of(runs)}
+        record = {"rounds": options.rounds, "before": record_of(before), "after": record_of(after)}
+        show_both(record["before"]["rows"], record["after"]["rows"])
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

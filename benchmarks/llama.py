@@ -82,10 +82,10 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def train(way: Callable[[Any], Any], steps: int) -> dict[str, Any]:
+def train(variant: Callable[[Any], Any], steps: int) -> dict[str, Any]:
     model = built().train()
     model.config.use_cache = False
-    run = way(model)
+    run = variant(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(0, 128256, (4, BATCH, LENGTH), generator=torch.Generator().manual_seed(1)).cuda()
     losses, times = [], []
@@ -111,8 +111,8 @@ def train(way: Callable[[Any], Any], steps: int) -> dict[str, Any]:
     }
 
 
-def decode(way: Callable[[Any], Any], tokens: int = 128, rounds: int = 5) -> dict[str, Any]:
-    model = way(built().eval())
+def decode(variant: Callable[[Any], Any], tokens: int = 128, rounds: int = 5) -> dict[str, Any]:
+    model = variant(built().eval())
     ids = torch.randint(0, 128256, (1, 32), generator=torch.Generator().manual_seed(1)).cuda()
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
@@ -132,12 +132,12 @@ def decode(way: Callable[[Any], Any], tokens: int = 128, rounds: int = 5) -> dic
 
 def measured(name: str, steps: int) -> dict[str, Any]:
     """One variant, in this process. Training comes first, so that its memory peak includes no other model."""
-    found = train(WAYS[name], steps)
+    numbers = train(WAYS[name], steps)
     if "compiled" not in name:
         gc.collect()
         torch.cuda.empty_cache()
-        found |= decode(WAYS[name])
-    return found
+        numbers |= decode(WAYS[name])
+    return numbers
 
 
 def main() -> None:
@@ -147,32 +147,32 @@ def main() -> None:
     parser.add_argument("--liger", action="store_true", help="also Liger's patch")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)  # the variant of a child process
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(measured(given.one, given.steps)))
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measured(options.one, options.steps)))
         return
-    chosen = [name.strip() for name in given.only.split(";")] if given.only else [n for n in WAYS if n != "liger"]
+    chosen = [name.strip() for name in options.only.split(";")] if options.only else [n for n in WAYS if n != "liger"]
     results: dict[str, Any] = {}
-    for name in chosen + ["liger"] * given.liger:
-        command = [sys.executable, __file__, "--steps", str(given.steps), "--one", name]
+    for name in chosen + ["liger"] * options.liger:
+        command = [sys.executable, __file__, "--steps", str(options.steps), "--one", name]
         lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
         results[name] = json.loads(lines[-1])
         print(name, {k: v for k, v in results[name].items() if k != "losses"}, flush=True)
     report(results)
-    if given.json:
-        given.json.write_text(json.dumps({"about": about("transformers"), "results": results}, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps({"about": about("transformers"), "results": results}, indent=1) + "\n")
 
 
 def report(results: dict[str, Any]) -> None:
     base = results.get("native", {})
     print(f"{'':20}{'tokens/s':>10}{'x':>7}{'GiB':>8}{'last loss':>11}{'largest gap':>13}{'ms/token':>10}{'x':>7}")
-    for name, found in results.items():
-        gap = max((abs(a - b) for a, b in zip(found["losses"], base.get("losses", []), strict=False)), default=0.0)
-        speed = found["tokens_per_s"] / base.get("tokens_per_s", found["tokens_per_s"])
-        each = found.get("ms_per_token")
+    for name, numbers in results.items():
+        gap = max((abs(a - b) for a, b in zip(numbers["losses"], base.get("losses", []), strict=False)), default=0.0)
+        speed = numbers["tokens_per_s"] / base.get("tokens_per_s", numbers["tokens_per_s"])
+        each = numbers.get("ms_per_token")
         slow = "" if each is None else f"{each:10.3f}{each / base.get('ms_per_token', each):7.2f}"
         print(
-            f"{name:20}{found['tokens_per_s']:10}{speed:7.2f}{found['peak_gib']:8.2f}{found['losses'][-1]:11.4f}{gap:13.4f}{slow}"
+            f"{name:20}{numbers['tokens_per_s']:10}{speed:7.2f}{numbers['peak_gib']:8.2f}{numbers['losses'][-1]:11.4f}{gap:13.4f}{slow}"
         )
 
 

@@ -96,12 +96,12 @@ def torch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Ten
 
 
 def cases() -> list[Case]:
-    found = []
+    cases = []
     rope_bwd = lambda dq, dk, q, k, cos, sin: opmux.ops.rope_qk_bwd(dq, dk, cos, sin, "bhsd", "bshd")
     for length, dim in ((2048, 64), (2048, 128), (8192, 128)):
         q, k = heads(4, 32, length, dim), heads(4, 8, length, dim)
         name = f"rope 4 x (32 + 8) x {length} x {dim}"
-        found.append(Case(name, ours.apply_rotary_pos_emb, torch_rope, (q, k), tables(length, dim), rope_bwd))
+        cases.append(Case(name, ours.apply_rotary_pos_emb, torch_rope, (q, k), tables(length, dim), rope_bwd))
     for columns in (8192, 14336):
         a, b = drawn(8192, columns), drawn(8192, columns)
         units = {
@@ -111,12 +111,12 @@ def cases() -> list[Case]:
             ),
         }  # fmt: skip
         for name, (mine, torchs, backward) in units.items():
-            found.append(Case(f"{name} 8192 x {columns}", mine, torchs, (a, b), (), backward))
+            cases.append(Case(f"{name} 8192 x {columns}", mine, torchs, (a, b), (), backward))
     for columns in (2048, 4096, 8192):
         add = lambda x, r, w: opmux.ops.add_rms_norm(x, r, w, 1e-6)[:2]
-        given = drawn(8192, columns), drawn(8192, columns)
-        found.append(Case(f"add_rms_norm 8192 x {columns}", add, torch_add_rms_norm, given, (drawn(columns),)))
-    return found
+        args = drawn(8192, columns), drawn(8192, columns)
+        cases.append(Case(f"add_rms_norm 8192 x {columns}", add, torch_add_rms_norm, args, (drawn(columns),)))
+    return cases
 
 
 def copy_of(size: int) -> float:
@@ -142,15 +142,15 @@ def measured(case: Case) -> dict[str, Any]:
     exact = case.torchs(*(t.double() for t in (*case.inputs, *case.constants)))
     check(case.ours(*case.inputs, *case.constants), exact, case.name)
     size = bytes_of(case.inputs, case.constants, outs)
-    found: dict[str, Any] = {"bytes": size}
+    row: dict[str, Any] = {"bytes": size}
     providers = {"ours": case.ours, "torch": case.torchs, "torch.compile": compiled}
-    found["forward"] = timed(size, {n: lambda fn=fn: fn(*case.inputs, *case.constants) for n, fn in providers.items()})
+    row["forward"] = timed(size, {n: lambda fn=fn: fn(*case.inputs, *case.constants) for n, fn in providers.items()})
     if case.ours_backward is None:
-        return found
+        return row
     grads = tuple(torch.empty_like(o).copy_(o) for o in outs)
     doubles = tuple(t.double().requires_grad_() for t in case.inputs)
-    made = tensors(case.torchs(*doubles, *(t.double() for t in case.constants)))
-    want = torch.autograd.grad(made, doubles, tuple(g.double() for g in grads))
+    wide = tensors(case.torchs(*doubles, *(t.double() for t in case.constants)))
+    want = torch.autograd.grad(wide, doubles, tuple(g.double() for g in grads))
     backward = lambda: case.ours_backward(*grads, *case.inputs, *case.constants)  # type: ignore[misc]
     check(backward(), want, f"{case.name}, backward")
     calls: dict[str, Callable[[], object]] = {"ours": backward}
@@ -159,34 +159,34 @@ def measured(case: Case) -> dict[str, Any]:
         graph = tensors(providers[name](*leaves, *case.constants))
         calls[name] = lambda graph=graph, leaves=leaves: torch.autograd.grad(graph, leaves, grads, retain_graph=True)
     saved = () if case.name.startswith("rope") else case.inputs  # a rotation needs only its tables
-    found["backward"] = timed(bytes_of(grads, case.constants, saved, case.inputs), calls)
-    return found
+    row["backward"] = timed(bytes_of(grads, case.constants, saved, case.inputs), calls)
+    return row
 
 
 def timed(size: int, calls: dict[str, Callable[[], object]]) -> dict[str, Any]:
     copy = copy_of(size)
-    found: dict[str, Any] = {"copy": {"ms": round(copy, 4), "GBps": round(size / copy / 1e6)}}
+    row: dict[str, Any] = {"copy": {"ms": round(copy, 4), "GBps": round(size / copy / 1e6)}}
     for name, call in calls.items():
         ms = milliseconds(call)
-        found[name] = {"ms": round(ms, 4), "GBps": round(size / ms / 1e6), "share": round(copy / ms, 3)}
-    return found
+        row[name] = {"ms": round(ms, 4), "GBps": round(size / ms / 1e6), "share": round(copy / ms, 3)}
+    return row
 
 
 def decoding() -> dict[str, Any]:
     """Microseconds of the host for one token, without gradients."""
     q, k, (cos, sin) = heads(1, 32, 1, 64), heads(1, 8, 1, 64), tables(1, 64)
     providers = {"ours": ours.apply_rotary_pos_emb, "torch": torch_rope, "torch.compile": torch.compile(torch_rope)}
-    found = {}
+    rows = {}
     with torch.no_grad():
         for name, fn in providers.items():
-            found[name] = round(host_microseconds(lambda fn=fn: fn(q, k, cos, sin)), 2)
-    return found
+            rows[name] = round(host_microseconds(lambda fn=fn: fn(q, k, cos, sin)), 2)
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     import triton
 
     git = ["git", "rev-parse", "--short", "HEAD"]
@@ -194,21 +194,21 @@ def main() -> None:
         os.environ.get("OPMUX_COMMIT")
         or subprocess.run(git, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
     )
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "chip": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
         "date": date.today().isoformat(), "commit": commit,
     }  # fmt: skip
-    print(found)
+    print(record)
     torch.manual_seed(0)
     for case in cases():
-        found[case.name] = measured(case)
-        for way in ("forward", "backward"):
-            for name, row in found[case.name].get(way, {}).items():
-                print(f"  {case.name:34} {way:9} {name:14} {row}")
-    found["host_us, rope of one token"] = decoding()
-    print("  host_us, rope of one token", found["host_us, rope of one token"])
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        record[case.name] = measured(case)
+        for direction in ("forward", "backward"):
+            for name, row in record[case.name].get(direction, {}).items():
+                print(f"  {case.name:34} {direction:9} {name:14} {row}")
+    record["host_us, rope of one token"] = decoding()
+    print("  host_us, rope of one token", record["host_us, rope of one token"])
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

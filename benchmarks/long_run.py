@@ -87,16 +87,16 @@ def main() -> int:
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only shows that the script runs"
     )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    given = parser.parse_args()
-    step = stepper(model_on(given.device), given.device)
-    steps = max(2, given.steps // PARTS)
-    native = lambda: part(step, min(NATIVE, steps), random.Random(1), given.longest, given.device)["ms"]
+    options = parser.parse_args()
+    step = stepper(model_on(options.device), options.device)
+    steps = max(2, options.steps // PARTS)
+    native = lambda: part(step, min(NATIVE, steps), random.Random(1), options.longest, options.device)["ms"]
     native()
     before = native()
     opmux.enable()
     lengths, rows = random.Random(0), []
     for number in range(PARTS):
-        row = part(step, steps, lengths, given.longest, given.device)
+        row = part(step, steps, lengths, options.longest, options.device)
         rows.append(row)
         print(f"{number + 1:2}/{PARTS} ", "  ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
     opmux.disable()
@@ -107,10 +107,10 @@ def main() -> int:
     wrong += ["ms"] if last["ms"] > (1.1 if after > 1.05 * before else 1.05) * second["ms"] else []
     wrong += ["launches"] if last["launches"] < 0.9 * second["launches"] else []
     print("steady" if not wrong else f"not steady: {', '.join(wrong)}")
-    if given.json:
+    if options.json:
         from about import about
 
-        given.json.write_text(
+        options.json.write_text(
             json.dumps({"about": about(), "native ms": [before, after], "rows": rows}, indent=1) + "\n",
             encoding="utf-8",
         )

@@ -72,12 +72,12 @@ def of_logits(rows: int, classes: int) -> dict[str, Any]:
     want = gradients(torches, x)()[0]
     torch.testing.assert_close(gradients(providers["ours"], x)()[0], want, rtol=2e-2, atol=1e-7)
     copy = copy_speed()
-    found: dict[str, Any] = {"copy_GBps": round(copy / 1e9, 1)}
+    row: dict[str, Any] = {"copy_GBps": round(copy / 1e9, 1)}
     for name, fn in providers.items():
         ms = milliseconds(gradients(fn, x))
-        found[name] = {"ms": round(ms, 3), "share": round(3 * x.nbytes / ms * 1e3 / copy, 3)}
-    found["ours"]["forward_ms"] = round(milliseconds(lambda: ours.cross_entropy(x.detach(), target)), 3)
-    return found
+        row[name] = {"ms": round(ms, 3), "share": round(3 * x.nbytes / ms * 1e3 / copy, 3)}
+    row["ours"]["forward_ms"] = round(milliseconds(lambda: ours.cross_entropy(x.detach(), target)), 3)
+    return row
 
 
 def products(x: Tensor, w: Tensor) -> float:
@@ -85,10 +85,10 @@ def products(x: Tensor, w: Tensor) -> float:
     logits = torch.empty(1024, w.shape[0], dtype=x.dtype, device=x.device)
 
     def call() -> None:
-        for at in range(0, x.shape[0] // 1024 * 1024, 1024):
-            torch.mm(x[at : at + 1024], w.t(), out=logits)
+        for start in range(0, x.shape[0] // 1024 * 1024, 1024):
+            torch.mm(x[start : start + 1024], w.t(), out=logits)
             torch.mm(logits, w)
-            torch.mm(logits.t(), x[at : at + 1024])
+            torch.mm(logits.t(), x[start : start + 1024])
 
     return milliseconds(call, 500)
 
@@ -110,19 +110,19 @@ def of_hidden(rows: int, hidden: int, classes: int) -> dict[str, Any]:
         providers["torch's linear_cross_entropy"] = lambda x, w: F.linear_cross_entropy(x, w, target)
     doubles = [t.detach().double().requires_grad_() for t in (x, w)]
     true = gradients(lambda x, w: F.cross_entropy(x @ w.t(), target), *doubles)()
-    found = {}
+    row = {}
     for name, fn in providers.items():
         call = gradients(fn, x, w)
         errors = [((g.double() - t).abs().mean() / t.abs().mean()).item() for g, t in zip(call(), true, strict=True)]
-        found[name] = {"error_dx": round(errors[0], 5), "error_dw": round(errors[1], 5)}
+        row[name] = {"error_dx": round(errors[0], 5), "error_dw": round(errors[1], 5)}
     del true, doubles
-    found["the products alone"] = {"ms": round(products(x.detach(), w.detach()), 2)}
+    row["the products alone"] = {"ms": round(products(x.detach(), w.detach()), 2)}
     for name, fn in providers.items():
         call = gradients(fn, x, w)
         for _ in range(3):
             call()
-        found[name] |= {"GiB": round(peak(call), 2), "ms": round(milliseconds(call, 500), 2)}
-    return found
+        row[name] |= {"GiB": round(peak(call), 2), "ms": round(milliseconds(call, 500), 2)}
+    return row
 
 
 def main() -> None:
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--classes", type=int, default=128256)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     import triton
 
     commit = (
@@ -140,21 +140,21 @@ def main() -> None:
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
         ).stdout.strip()
     )
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "chip": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-        "date": date.today().isoformat(), "commit": commit, "rows": asked.rows, "hidden": asked.hidden,
-        "classes": asked.classes,
+        "date": date.today().isoformat(), "commit": commit, "rows": options.rows, "hidden": options.hidden,
+        "classes": options.classes,
     }  # fmt: skip
-    print(found)
-    found["cross_entropy"] = of_logits(asked.rows, asked.classes)
-    for name, row in found["cross_entropy"].items():
+    print(record)
+    record["cross_entropy"] = of_logits(options.rows, options.classes)
+    for name, row in record["cross_entropy"].items():
         print(f"  {name:24} {row}")
     torch.cuda.empty_cache()
-    found["fused_linear_cross_entropy"] = of_hidden(asked.rows, asked.hidden, asked.classes)
-    for name, row in found["fused_linear_cross_entropy"].items():
+    record["fused_linear_cross_entropy"] = of_hidden(options.rows, options.hidden, options.classes)
+    for name, row in record["fused_linear_cross_entropy"].items():
         print(f"  {name:24} {row}")
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ import opmux
 from opmux.faces.aten import gate
 
 BLOCK = 5  # steps that are timed in a block
-ROUNDS = (10, 60)  # the least and the most blocks of a mode
+ROUNDS = (10, 60)  # minimum and maximum number of blocks per mode
 SECONDS = 6.0  # for the blocks of a mode
 WARM = {"native": 2, "auto": 14, "all": 14}  # untimed steps; a call is launched from C++ after twelve of them
 MODES = ("native", "auto", "all")
@@ -138,9 +138,9 @@ class Trainer:
     def gradients(self) -> dict[str, torch.Tensor]:
         self.model.zero_grad(set_to_none=True)
         self.backward()
-        found = {n: p.grad.double() for n, p in self.model.named_parameters() if p.grad is not None}
+        grads = {n: p.grad.double() for n, p in self.model.named_parameters() if p.grad is not None}
         self.model.zero_grad(set_to_none=True)
-        return found
+        return grads
 
 
 def turn(mode: str) -> None:
@@ -199,7 +199,7 @@ def block(step: Callable[[], Any], mode: str) -> list[float]:
 
 def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
     """For each mode, blocks of steps that alternate with blocks of native steps."""
-    found: Row = {"ms": {}}
+    row: Row = {"ms": {}}
     for mode in MODES[1:]:
         run_on(CORES)
         for part in ("native", mode):
@@ -215,20 +215,20 @@ def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
         blocks = [block(step, part) for part in ["native", *[mode, "native"] * rounds]]
         gc.enable()
         turn("native")
-        natives, ours = ([statistics.median(b) for b in blocks[at::2]] for at in (0, 1))
+        natives, ours = ([statistics.median(b) for b in blocks[side::2]] for side in (0, 1))
         fastest, ours_fastest = (statistics.quantiles(itertools.chain(*blocks[at::2]), n=10)[0] for at in (0, 1))
         # pair each block with the native blocks before and after it, not with their mean, which is above the median
         # if some blocks are slow
         ratios = [native / b for i, b in enumerate(ours) for native in natives[i : i + 2]]
         low, _, high = statistics.quantiles(ratios, n=4)
-        found["ms"] |= {"native": round(statistics.median(natives), 3), mode: round(statistics.median(ours), 3)}
-        found[mode] = round(statistics.median(ratios), 4)
+        row["ms"] |= {"native": round(statistics.median(natives), 3), mode: round(statistics.median(ours), 3)}
+        row[mode] = round(statistics.median(ratios), 4)
         # the standard error of a median of normally distributed ratios, whose quartiles are 1.35 deviations apart
-        found[f"{mode}, error"] = round(1.25 * (high - low) / 1.35 / math.sqrt(rounds), 4)
-        found[f"{mode}, fastest tenth"] = round(fastest / ours_fastest, 4)
-        found[f"{mode}, blocks"] = rounds
+        row[f"{mode}, error"] = round(1.25 * (high - low) / 1.35 / math.sqrt(rounds), 4)
+        row[f"{mode}, fastest tenth"] = round(fastest / ours_fastest, 4)
+        row[f"{mode}, blocks"] = rounds
     run_on(CORES)
-    return found
+    return row
 
 
 def cleared() -> None:
@@ -243,18 +243,18 @@ def cleared() -> None:
 def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
     """The relative distance of all gradients together from those in float64, for each mode."""
     truth = Trainer(name, torch.float64)
-    tried = Trainer(name, dtype)
-    truth.model.load_state_dict(tried.model.state_dict())
+    trainer = Trainer(name, dtype)
+    truth.model.load_state_dict(trainer.model.state_dict())
     want = truth.gradients()
     size = math.sqrt(sum(float(g.square().sum()) for g in want.values()))
-    found = {}
+    gaps = {}
     for mode in MODES:
         turn(mode)
-        got = tried.gradients()
+        got = trainer.gradients()
         off = math.sqrt(sum(float((got[n] - g).square().sum()) for n, g in want.items() if n in got))
-        found[mode] = float(f"{off / size:.3e}")
+        gaps[mode] = float(f"{off / size:.3e}")
     turn("native")
-    return found
+    return gaps
 
 
 def gradients(name: str, dtype: torch.dtype, device: str, modes: tuple[str, ...]) -> dict[str, Any]:
@@ -294,13 +294,13 @@ def trace(step: Callable[[], Any]) -> dict[str, list[list[Any]]]:
     from opmux.faces.aten.overloads import table
 
     step()  # the optimizer creates its state
-    with Seen() as seen:
+    with Seen() as recorded:
         step()
-    found: dict[str, list[list[Any]]] = {}
-    for (name, dtype, numel), count in sorted(seen.calls.items()):
+    calls: dict[str, list[list[Any]]] = {}
+    for (name, dtype, numel), count in sorted(recorded.calls.items()):
         if name in table():
-            found.setdefault(name, []).append([dtype, numel, count])
-    return found
+            calls.setdefault(name, []).append([dtype, numel, count])
+    return calls
 
 
 def write_traces(file: Path, names: list[str], dtypes: list[torch.dtype]) -> None:
@@ -308,12 +308,12 @@ def write_traces(file: Path, names: list[str], dtypes: list[torch.dtype]) -> Non
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import LlamaForCausalLM
 
-    found = {}
+    traces = {}
     for name in names:
         for dtype in dtypes:
             key = f"{name} {str(dtype).removeprefix('torch.')}"
-            found[key] = trace(Trainer(name, dtype).step)
-            print(f"{key:18} {sum(len(rows) for rows in found[key].values())} rows", flush=True)
+            traces[key] = trace(Trainer(name, dtype).step)
+            print(f"{key:18} {sum(len(rows) for rows in traces[key].values())} rows", flush=True)
     with FakeTensorMode():
         model = LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)  # fake: no conversion in place
         tokens = torch.ones(BATCH, LENGTH, dtype=torch.int64)
@@ -324,12 +324,12 @@ def write_traces(file: Path, names: list[str], dtypes: list[torch.dtype]) -> Non
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-        found["llama 1.2B training"] = trace(step)
+        traces["llama 1.2B training"] = trace(step)
         with torch.no_grad():
             before = model(input_ids=tokens[:1, :64], use_cache=True).past_key_values
             decode = lambda: model(input_ids=tokens[:1, :1], past_key_values=before, use_cache=True)
-            found["llama 1.2B decoding"] = trace(decode)
-    rows = [f" {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in found.items()]
+            traces["llama 1.2B decoding"] = trace(decode)
+    rows = [f" {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in traces.items()]
     file.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 
@@ -345,8 +345,8 @@ def llama_training() -> Callable[..., torch.Tensor]:
     model.config.use_cache = False
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def step(at: int = 0) -> torch.Tensor:
-        loss = model(input_ids=ids[at % 4], labels=ids[at % 4]).loss
+    def step(number: int = 0) -> torch.Tensor:
+        loss = model(input_ids=ids[number % 4], labels=ids[number % 4]).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -360,9 +360,9 @@ def llama_losses(mode: str) -> list[float]:
     cleared()
     step = llama_training()
     turn(mode)
-    found = [round(float(step(at)), 4) for at in range(20)]
+    losses = [round(float(step(number)), 4) for number in range(20)]
     turn("native")
-    return found
+    return losses
 
 
 def llama_decoding() -> Callable[[], Any]:
@@ -382,13 +382,13 @@ def llama_decoding() -> Callable[[], Any]:
 def llama() -> dict[str, Any]:
     losses: dict[str, Any] = {mode: llama_losses(mode) for mode in MODES}
     gap = {m: max(abs(a - b) for a, b in zip(losses["native"], losses[m], strict=True)) for m in MODES[1:]}
-    found = {"losses": losses | {"largest gap": gap}}
-    for what, made, warm in (("train", llama_training, 0.5), ("decode", llama_decoding, 1.0)):
+    record = {"losses": losses | {"largest gap": gap}}
+    for what, build, warm in (("train", llama_training, 0.5), ("decode", llama_decoding, 1.0)):
         cleared()
-        found[what] = compared(made(), warm)
-        print(f"llama {what:12} {shown(found[what])}", flush=True)
+        record[what] = compared(build(), warm)
+        print(f"llama {what:12} {shown(record[what])}", flush=True)
     print(f"llama losses, largest gap over 20 steps: {gap}", flush=True)
-    return found
+    return record
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
@@ -428,65 +428,65 @@ def main() -> None:
     parser.add_argument("--no-times", action="store_true", help="gradients alone")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that each mode of a model takes")
     parser.add_argument("--warm", help=argparse.SUPPRESS)  # the model of a child process
-    given = parser.parse_args()
-    DEVICE, MODES, SECONDS = given.device, ("native", *given.modes.split(",")), given.seconds
-    dtypes = [getattr(torch, d) for d in given.dtypes.split(",")]
-    if given.warm:
+    options = parser.parse_args()
+    DEVICE, MODES, SECONDS = options.device, ("native", *options.modes.split(",")), options.seconds
+    dtypes = [getattr(torch, d) for d in options.dtypes.split(",")]
+    if options.warm:
         turn(MODES[-1])
         for dtype in dtypes:
-            trainer = Trainer(given.warm, dtype)
+            trainer = Trainer(options.warm, dtype)
             trainer.step()
             trainer.step()
         return
-    asked = given.only.split(",")
-    unknown = sorted({*asked} - {*MODELS, "llama"})
+    requested = options.only.split(",")
+    unknown = sorted({*requested} - {*MODELS, "llama"})
     if unknown:
         parser.error(f"--only {','.join(unknown)}: there are {', '.join((*MODELS, 'llama'))}")
-    names = [name for name in MODELS if name in asked]
-    if given.traces:
+    names = [name for name in MODELS if name in requested]
+    if options.traces:
         DEVICE = "cpu"
-        write_traces(given.traces, names, dtypes)
+        write_traces(options.traces, names, dtypes)
         return
     start = time.perf_counter()
     if DEVICE != "cpu":
         warm(names)
         print(f"kernels compiled: {time.perf_counter() - start:.0f} s", flush=True)
     turn("auto")
-    taken = opmux.enabled_ops()
+    enabled = opmux.enabled_ops()
     turn("all")
     every = len(opmux.enabled_ops())
     turn("native")
-    print(f"auto takes {len(taken)} of {every} overloads", flush=True)
-    data: dict[str, Any] = {"models": {}, "taken": taken}
+    print(f"auto takes {len(enabled)} of {every} overloads", flush=True)
+    data: dict[str, Any] = {"models": {}, "taken": enabled}
 
     def keep(**more: Any) -> None:
         """Write the results so far, so that they survive if a run is ended early."""
         data.update(more)
         facts = about(
-            "transformers", overloads={"auto": len(taken), "all": every}, seconds=round(time.perf_counter() - start)
+            "transformers", overloads={"auto": len(enabled), "all": every}, seconds=round(time.perf_counter() - start)
         )
         facts["chip"] = facts["chip"] if DEVICE == "cuda" else DEVICE
-        if given.json:
-            given.json.write_text(json.dumps({"about": facts, **data}, indent=1) + "\n", encoding="utf-8")
+        if options.json:
+            options.json.write_text(json.dumps({"about": facts, **data}, indent=1) + "\n", encoding="utf-8")
 
     rows: dict[str, Row] = data["models"]
-    wanted = {f"{n} {str(d).removeprefix('torch.')}": (n, d) for n in names for d in dtypes}
-    for key, (name, dtype) in {} if given.no_times else wanted.items():
+    cases = {f"{n} {str(d).removeprefix('torch.')}": (n, d) for n in names for d in dtypes}
+    for key, (name, dtype) in {} if options.no_times else cases.items():
         cleared()
         rows[key] = compared(Trainer(name, dtype).step)
         print(f"{key:18} {shown(rows[key])}", flush=True)
         keep()
-    if names and not given.no_times:
+    if names and not options.no_times:
         means = {m: _mean([r[m] for r in rows.values()]) for m in MODES[1:]}
         print("geometric mean: " + ", ".join(f"{m} {mean:.3f}" for m, mean in means.items()), flush=True)
         keep(**{"geometric mean": means})
-    if "llama" in asked:
+    if "llama" in requested:
         keep(**{"llama 1.2B": llama()})
-    if not given.no_gradients:
+    if not options.no_gradients:
         with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as pool:
-            asks = {key: pool.submit(gradients, *wanted[key], DEVICE, MODES) for key in wanted}
-            for key, ask in asks.items():
-                rows.setdefault(key, {}).update(ask.result())
+            asks = {key: pool.submit(gradients, *cases[key], DEVICE, MODES) for key in cases}
+            for key, request in asks.items():
+                rows.setdefault(key, {}).update(request.result())
                 off = "  ".join(f"{m} {d}" for m, d in rows[key]["gradients"].items())
                 print(f"{key:18} to float64: {off}", flush=True)
                 keep()

@@ -56,9 +56,9 @@ GROUPED = [(16384, 4096, 2048, 64), (1024, 4096, 2048, 64)]  # rows, n, k, group
 FOLLOWED = [(8192, 14336, 4096), (512, 14336, 4096), (16, 14336, 4096)]  # tokens, intermediate, hidden
 
 
-def matrix(rows: int, cols: int, turned: bool, dtype: torch.dtype) -> Tensor:
-    made = torch.randn(*((cols, rows) if turned else (rows, cols)), device="cuda", dtype=dtype)
-    return made.t() if turned else made
+def matrix(rows: int, cols: int, transposed: bool, dtype: torch.dtype) -> Tensor:
+    tensor = torch.randn(*((cols, rows) if transposed else (rows, cols)), device="cuda", dtype=dtype)
+    return tensor.t() if transposed else tensor
 
 
 def measured(m: int, n: int, k: int, layout: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def of_followed(m: int, n: int, k: int) -> list[dict[str, Any]]:
         ("swiglu", gated, (x, gate_up, None, None), {"activation": "silu", "glu": True}, dhidden),
         ("residual", lambda x, w, b, r: F.linear(x, w) + r, (hidden, down, None, x), {}, dy),
     ]
-    found = []
+    rows = []
     for name, eager, args, options, grad in plans:
         compiled = torch.compile(eager)
         chosen = lambda *t, o=options: ours.linear(*t[:3], **o, residual=t[3])
@@ -176,14 +176,14 @@ def of_followed(m: int, n: int, k: int) -> list[dict[str, Any]]:
             times = dict(zip(forward, best_of(*forward.values())))
         steps = dict(zip(whole, best_of(*whole.values())))
         flops = 2 * m * args[1].numel()
-        found.append({
+        rows.append({
             "what": f"linear {name} {m}x{args[1].shape[0]}x{args[1].shape[1]}",
             **{f"{word}_us": round(1e3 * t, 2) for word, t in times.items()},
             "ours_tflops": round(1e-9 * flops / times["ours"], 1),
             "speed": round(min(times["eager"], times["compiled"]) / times["ours"], 3),
             **{f"{word}_step_us": round(1e3 * t, 2) for word, t in steps.items()},
         })  # fmt: skip
-    return found
+    return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -201,18 +201,18 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     for dtype, shapes in ((BF16, SHAPES), (F32, SHAPES[:1])):
         for case in shapes:
-            rows.append(found := measured(*case, dtype))
-            print(found, flush=True)
+            rows.append(row := measured(*case, dtype))
+            print(row, flush=True)
     for make, cases in ((of_fp8, FP8_SHAPES), (of_groups, GROUPED), (of_followed, FOLLOWED)):
         for case in cases:
-            rows += (found := make(*case))
-            print(*found, sep="\n", flush=True)
-    if given.json:
-        given.json.write_text(json.dumps({"about": about(), "results": rows}, indent=1) + "\n")
+            rows += (row := make(*case))
+            print(*row, sep="\n", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({"about": about(), "results": rows}, indent=1) + "\n")
     print(table(rows))
 
 

@@ -100,16 +100,16 @@ LEAST = {"rmsnorm_bwd": 0.75, "rmsnorm_bwd_add": 0.75, "layernorm_bwd": 0.75}  #
 
 
 def measure_rows(tex: Any, device: str, copy: float) -> dict[str, Any]:
-    made = {}
+    times = {}
     for name, (call, moved) in rows(tex, device).items():
         try:
             share = moved / milliseconds(call) * 1e3 / copy
         except Exception as error:  # one failure must not hide the other results
-            made[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
+            times[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
         else:
-            made[name] = {"share": round(share, 3), "least": LEAST.get(name, 0.85)}
-        print(f"  {name:30} {made[name]}", flush=True)
-    return made
+            times[name] = {"share": round(share, 3), "least": LEAST.get(name, 0.85)}
+        print(f"  {name:30} {times[name]}", flush=True)
+    return times
 
 
 # ---- Adam -----------------------------------------------------------------------------------------------------------
@@ -117,12 +117,12 @@ def measure_rows(tex: Any, device: str, copy: float) -> dict[str, Any]:
 
 def measure_adam(tex: Any, device: str, copy: float) -> dict[str, Any]:
     """Adam over 1.2 billion parameters in 150 tensors: ours, and torch's fused one."""
-    found = {}
+    times = {}
     for name, dtype in (("float32", torch.float32), ("bfloat16 with float32 state", BF16)):
-        found[name] = one_adam(tex, device, copy, dtype)
-        print(f"  adam, {name}: {found[name]}", flush=True)
+        times[name] = one_adam(tex, device, copy, dtype)
+        print(f"  adam, {name}: {times[name]}", flush=True)
         torch.cuda.empty_cache()
-    return found
+    return times
 
 
 def one_adam(tex: Any, device: str, copy: float, dtype: torch.dtype) -> dict[str, Any]:
@@ -134,13 +134,13 @@ def one_adam(tex: Any, device: str, copy: float, dtype: torch.dtype) -> dict[str
     lists = [g, p, m, v] + ([master] if master else [])
     moved = size(*g) + 2 * size(*p, *m, *v) + 2 * size(*(master or ()))
     moved -= size(*p) if master else 0  # with master weights, p is only written
-    taken = milliseconds(lambda: tex.multi_tensor_adam(65536, noop, lists, 1e-4, 0.9, 0.95, 1e-8, 10, 1, 1, 0.1), 300)
-    row = {"share": round(moved / taken * 1e3 / copy, 3), "ms": round(taken, 3)}
+    elapsed = milliseconds(lambda: tex.multi_tensor_adam(65536, noop, lists, 1e-4, 0.9, 0.95, 1e-8, 10, 1, 1, 0.1), 300)
+    row = {"share": round(moved / elapsed * 1e3 / copy, 3), "ms": round(elapsed, 3)}
     if dtype is torch.float32:
         steps = [torch.tensor(10.0, device=device) for _ in range(count)]
-        how = dict(lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False)
-        row["torch_ms"] = round(milliseconds(lambda: torch._fused_adamw_(p, g, m, v, [], steps, **how), 300), 3)
-        row["of torch's time"] = round(taken / row["torch_ms"], 3)
+        options = dict(lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False)
+        row["torch_ms"] = round(milliseconds(lambda: torch._fused_adamw_(p, g, m, v, [], steps, **options), 300), 3)
+        row["of torch's time"] = round(elapsed / row["torch_ms"], 3)
     return row
 
 
@@ -150,12 +150,12 @@ def one_adam(tex: Any, device: str, copy: float, dtype: torch.dtype) -> dict[str
 class Plain(torch.nn.Module):
     """A GPT layer in plain torch: [seq, batch, hidden], pre-norm, causal, tanh gelu."""
 
-    def __init__(self, hidden: int, ffn: int, heads: int, **made: Any):
+    def __init__(self, hidden: int, ffn: int, heads: int, **options: Any):
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = torch.nn.LayerNorm(hidden, **made), torch.nn.LayerNorm(hidden, **made)
-        self.qkv, self.proj = torch.nn.Linear(hidden, 3 * hidden, **made), torch.nn.Linear(hidden, hidden, **made)
-        self.fc1, self.fc2 = torch.nn.Linear(hidden, ffn, **made), torch.nn.Linear(ffn, hidden, **made)
+        self.norm1, self.norm2 = torch.nn.LayerNorm(hidden, **options), torch.nn.LayerNorm(hidden, **options)
+        self.qkv, self.proj = torch.nn.Linear(hidden, 3 * hidden, **options), torch.nn.Linear(hidden, hidden, **options)
+        self.fc1, self.fc2 = torch.nn.Linear(hidden, ffn, **options), torch.nn.Linear(ffn, hidden, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         s, b, h = x.shape
@@ -168,13 +168,13 @@ class Plain(torch.nn.Module):
 class PlainLlama(torch.nn.Module):
     """A Llama layer in plain torch: RMS norm, rotary positions, swiglu, no biases."""
 
-    def __init__(self, hidden: int, ffn: int, heads: int, angles: Tensor, **made: Any):
+    def __init__(self, hidden: int, ffn: int, heads: int, angles: Tensor, **options: Any):
         super().__init__()
-        self.heads, made = heads, {**made, "bias": False}
-        plain = {n: v for n, v in made.items() if n != "bias"}
+        self.heads, options = heads, {**options, "bias": False}
+        plain = {n: v for n, v in options.items() if n != "bias"}
         self.norm1, self.norm2 = torch.nn.RMSNorm(hidden, **plain), torch.nn.RMSNorm(hidden, **plain)
-        self.qkv, self.proj = torch.nn.Linear(hidden, 3 * hidden, **made), torch.nn.Linear(hidden, hidden, **made)
-        self.fc1, self.fc2 = torch.nn.Linear(hidden, 2 * ffn, **made), torch.nn.Linear(ffn, hidden, **made)
+        self.qkv, self.proj = torch.nn.Linear(hidden, 3 * hidden, **options), torch.nn.Linear(hidden, hidden, **options)
+        self.fc1, self.fc2 = torch.nn.Linear(hidden, 2 * ffn, **options), torch.nn.Linear(ffn, hidden, **options)
         self.cos, self.sin = angles.cos().to(BF16), angles.sin().to(BF16)
 
     def turned(self, t: Tensor) -> Tensor:
@@ -199,12 +199,14 @@ def measure_layer(device: str) -> dict[str, Any]:
 
     hidden, heads, seq, batch = 4096, 32, 2048, 4
     x = torch.randn(seq, batch, hidden, device=device).to(BF16).requires_grad_()
-    made: dict[str, Any] = dict(
+    options: dict[str, Any] = dict(
         hidden_dropout=0.0, attention_dropout=0.0, self_attn_mask_type="causal", fuse_qkv_params=True,
         params_dtype=BF16, device=device,
     )  # fmt: skip
-    gpt = te.TransformerLayer(hidden, 16384, heads, **made)
-    llama = te.TransformerLayer(hidden, 11008, heads, normalization="RMSNorm", activation="swiglu", bias=False, **made)
+    gpt = te.TransformerLayer(hidden, 16384, heads, **options)
+    llama = te.TransformerLayer(
+        hidden, 11008, heads, normalization="RMSNorm", activation="swiglu", bias=False, **options
+    )
     angles = te.RotaryPositionEmbedding(hidden // heads)(seq).to(device)
     recipes = {
         "te bf16": None, "te fp8 delayed": recipe.DelayedScaling(), "te fp8 current": recipe.Float8CurrentScaling(),
@@ -221,66 +223,66 @@ def measure_layer(device: str) -> dict[str, Any]:
 def compared(te: Any, x: Tensor, plain: Any, layer: Any, recipes: dict[str, Any]) -> dict[str, Any]:
     dy = torch.randn_like(x)
 
-    def step(module: Callable[[Tensor], Tensor], how: Any = None) -> Callable[[], None]:
+    def step(module: Callable[[Tensor], Tensor], recipe: Any = None) -> Callable[[], None]:
         def run() -> None:
-            with te.fp8_autocast(enabled=how is not None, fp8_recipe=how):
+            with te.fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe):
                 y = module(x)
             y.backward(dy)
 
         return run
 
-    ways = {"eager": lambda: plain(x).backward(dy), "compile": step(torch.compile(plain))}
-    ways |= {name: step(layer, how) for name, how in recipes.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for call in ways.values():
+    steps = {"eager": lambda: plain(x).backward(dy), "compile": step(torch.compile(plain))}
+    steps |= {name: step(layer, recipe) for name, recipe in recipes.items()}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for call in steps.values():
         for _ in range(3):
             call()
     for _ in range(4):  # alternating, because clocks drift
-        for name, call in ways.items():
+        for name, call in steps.items():
             times[name].append(milliseconds(call, 150))
     eager = statistics.median(times["eager"])
-    found = {}
-    for name, taken in times.items():
-        ms = statistics.median(taken)
-        found[name] = {"ms": round(ms, 3), "of eager's time": round(ms / eager, 3)}
-        print(f"  layer, {name}: {found[name]}", flush=True)
-    return found
+    row = {}
+    for name, elapsed in times.items():
+        ms = statistics.median(elapsed)
+        row[name] = {"ms": round(ms, 3), "of eager's time": round(ms / eager, 3)}
+        print(f"  layer, {name}: {row[name]}", flush=True)
+    return row
 
 
 def commit() -> str:
     if "OPMUX_COMMIT" in os.environ:
         return os.environ["OPMUX_COMMIT"]
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    result = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return result.stdout.strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="keep the figures here")
     parser.add_argument("--only", default="rows,adam,layer")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here: nothing to measure")
     import triton
 
     import transformer_engine_fl_torch as tex
 
-    device, only = "cuda", asked.only.split(",")
+    device, only = "cuda", options.only.split(",")
     copy = copy_speed(device)
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "chip": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
         "python": sys.version.split()[0], "date": str(date.today()), "commit": commit(),
         "copy_GBps": round(copy / 1e9, 1),
     }  # fmt: skip
-    print(found, flush=True)
+    print(record, flush=True)
     if "rows" in only:
-        found["rows"] = measure_rows(tex, device, copy)
+        record["rows"] = measure_rows(tex, device, copy)
     if "adam" in only:
-        found["adam"] = measure_adam(tex, device, copy)
+        record["adam"] = measure_adam(tex, device, copy)
     if "layer" in only:
-        found["layer"] = measure_layer(device)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+        record["layer"] = measure_layer(device)
+    if options.json is not None:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

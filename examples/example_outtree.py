@@ -20,8 +20,8 @@ from opmux.core import get_default_manager, log
 
 def whose(op, *args):
     """The implementation of an op that runs for these arguments, and its package."""
-    found = next(v for v in opmux.explain(op, *args).verdicts if v.status == "chosen")
-    return f"{found.impl}\n    from {found.origin}"
+    verdict = next(v for v in opmux.explain(op, *args).verdicts if v.status == "chosen")
+    return f"{verdict.impl}\n    from {verdict.origin}"
 
 
 sys.stdout.reconfigure(line_buffering=True)  # keeps output and log lines in order, in a pipe too

@@ -137,16 +137,16 @@ def _beyond_few(items):
         if item.get_closest_marker("few"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out = set()
-    for found in cases.values():
-        kept = set(_spread(found, found[0].get_closest_marker("few").args[0]))
-        left_out.update(item for item in found if item not in kept)
+    for cases_of_one in cases.values():
+        selected = set(_spread(cases_of_one, cases_of_one[0].get_closest_marker("few").args[0]))
+        left_out.update(item for item in cases_of_one if item not in selected)
     return left_out
 
 
-def _spread(things, n):
-    """n of the things, spread evenly from the first on; all if there are at most n."""
-    found = list(things)
-    return found if len(found) <= n else [found[i * len(found) // n] for i in range(n)]
+def _spread(items, n):
+    """n of the items, spread evenly from the first on; all if there are at most n."""
+    items = list(items)
+    return items if len(items) <= n else [items[i * len(items) // n] for i in range(n)]
 
 
 @pytest.fixture
@@ -189,9 +189,9 @@ def slow(pytestconfig):
 
 @pytest.fixture(scope="session")
 def few(slow):
-    """`few(things, n)`: n of the things, spread evenly; all of them with --slow."""
+    """`few(items, n)`: n of the items, spread evenly; all of them with --slow."""
 
-    return lambda things, n: list(things) if slow else _spread(things, n)
+    return lambda items, n: list(items) if slow else _spread(items, n)
 
 
 @pytest.fixture(scope="session")
@@ -218,11 +218,11 @@ def poisoned(monkeypatch):
 
 
 def _poison(allocate, *args, **kwargs):
-    made = allocate(*args, **kwargs)
-    if made.dtype is torch.bool:
-        flags = torch.arange(made.numel(), device=made.device) % 2 == 0
-        return made.copy_(flags.view(made.shape))
-    return made.fill_(float("nan") if made.is_floating_point() or made.is_complex() else 85)
+    tensor = allocate(*args, **kwargs)
+    if tensor.dtype is torch.bool:
+        flags = torch.arange(tensor.numel(), device=tensor.device) % 2 == 0
+        return tensor.copy_(flags.view(tensor.shape))
+    return tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 85)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -237,10 +237,10 @@ def no_kernels_of_the_cpu():
     """The references run on the CPU, as on a machine without a compiler."""
     from opmux.machine import vendors
 
-    kept = vendors.known()["cpu"]
+    cpu = vendors.known()["cpu"]
     vendors.forget("cpu")
     yield
-    vendors._add(kept.info, kept.module, kept.origin)
+    vendors._add(cpu.info, cpu.module, cpu.origin)
 
 
 @pytest.fixture(scope="session")

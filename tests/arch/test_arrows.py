@@ -56,11 +56,11 @@ class Import(NamedTuple):
 
 def modules(src: Path) -> dict[str, Path]:
     """Dotted name -> file, of every Python file of the package."""
-    found = {}
+    modules = {}
     for path in sorted((src / PKG).rglob("*.py")):
         parts = path.relative_to(src).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
 
 
 def packages(names) -> set[str]:
@@ -71,17 +71,17 @@ def packages(names) -> set[str]:
 def imports(name: str, path: Path, known: set[str]) -> list[Import]:
     """Every module that the file imports, at any depth of its code, as absolute names."""
     home = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
-    found = []
+    imports = []
     for node in parsed.walk(parsed.tree(path)):
         if isinstance(node, ast.Import):
-            found += [Import(node.lineno, alias.name) for alias in node.names]
+            imports += [Import(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             up = home[: len(home) - node.level + 1] if node.level else []
             base = ".".join([*up, *(node.module or "").split(".")]).rstrip(".")
             for alias in node.names:
                 full = f"{base}.{alias.name}"
-                found.append(Import(node.lineno, full if full in known else base))
-    return found
+                imports.append(Import(node.lineno, full if full in known else base))
+    return imports
 
 
 def row_for(inner: str) -> tuple[str, Row] | None:
@@ -225,13 +225,13 @@ def grow(tmp_path: Path, module: str, source: str) -> Path:
 
 @pytest.mark.parametrize(("module", "source", "culprit"), BREAKS)
 def test_a_forbidden_import_is_found(tmp_path, module, source, culprit):
-    found = violations(grow(tmp_path, module, source))
-    assert len(found) == 1, found
+    forbidden = violations(grow(tmp_path, module, source))
+    assert len(forbidden) == 1, forbidden
     if culprit != "no row":
-        assert f"imports {culprit};" in found[0]
-        assert "may import: the standard library" in found[0]
-    assert found[0].startswith(str(Path("src", PKG, f"{module}.py")) + ":")
-    assert culprit in found[0]
+        assert f"imports {culprit};" in forbidden[0]
+        assert "may import: the standard library" in forbidden[0]
+    assert forbidden[0].startswith(str(Path("src", PKG, f"{module}.py")) + ":")
+    assert culprit in forbidden[0]
 
 
 @pytest.mark.parametrize(("module", "source"), FITS)
@@ -240,6 +240,6 @@ def test_an_allowed_import_passes(tmp_path, module, source):
 
 
 def test_a_forbidden_import_is_reported_with_its_line(tmp_path):
-    found = violations(grow(tmp_path, "core/spec", "\n\ndef f():\n    import triton"))
+    forbidden = violations(grow(tmp_path, "core/spec", "\n\ndef f():\n    import triton"))
     allowed = "the standard library, torch, opmux.core, opmux.wiring"
-    assert found == [f"src/opmux/core/spec.py:5 imports triton; core may import: {allowed}"]
+    assert forbidden == [f"src/opmux/core/spec.py:5 imports triton; core may import: {allowed}"]

@@ -1,4 +1,4 @@
-"""A class name belongs to one class: whoever searches for it, or reads it in an error, finds the one that is meant."""
+"""A class name belongs to one class, so a search for it, or an error that shows it, leads to the right one."""
 
 import ast
 from pathlib import Path
@@ -20,12 +20,12 @@ def classes(tree: ast.AST) -> list[tuple[str, int]]:
     return [(node.name, node.lineno) for node in parsed.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
-def repeated(places: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """The names of more than one place. `places` are pairs of a name and a place."""
-    found: dict[str, list[str]] = {}
-    for name, place in places:
-        found.setdefault(name, []).append(place)
-    return {name: where for name, where in found.items() if len(where) > 1}
+def repeated(definitions: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names that occur in more than one place. `definitions` are pairs of a name and a path."""
+    places_by_name: dict[str, list[str]] = {}
+    for name, path in definitions:
+        places_by_name.setdefault(name, []).append(path)
+    return {name: where for name, where in places_by_name.items() if len(where) > 1}
 
 
 def in_package() -> dict[str, list[str]]:
@@ -37,7 +37,7 @@ def in_package() -> dict[str, list[str]]:
 
 
 def test_no_two_classes_share_a_name():
-    bad = {name: places for name, places in in_package().items() if name not in SHARED}
+    bad = {name: definitions for name, definitions in in_package().items() if name not in SHARED}
     assert not bad, "say in the name what an instance is, in the words of its module"
 
 

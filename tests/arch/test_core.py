@@ -28,17 +28,17 @@ def named(text: str) -> list[str]:
     """
     words = set(re.findall(r"[A-Za-z]+", text))
     whole = set(re.findall(r"Transformer Engine|[A-Za-z_]+", text))
-    found = {w for w in words if w.casefold() in VENDORS} | ({*words, *whole} & set(FACES))
-    return sorted(found) + sorted(set(re.findall(rf"opmux\.(?:{'|'.join(LAYERS)})\b", text)))
+    names = {w for w in words if w.casefold() in VENDORS} | ({*words, *whole} & set(FACES))
+    return sorted(names) + sorted(set(re.findall(rf"opmux\.(?:{'|'.join(LAYERS)})\b", text)))
 
 
 def test_core_names_no_face_vendor_or_other_package():
     assert {"nvidia", "amd", "ascend"} <= set(VENDORS)
-    found = {str(p.relative_to(SRC)): named(p.read_text(encoding="utf-8")) for p in (SRC / "core").rglob("*.py")}
-    assert len(found) > 20
+    violations = {str(p.relative_to(SRC)): named(p.read_text(encoding="utf-8")) for p in (SRC / "core").rglob("*.py")}
+    assert len(violations) > 20
     # This is also the entry point group of plugins and vendor packages.
-    found["core/discovery.py"] = [n for n in found["core/discovery.py"] if n != "opmux.backends"]
-    assert {name: names for name, names in found.items() if names} == {}
+    violations["core/discovery.py"] = [n for n in violations["core/discovery.py"] if n != "opmux.backends"]
+    assert {name: names for name, names in violations.items() if names} == {}
 
 
 @pytest.mark.parametrize(
@@ -54,5 +54,5 @@ def test_core_names_no_face_vendor_or_other_package():
         ('policy = "vendor"; opmux.core.registry', []),
     ],
 )
-def test_a_named_vendor_or_package_is_found(text, names):
+def test_a_vendor_or_package_named_in_core_is_reported(text, names):
     assert named(text) == names

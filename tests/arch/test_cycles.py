@@ -23,11 +23,11 @@ class Edge(NamedTuple):
 
 def modules(src: Path) -> dict[str, Path]:
     """Dotted name -> file."""
-    found = {}
+    modules = {}
     for path in sorted(src.rglob("*.py")):
         parts = path.relative_to(src).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
 
 
 def nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -65,23 +65,23 @@ def edges(name: str, path: Path, known: dict[str, Path]) -> list[Edge]:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
             value = statement.value.value
             constants |= {t.id: value for t in statement.targets if isinstance(t, ast.Name) and isinstance(value, str)}
-    found: list[Edge] = []
+    edges: list[Edge] = []
     for node in nodes(tree):
         if isinstance(node, ast.Import):
-            found += [Edge(node.lineno, alias.name) for alias in node.names]
+            edges += [Edge(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             up = home[: len(home) - node.level + 1] if node.level else []
             base = ".".join([*up, *filter(None, [node.module])])
             full = [f"{base}.{alias.name}" for alias in node.names]
-            found += [Edge(node.lineno, f if f in known else base) for f in full]
+            edges += [Edge(node.lineno, f if f in known else base) for f in full]
         elif isinstance(node, ast.Call) and node.args:
             called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
             target = text_of(node.args[0], constants) if called in ("import_module", "__import__") else None
             if target is not None and target.startswith("."):  # relative to __package__
                 below = target.lstrip(".")
                 target = ".".join([*home[: len(home) - (len(target) - len(below)) + 1], below])
-            found += [Edge(node.lineno, target)] if target is not None else []
-    return [e for e in sorted(set(found)) if e.target in known and e.target != name]
+            edges += [Edge(node.lineno, target)] if target is not None else []
+    return [e for e in sorted(set(edges)) if e.target in known and e.target != name]
 
 
 @functools.cache
@@ -90,25 +90,25 @@ def graph(src: Path) -> dict[str, list[Edge]]:
     return {name: edges(name, path, known) for name, path in known.items()}
 
 
-def reached(start: str, found: dict[str, list[Edge]]) -> set[str]:
+def reached(start: str, graph: dict[str, list[Edge]]) -> set[str]:
     """All files that a file imports directly or indirectly."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     todo = [start]
     while todo:
-        for edge in found[todo.pop()]:
-            if edge.target not in seen:
-                seen.add(edge.target)
+        for edge in graph[todo.pop()]:
+            if edge.target not in visited:
+                visited.add(edge.target)
                 todo.append(edge.target)
-    return seen
+    return visited
 
 
 def cycles(src: Path) -> list[str]:
     """Every import that leads back to its own file, with both files and the line."""
-    found = graph(src)
-    ends = {name: reached(name, found) for name in found}
+    edges = graph(src)
+    ends = {name: reached(name, edges) for name in edges}
     return [
         f"{name}:{edge.line} imports {edge.target}, which leads back to {name}"
-        for name, mine in found.items()
+        for name, mine in edges.items()
         for edge in mine
         if name in ends[edge.target]
     ]
@@ -116,16 +116,16 @@ def cycles(src: Path) -> list[str]:
 
 def test_no_file_imports_itself_indirectly():
     assert len(graph(SRC)) > 100
-    found = cycles(SRC)
-    assert not found, "\n" + "\n".join(found)
+    found_cycles = cycles(SRC)
+    assert not found_cycles, "\n" + "\n".join(found_cycles)
 
 
 def test_core_imports_only_wiring_outside_of_core():
-    found = graph(SRC)
-    core = {name for name in found if name.startswith("opmux.core")}
-    beyond = {target for name in core for target in reached(name, found)} - core
+    edges = graph(SRC)
+    core = {name for name in edges if name.startswith("opmux.core")}
+    beyond = {target for name in core for target in reached(name, edges)} - core
     assert beyond == {"opmux.wiring"}
-    assert found["opmux.wiring"] == []
+    assert edges["opmux.wiring"] == []
 
 
 def write(root: Path, **files: str) -> Path:

@@ -38,21 +38,21 @@ def code_lines(text: str) -> Counter[str]:
     }
     lines = Counter()
     for number, line in enumerate(text.splitlines(), 1):
-        said = line[: comments[number]] if number in comments else line
-        if number not in skipped and len(said.strip().strip("()[]{},:")) > 1:
-            lines[" ".join(said.split())] += 1
+        code = line[: comments[number]] if number in comments else line
+        if number not in skipped and len(code.strip().strip("()[]{},:")) > 1:
+            lines[" ".join(code.split())] += 1
     return lines
 
 
 def heads(text: str) -> set[str]:
     """Every line, and its text before each # in it, so that no code line is missed."""
-    found = set()
+    heads = set()
     for line in text.splitlines():
         end = len(line)
         while end >= 0:
-            found.add(" ".join(line[:end].split()))
+            heads.add(" ".join(line[:end].split()))
             end = line.rfind("#", 0, end)
-    return found
+    return heads
 
 
 def may_share(mine: Counter[str], lines: set[str]) -> bool:
@@ -70,14 +70,14 @@ def vendor_files() -> list[Path]:
 
 
 def forks(files: dict[str, Counter[str]], ours: dict[str, Counter[str]]) -> list[str]:
-    found = []
+    copies = []
     for name, lines in files.items():
         if lines.total() < SHORT:
             continue
         for other, their_lines in ours.items():
             if other != name and shared(lines, their_lines) > 0.5:
-                found.append(f"{name} shares {shared(lines, their_lines):.0%} of its lines with {other}")
-    return found
+                copies.append(f"{name} shares {shared(lines, their_lines):.0%} of its lines with {other}")
+    return copies
 
 
 def test_no_vendor_file_is_a_copy_of_another_file():
@@ -106,6 +106,6 @@ ORIGINAL = "\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(40))
     ],
 )
 def test_a_copy_is_found(text, copy):
-    found = forks({"_a/ops/f.py": code_lines(text)}, {"kernels/f.py": code_lines(ORIGINAL)})
-    assert bool(found) is copy
+    copies = forks({"_a/ops/f.py": code_lines(text)}, {"kernels/f.py": code_lines(ORIGINAL)})
+    assert bool(copies) is copy
     assert may_share(code_lines(text), heads(f"{ORIGINAL}  # the last line")) or not copy

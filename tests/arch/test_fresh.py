@@ -35,11 +35,11 @@ def test_a_forked_program_behaves_as_in_a_new_process(tmp_path, monkeypatch):
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONIOENCODING": "utf-8", "MINE": "1"}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, "-c", PORTRAIT, "a word"]
-    wanted = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=100)
+    expected = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=100)
     for torn_down in (False, True):
         monkeypatch.setattr(fresh, "torn_down", torn_down)
         ours = fresh.run(command, env=env, cwd=tmp_path, timeout=100)
-        assert (ours.returncode, ours.stdout, ours.stderr) == (wanted.returncode, wanted.stdout, wanted.stderr)
+        assert (ours.returncode, ours.stdout, ours.stderr) == (expected.returncode, expected.stdout, expected.stderr)
         assert '"ours": false' in ours.stdout and "at the end" in ours.stdout and ours.returncode == 1
 
 
@@ -69,12 +69,12 @@ def test_pythons_teardown_after_using_opmux_prints_nothing(monkeypatch):
     """The other tests run this teardown with --slow only."""
     monkeypatch.setattr(fresh, "torn_down", True)
     code = "import torch, opmux; opmux.ops.rms_norm(torch.ones(2, 8), torch.ones(8)); opmux.enable()"
-    done = fresh.warm([sys.executable, "-c", code], timeout=100, env={**os.environ, "PYTHONPATH": str(fresh.SRC)})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    result = fresh.warm([sys.executable, "-c", code], timeout=100, env={**os.environ, "PYTHONPATH": str(fresh.SRC)})
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_a_variable_that_is_read_at_start_needs_a_new_process():
-    """Such as PYTHONHASHSEED."""
+    """PYTHONHASHSEED, for example."""
     code = "import sys; print('torch' in sys.modules, sys.flags.hash_randomization)"
     run = lambda **more: fresh.run([sys.executable, "-c", code], env={**os.environ, **more}, timeout=100).stdout
     assert run(MINE="1") == "True 1\n" and run(PYTHONHASHSEED="0") == "False 0\n"

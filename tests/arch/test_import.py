@@ -90,9 +90,9 @@ def python(code: str, **extra: str) -> str:
     # Allow bytecode: without it the time would include compiling the sources.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     env["PYTHONPATH"] = str(SRC)
-    done = fresh.run([sys.executable, "-c", code], env=env | extra, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = fresh.run([sys.executable, "-c", code], env=env | extra, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def probe(body: str) -> dict:
@@ -161,8 +161,8 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 def test_the_probe_detects_every_kind_of_change():
-    seen = probe(LOUD)
-    assert set(seen["changed"]) == {
+    changes = probe(LOUD)
+    assert set(changes["changed"]) == {
         "environment",
         "opmux log handlers",
         "root log handlers",
@@ -171,10 +171,10 @@ def test_the_probe_detects_every_kind_of_change():
         "threads",
         "warning filters",
     }
-    assert "open /dev/null" in seen["events"]
-    assert {"subprocess.Popen", "socket.__new__"} <= set(seen["events"])
-    assert {"OPMUX_VENDOR", "TE_PLUGIN"} <= set(ours(seen["reads"]))
-    assert "yaml" in heavy(seen["modules"])
+    assert "open /dev/null" in changes["events"]
+    assert {"subprocess.Popen", "socket.__new__"} <= set(changes["events"])
+    assert {"OPMUX_VENDOR", "TE_PLUGIN"} <= set(ours(changes["reads"]))
+    assert "yaml" in heavy(changes["modules"])
 
 
 def test_the_probe_detects_iteration_over_the_environment():

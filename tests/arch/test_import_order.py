@@ -15,11 +15,11 @@ SRC = Path(__file__).parents[2] / "src"
 
 
 def modules(src: Path) -> dict[str, Path]:
-    found = {}
+    modules = {}
     for path in src.rglob("*.py"):
         parts = path.relative_to(src).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
 
 
 def imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -38,31 +38,31 @@ def imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
 
 def imported(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     home = (name if path.name == "__init__.py" else name.rpartition(".")[0]).split(".")
-    found = set()
+    imported = set()
     for node in imports(parsed.tree(path).body):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
             continue
         base = ".".join([*(home[: len(home) - node.level + 1] if node.level else []), *filter(None, [node.module])])
-        found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return (found & set(known)) - {name}
+        imported |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return (imported & set(known)) - {name}
 
 
 def cycles(src: Path) -> list[str]:
     """Imports, from outside a package, of a submodule that the package imports itself; and import cycles."""
     known = modules(src)
     graph = {name: imported(name, path, known) for name, path in known.items()}
-    found = []
+    cycles = []
     for package in (n for n, path in known.items() if path.name == "__init__.py"):
         inside = {n for n in graph[package] if n.startswith(f"{package}.")}
         for name, targets in graph.items():
             if not f"{name}.".startswith(f"{package}.") and package not in targets:
-                found += [f"{name} imports {t}, which {package} imports itself" for t in sorted(inside & targets)]
+                cycles += [f"{name} imports {t}, which {package} imports itself" for t in sorted(inside & targets)]
     waiting: dict[str, set[str]] = {n: set(t) for n, t in graph.items()}
     while free := [n for n, t in waiting.items() if not t & set(waiting)]:
         for name in free:
             del waiting[name]
-    return found + [f"{n} is in a cycle: {sorted(t & set(waiting))}" for n, t in waiting.items() if t & set(waiting)]
+    return cycles + [f"{n} is in a cycle: {sorted(t & set(waiting))}" for n, t in waiting.items() if t & set(waiting)]
 
 
 def test_no_package_import_can_wait_for_itself():

@@ -24,22 +24,22 @@ def is_no_family(src: Path, package: str, name: str) -> bool:
 
 def packages(src: Path) -> dict[str, list[tuple[Path, ast.Module]]]:
     """Package -> its files. The files next to the packages form one package, "opmux"."""
-    found: dict[str, list[tuple[Path, ast.Module]]] = {}
+    packages: dict[str, list[tuple[Path, ast.Module]]] = {}
     for path in sorted(src.rglob("*.py")):
         parts = path.relative_to(src).parts
-        found.setdefault(parts[0] if len(parts) > 1 else src.name, []).append((path, parsed.tree(path)))
-    return found
+        packages.setdefault(parts[0] if len(parts) > 1 else src.name, []).append((path, parsed.tree(path)))
+    return packages
 
 
 def members(tree: ast.Module) -> set[str]:
     """The private attributes of a file's classes: methods, fields, and attributes assigned to `self`."""
-    found = set()
+    members = set()
     for cls in (n for n in parsed.walk(tree) if isinstance(n, ast.ClassDef)):
         for node in cls.body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found.add(node.name)
+                members.add(node.name)
             targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-            found |= {t.id for t in targets if isinstance(t, ast.Name)}
+            members |= {t.id for t in targets if isinstance(t, ast.Name)}
         for node in ast.walk(cls):
             if (
                 isinstance(node, ast.Attribute)
@@ -47,8 +47,8 @@ def members(tree: ast.Module) -> set[str]:
                 and isinstance(node.value, ast.Name)
                 and node.value.id == "self"
             ):
-                found.add(node.attr)
-    return {name for name in found if is_private(name)}
+                members.add(node.attr)
+    return {name for name in members if is_private(name)}
 
 
 class Use(NamedTuple):
@@ -61,7 +61,7 @@ class Use(NamedTuple):
 def uses(path: Path, tree: ast.Module, src: Path) -> list[Use]:
     """The private names that a file imports, or reads as an attribute of an object other than `self`."""
     home = [src.name, *path.relative_to(src).parts[:-1]]
-    found, modules, foreign = [], {}, set()
+    uses, modules, foreign = [], {}, set()
     for node in parsed.walk(tree):
         if isinstance(node, ast.Import):
             foreign |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
@@ -73,21 +73,23 @@ def uses(path: Path, tree: ast.Module, src: Path) -> list[Use]:
                     foreign.add(alias.asname or alias.name)
                     continue
                 modules[alias.asname or alias.name] = parts[1]
-                found += [Use(node.lineno, p, parts[1]) for p in parts[2:] if is_private(p)][:1]
+                uses += [Use(node.lineno, p, parts[1]) for p in parts[2:] if is_private(p)][:1]
     for node in parsed.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_private(node.attr):
             root = ast.unparse(node.value).partition(".")[0].partition("(")[0]
             if root not in ("self", "cls", "super", *foreign) and node.attr not in NOT_OURS:
-                found.append(Use(node.lineno, node.attr, modules.get(ast.unparse(node.value), "")))
-    return found
+                uses.append(Use(node.lineno, node.attr, modules.get(ast.unparse(node.value), "")))
+    return uses
 
 
 def violations(src: Path) -> list[str]:
     files = packages(src)
-    made = {name: {n for _, tree in mine for n in members(tree)} for name, mine in files.items()}
+    members_of = {name: {n for _, tree in mine for n in members(tree)} for name, mine in files.items()}
     out = []
     for package, mine in files.items():
-        theirs = {n: other for other, names in made.items() if other != package for n in names - made[package]}
+        theirs = {
+            n: other for other, names in members_of.items() if other != package for n in names - members_of[package]
+        }
         for path, tree in mine:
             for use in uses(path, tree, src):
                 whose = use.owner or theirs.get(use.name, package)
@@ -97,12 +99,12 @@ def violations(src: Path) -> list[str]:
 
 
 def test_no_package_uses_a_private_name_of_another():
-    found = violations(SRC)
-    assert not found, "\n" + "\n".join(found)
+    violations_in_src = violations(SRC)
+    assert not violations_in_src, "\n" + "\n".join(violations_in_src)
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "expected"),
     [
         ("from ..core.a import _f", "_f"),
         ("from ..core import _b", "_b"),
@@ -113,9 +115,9 @@ def test_no_package_uses_a_private_name_of_another():
         ("def f(thing):\n    return thing._kept", "_kept"),
     ],
 )
-def test_a_private_name_is_found(tmp_path, source, found):
+def test_a_private_name_is_found(tmp_path, source, expected):
     lines = violations(tree(tmp_path, source))
-    assert [line.partition(": ")[0].split(" uses ")[1] for line in lines] == [f"{found}, private to core"], lines
+    assert [line.partition(": ")[0].split(" uses ")[1] for line in lines] == [f"{expected}, private to core"], lines
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def selected(where, commits, *options):
     for command in (["init", "-q"], ["add", "-A"], *[["commit", "-q", "--allow-empty", "-m", "x"]] * commits):
         subprocess.run([*git, *command], check=True, capture_output=True)
     words = ["-q", "--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider", *options]
-    done = fresh.run([sys.executable, "-m", "pytest", *words], cwd=where, timeout=120)
-    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    result = fresh.run([sys.executable, "-m", "pytest", *words], cwd=where, timeout=120)
+    return [line.partition("::")[2] for line in result.stdout.splitlines() if "::" in line]
 
 
 def test_two_clones_at_different_commits_select_the_same_tests(tmp_path):
@@ -73,8 +73,8 @@ def test_the_default_run_and_slow_rest_together_run_every_test(tmp_path):
 def test_no_test_reads_the_commit_or_the_date():
     """Through git or a clock: only `--touched` may read a commit."""
     suspects = re.compile(r"rev-parse|rev-list|TEST_TURN|datetime\.now|date\.today")
-    found = [t for t in (*TESTS, "tests/conftest.py") if suspects.search((ROOT / t).read_text(encoding="utf-8"))]
-    assert found == ["tests/arch/test_selection.py"]
+    suspicious = [t for t in (*TESTS, "tests/conftest.py") if suspects.search((ROOT / t).read_text(encoding="utf-8"))]
+    assert suspicious == ["tests/arch/test_selection.py"]
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_no_test_reads_the_commit_or_the_date():
     ],
 )
 def test_a_changed_file_selects_its_tests_and_not_all(file, tests):
-    found = concerned(file)
-    assert found >= {f"tests/{t}" for t in tests.split()}
-    assert len(found) < len(TESTS)
+    selected = concerned(file)
+    assert selected >= {f"tests/{t}" for t in tests.split()}
+    assert len(selected) < len(TESTS)
 
 
 @pytest.mark.parametrize("file", ["src/opmux/core/spec.py", "src/opmux/kernels/lib/launch.py", "tests/conftest.py",

@@ -79,9 +79,9 @@ def opens_text(call: ast.Call) -> bool:
     """Whether a call of `open`, or of a method with that name, opens a text file. `os.open` never does."""
     if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "os.open":
         return False
-    given = [a.value for a in (*call.args, *(k.value for k in call.keywords if k.arg == "mode"))
+    literals = [a.value for a in (*call.args, *(k.value for k in call.keywords if k.arg == "mode"))
              if isinstance(a, ast.Constant) and isinstance(a.value, str)]  # fmt: skip
-    modes = [text for text in given if text and set(text) <= set("rwaxbt+")]
+    modes = [text for text in literals if text and set(text) <= set("rwaxbt+")]
     if isinstance(call.func, ast.Name):
         return not any("b" in mode for mode in modes)
     # a method may belong to any object: only an explicit text mode counts

@@ -1,4 +1,4 @@
-"""Random arguments for the C++ kernels: shapes, strides, dtypes, values, and things that are no argument at all.
+"""Random arguments for the C++ kernels: shapes, strides, dtypes, values, and values of wrong types.
 
 A kernel must compute what the reference computes, or decline the call. It must never write to an argument, read outside
 one, or accept a call that the reference rejects. `python tests/backends/fuzz_cpu.py --seconds 300 --sanitize` runs a
@@ -81,53 +81,53 @@ class Draw:
         spread = self.random.choice((0.01, 1.0, 1.0, 5.0, 30.0))
         t = torch.randn(shape, generator=self.generator, dtype=torch.float64) * spread
         if self.special and t.numel():
-            places = torch.randint(t.numel(), (self.random.choice((1, 3, t.numel())),), generator=self.generator)
-            which = torch.randint(len(special), (len(places),), generator=self.generator)
-            t.view(-1)[places] = torch.tensor(special, dtype=torch.float64)[which]
+            positions = torch.randint(t.numel(), (self.random.choice((1, 3, t.numel())),), generator=self.generator)
+            which = torch.randint(len(special), (len(positions),), generator=self.generator)
+            t.view(-1)[positions] = torch.tensor(special, dtype=torch.float64)[which]
         return t.to(dtype)
 
-    def laid_out(self, t: torch.Tensor) -> torch.Tensor:
+    def in_another_layout(self, t: torch.Tensor) -> torch.Tensor:
         """A tensor with the same values in another memory layout: offset, sliced, strided, transposed, or at the end of
         its storage.
         """
-        ways = ("plain", "plain", "offset", "sliced", "step", "turned", "outer", "middle")
-        way = self.random.choice(ways)
+        layouts = ("plain", "plain", "offset", "sliced", "step", "turned", "outer", "middle")
+        layout = self.random.choice(layouts)
         fill = torch.nan if t.is_floating_point() else 1
-        if way == "offset":
+        if layout == "offset":
             shift = self.random.choice((1, 2, 3, 5, 8))
-            room = torch.full((t.numel() + shift,), fill, dtype=t.dtype)
-            return room[shift:].view(t.shape).copy_(t)
-        if t.dim() == 0 or way == "plain":
+            storage = torch.full((t.numel() + shift,), fill, dtype=t.dtype)
+            return storage[shift:].view(t.shape).copy_(t)
+        if t.dim() == 0 or layout == "plain":
             return t
-        if way in ("sliced", "step"):
+        if layout in ("sliced", "step"):
             last = t.shape[-1]
-            wide = last + 3 if way == "sliced" else 2 * last
-            room = torch.full((*t.shape[:-1], wide), fill, dtype=t.dtype)
-            return (room[..., 2 : 2 + last] if way == "sliced" else room[..., ::2]).copy_(t)
-        if way == "turned" and t.dim() > 1:
+            wide = last + 3 if layout == "sliced" else 2 * last
+            storage = torch.full((*t.shape[:-1], wide), fill, dtype=t.dtype)
+            return (storage[..., 2 : 2 + last] if layout == "sliced" else storage[..., ::2]).copy_(t)
+        if layout == "turned" and t.dim() > 1:
             return t.transpose(-1, -2).contiguous().transpose(-1, -2)
-        if way == "outer" and t.dim() > 1:
+        if layout == "outer" and t.dim() > 1:
             return t.transpose(0, -2).contiguous().transpose(0, -2)
-        if way == "middle" and t.dim() > 1:
-            room = torch.full((t.shape[0] + 2, *t.shape[1:]), fill, dtype=t.dtype)
-            return room[1:-1].copy_(t)
+        if layout == "middle" and t.dim() > 1:
+            storage = torch.full((t.shape[0] + 2, *t.shape[1:]), fill, dtype=t.dtype)
+            return storage[1:-1].copy_(t)
         return t
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, special: tuple[float, ...] = TAME) -> torch.Tensor:
         if shape and self.chance(0.06):  # expand one row, or one element, to the whole shape
             low = tuple(1 if self.chance(0.5) else n for n in shape[:-1])
-            kept = (*low, shape[-1] if self.chance(0.8) else 1)
-            return self.numbers(kept, dtype, special).expand(shape)
-        return self.laid_out(self.numbers(shape, dtype, special))
+            mask_shape = (*low, shape[-1] if self.chance(0.8) else 1)
+            return self.numbers(mask_shape, dtype, special).expand(shape)
+        return self.in_another_layout(self.numbers(shape, dtype, special))
 
     # ---- arguments ----
 
     def args(self) -> list[Any]:
-        made = [self.argument(name) for name in self.spec.names]
+        args = [self.argument(name) for name in self.spec.names]
         if self.chance(0.2):
-            at = self.random.randrange(len(made))
-            made[at] = self.spoiled(made[at])
-        return made
+            index = self.random.randrange(len(args))
+            args[index] = self.invalidated(args[index])
+        return args
 
     def argument(self, name: str) -> Any:
         shape, wide = self.shape, torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -144,7 +144,7 @@ class Draw:
             return self.tensor((*shape[:-1], 2 * shape[-1]) if shape else shape, self.dtype, TAME)
         if name == "y":  # the result of a softmax forward
             rows = torch.softmax(self.numbers(shape, torch.float64), -1) if shape else self.numbers(shape, self.dtype)
-            return self.laid_out((rows.log() if "log" in self.name else rows).to(self.dtype))
+            return self.in_another_layout((rows.log() if "log" in self.name else rows).to(self.dtype))
         wild = HUGE if "norm" not in self.name else SPECIAL
         return {
             "eps": lambda: self.random.choice((1e-6, 1e-5, 0.0, 1.0)),
@@ -161,13 +161,13 @@ class Draw:
         shape = shape[self.random.randrange(len(shape)) :]
         bits = torch.rand(shape, generator=self.generator) < self.random.choice((0.0, 0.3, 0.9, 1.0))
         kind = self.random.choice((torch.bool, torch.uint8))
-        return self.laid_out(bits.to(kind) * (self.random.choice((1, 2, 255)) if kind == torch.uint8 else 1))
+        return self.in_another_layout(bits.to(kind) * (self.random.choice((1, 2, 255)) if kind == torch.uint8 else 1))
 
-    def spoiled(self, value: Any) -> Any:
+    def invalidated(self, value: Any) -> Any:
         """An invalid value for this argument."""
         if not isinstance(value, torch.Tensor):
             return self.random.choice((None, "x", 7, -3, torch.inf, torch.nan, [1.0], torch.ones(2)))
-        ways: list[Callable[[], Any]] = [
+        changes: list[Callable[[], Any]] = [
             lambda: None,
             lambda: 1.5,
             lambda: [1.0],
@@ -182,8 +182,8 @@ class Draw:
             lambda: torch.zeros(self.some_shape(), dtype=value.dtype),
         ]
         kinds = (*ops.ALL, torch.int32, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn)
-        ways += [lambda kind=kind: value.to(kind) for kind in kinds]
-        return self.random.choice(ways)()
+        changes += [lambda kind=kind: value.to(kind) for kind in kinds]
+        return self.random.choice(changes)()
 
 
 # ---- outcomes -------------------------------------------------------------------------------------------------------
@@ -240,31 +240,31 @@ def one(seed: int) -> tuple[str, str | None]:
 def difference(draw: Draw, args: list[Any], got: Any, want: Any) -> str | None:
     wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
     truth, _ = attempt(draw.spec.reference, wide)
-    found, wanted = tensors(got), tensors(want)
-    if len(found) != len(wanted):
-        return f"{len(found)} results, expected {len(wanted)}"
-    for i, (a, b) in enumerate(zip(found, wanted)):
+    actual, expected = tensors(got), tensors(want)
+    if len(actual) != len(expected):
+        return f"{len(actual)} results, expected {len(expected)}"
+    for i, (a, b) in enumerate(zip(actual, expected)):
         if (a.dtype, a.shape) != (b.dtype, b.shape) or not a.is_contiguous():
             return f"result {i} is {a.dtype} {tuple(a.shape)} {a.stride()}, expected {b.dtype} {tuple(b.shape)}"
-        said = far(draw, a, b, b.double() if truth is None else tensors(truth)[i], reach(draw, args))
-        if said:
-            return f"result {i}: {said}"
+        problem = too_far(draw, a, b, b.double() if truth is None else tensors(truth)[i], error_scale(draw, args))
+        if problem:
+            return f"result {i}: {problem}"
     return None
 
 
-def reach(draw: Draw, args: list[Any]) -> float:
+def error_scale(draw: Draw, args: list[Any]) -> float:
     """Factor for the absolute error of the erf approximation: the product of the largest magnitudes among the
     arguments.
     """
     if not draw.name.startswith("gelu") or draw.name.startswith("gelu_tanh"):
         return 0.0
-    found = 1.0
+    magnitude = 1.0
     for t in tensors(args):
-        found *= max(1.0, t.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item() if t.numel() else 0.0)
-    return found
+        magnitude *= max(1.0, t.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item() if t.numel() else 0.0)
+    return magnitude
 
 
-def far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, reach: float) -> str | None:
+def too_far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, error_scale: float) -> str | None:
     """What differs, or None. The error against `truth` (the reference in float64) may be a few times the reference's
     own error plus the tolerance. Infinities and NaN must be where the reference has them.
     """
@@ -273,16 +273,16 @@ def far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, 
     a, b = got.double(), want.double()
     truth = torch.where(b.isfinite() & truth.isfinite(), truth, b)
     slip = (b - truth).nan_to_num().abs().max().item() if b.numel() else 0.0
-    allowed = 8 * slip + tol.atol + tol.rtol * truth.abs() + 3e-7 * reach
+    allowed = 8 * slip + tol.atol + tol.rtol * truth.abs() + 3e-7 * error_scale
     same = (a == b) | (a.isnan() & b.isnan())
     bad = ~same & ~((a - truth).abs() <= allowed)
     if not bool(bad.any()):
         return None
-    at = tuple(bad.nonzero()[0].tolist())
-    return f"{int(bad.sum())} of {bad.numel()} differ, first at {at}: {a[at]:.9g}, expected {b[at]:.9g}"
+    index = tuple(bad.nonzero()[0].tolist())
+    return f"{int(bad.sum())} of {bad.numel()} differ, first at {index}: {a[index]:.9g}, expected {b[index]:.9g}"
 
 
-def in_words(seed: int) -> str:
+def describe(seed: int) -> str:
     draw = Draw(seed)
     looks = ", ".join(native._look(a) for a in draw.args())
     return f"seed {seed}: {draw.name}({looks}){' special values' * draw.special}"
@@ -290,10 +290,10 @@ def in_words(seed: int) -> str:
 
 def seeds(first: int, count: int | None, seconds: float | None) -> Iterator[int]:
     until = time.monotonic() + (seconds if seconds is not None else float("inf"))
-    at = first
-    while (count is None or at < first + count) and time.monotonic() < until:
-        yield at
-        at += 1
+    seed = first
+    while (count is None or seed < first + count) and time.monotonic() < until:
+        yield seed
+        seed += 1
 
 
 def fuzz(first: int, count: int | None = None, seconds: float | None = None) -> Report:
@@ -304,7 +304,7 @@ def fuzz(first: int, count: int | None = None, seconds: float | None = None) -> 
         report.inputs += 1
         report.outcomes[outcome] += 1
         if wrong is not None:
-            report.findings.append(f"{in_words(seed)}: {wrong}")
+            report.findings.append(f"{describe(seed)}: {wrong}")
     return report
 
 
@@ -337,21 +337,23 @@ def sanitized(*words: str, timeout: float | None = None) -> subprocess.Completed
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--count", type=int)
-    asked.add_argument("--seconds", type=float)
-    asked.add_argument("--sanitize", action="store_true", help="build with AddressSanitizer and UBSan")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--sanitize", action="store_true", help="build with AddressSanitizer and UBSan")
     # set in the subprocess that runs with the sanitizers
-    asked.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
-    given = asked.parse_args()
-    if given.sanitize:
-        done = sanitized(*(word for word in sys.argv[1:] if word != "--sanitize"))
-        print(done.stdout + done.stderr)
-        sys.exit(done.returncode)
-    if given.watched:
+    parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sanitize:
+        result = sanitized(*(word for word in sys.argv[1:] if word != "--sanitize"))
+        print(result.stdout + result.stderr)
+        sys.exit(result.returncode)
+    if options.watched:
         native.flags = watched_flags
-    report = fuzz(given.seed, 1000 if given.count is None and given.seconds is None else given.count, given.seconds)
+    report = fuzz(
+        options.seed, 1000 if options.count is None and options.seconds is None else options.count, options.seconds
+    )
     print(report)
     sys.exit(bool(report.findings))
 

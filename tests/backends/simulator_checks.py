@@ -30,9 +30,9 @@ def raises(kind, words, fn):
         raise AssertionError(f"{kind.__name__} was not raised")
 
 
-def same(got, wanted):
+def same(got, expected):
     assert got.device.type == "npu", got.device
-    torch.testing.assert_close(got.cpu(), wanted)
+    torch.testing.assert_close(got.cpu(), expected)
 
 
 # ---- tensors --------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def views_share_memory():
 
 
 @check
-def strides_of_results_are_those_of_the_cpu():
+def strides_match_the_cpu():
     x = torch.randn(4, 6).t()
     for fn in (torch.exp, lambda t: t + 1, torch.clone, lambda t: t.contiguous(), lambda t: t.sort(0).values):
         assert fn(x.npu()).stride() == fn(x).stride()
@@ -102,7 +102,7 @@ def copies():
 
 
 @check
-def results_that_grow():
+def out_is_resized():
     x = torch.randn(5, device="npu")
     out = torch.empty(0, device="npu")
     assert torch.add(x, 1, out=out) is out
@@ -121,7 +121,7 @@ def results_that_grow():
 
 
 @check
-def devices_do_not_mix():
+def mixed_devices_raise():
     a, b = torch.ones(2, device="npu"), torch.ones(2, device="npu:1")
     raises(RuntimeError, "npu:0 and cpu", lambda: a + torch.ones(2))
     raises(RuntimeError, "npu:0 and npu:1", lambda: a + b)
@@ -134,17 +134,22 @@ def devices_do_not_mix():
 
 
 @check
-def tensors_travel():
+def tensors_move_between_devices():
     x = torch.randn(4, 5, device="npu:1")
     twin = copy.deepcopy({"x": x, "view": x[1]})
     twin["x"][1] = 0
     assert twin["x"].device.index == 1 and twin["view"].abs().sum().item() == 0 and x[1].abs().sum().item() > 0
     file = io.BytesIO()
     torch.save(x, file)
-    for place, wanted in ((None, x.device), ("cpu", CPU), ("npu:0", torch.device("npu:0")), (torch.device("npu"), NPU)):
+    for device, expected in (
+        (None, x.device),
+        ("cpu", CPU),
+        ("npu:0", torch.device("npu:0")),
+        (torch.device("npu"), NPU),
+    ):
         file.seek(0)
-        back = torch.load(file, map_location=place)
-        assert back.device.type == wanted.type and back.device.index in (wanted.index, 0)
+        back = torch.load(file, map_location=device)
+        assert back.device.type == expected.type and back.device.index in (expected.index, 0)
         assert torch.equal(back.cpu(), x.cpu())
     module = nn.Linear(3, 2).to("npu")
     with tempfile.NamedTemporaryFile() as named:
@@ -175,20 +180,20 @@ def gradients():
 
 
 @check
-def training_is_that_of_the_cpu():
+def training_matches_the_cpu():
     words = torch.randint(10, (8, 6))
     for make in (torch.optim.AdamW, lambda p: torch.optim.AdamW(p, fused=True), lambda p: torch.optim.SGD(p, 0.1, 0.9)):
         losses = {}
-        for place in ("cpu", "npu"):
-            model, given = net().to(place), words.to(place)
-            optimizer, losses[place] = make(model.parameters()), []
+        for device in ("cpu", "npu"):
+            model, inputs = net().to(device), words.to(device)
+            optimizer, losses[device] = make(model.parameters()), []
             for _ in range(3):
                 optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(given).flatten(0, 1), given.flatten())
+                loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), inputs.flatten())
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
-                losses[place].append(loss.item())
+                losses[device].append(loss.item())
         torch.testing.assert_close(torch.tensor(losses["npu"]), torch.tensor(losses["cpu"]))
     assert model.npu("npu:1")[1].weight.device.index == 1
 
@@ -215,7 +220,7 @@ def convolutions():
 
 
 @check
-def tensors_without_memory_or_read_in_another_way():
+def tensors_without_plain_memory():
     zeros = torch._efficientzerotensor((3,), device="npu")
     same(zeros + 1, torch.ones(3))
     x = torch.ones(3, device="npu", requires_grad=True)
@@ -274,12 +279,16 @@ def compiled_eagerly():
 
 @check
 def seeds():
-    draw = lambda place: (torch.randn(5, device=place), torch.rand(3, device=place), torch.randperm(6, device=place))
+    draw = lambda device: (
+        torch.randn(5, device=device),
+        torch.rand(3, device=device),
+        torch.randperm(6, device=device),
+    )
     torch.manual_seed(3)
-    wanted = draw("cpu")
+    expected = draw("cpu")
     for seed in (torch.manual_seed, torch.npu.manual_seed_all, torch.npu.manual_seed):
         seed(3)
-        for got, want in zip(draw("npu"), wanted):
+        for got, want in zip(draw("npu"), expected):
             same(got, want)
     torch.npu.manual_seed(3)
     before = torch.get_rng_state()
@@ -309,10 +318,10 @@ def generators():
     raises(RuntimeError, "cpu", lambda: torch.randn(2, generator=one))
     with torch.random.fork_rng([0, 1], device_type="npu"):
         torch.npu.manual_seed_all(1)
-        kept = torch.rand(3, device="npu:1")
+        numbers = torch.rand(3, device="npu:1")
     torch.npu.set_device(1)
     torch.npu.manual_seed(1)
-    assert torch.equal(torch.rand(3, device="npu:1"), kept) and torch.npu.initial_seed() == 1
+    assert torch.equal(torch.rand(3, device="npu:1"), numbers) and torch.npu.initial_seed() == 1
     torch.npu.set_device(0)
     torch.npu.set_rng_state(torch.npu.get_rng_state(1), 0)
     assert torch.equal(torch.rand(3, device="npu").cpu(), torch.rand(3, device="npu:1").cpu())
@@ -330,9 +339,12 @@ def generators():
 @check
 def facts():
     assert torch.npu.is_available() and torch.npu.device_count() == 2
-    seen = torch.npu.get_device_properties(1)
-    assert (seen.name, seen.arch) == ("Simulated npu", "910b") and torch.npu.get_device_name() == "Simulated npu"
-    assert seen.multi_processor_count > 0 and seen.total_memory > 0
+    properties = torch.npu.get_device_properties(1)
+    assert (properties.name, properties.arch) == (
+        "Simulated npu",
+        "910b",
+    ) and torch.npu.get_device_name() == "Simulated npu"
+    assert properties.multi_processor_count > 0 and properties.total_memory > 0
     raises(ValueError, "there is no device npu:2", lambda: torch.npu.get_device_properties(2))
     raises(ValueError, "of type npu", lambda: torch.npu.set_device("cpu"))
     assert not hasattr(torch.npu, "no_such_thing")
@@ -346,11 +358,11 @@ def accelerator():
     assert torch.ones(1, device="npu").device.index == torch.npu.current_device() == 1
     with torch.npu.device(0):
         assert torch.ones(1, device="npu").device.index == 0
-        found = []
-        other = threading.Thread(target=lambda: found.append(torch.npu.current_device()))
+        accelerators = []
+        other = threading.Thread(target=lambda: accelerators.append(torch.npu.current_device()))
         other.start()
         other.join()
-    assert found == [0] and torch.npu.current_device() == 1
+    assert accelerators == [0] and torch.npu.current_device() == 1
     with torch.npu.device_of(torch.ones(1, device="npu:0")), torch.npu.device_of(torch.ones(1)):
         assert torch.npu.current_device() == 0
     torch.npu.set_device("npu:0")
@@ -421,7 +433,7 @@ def fallbacks_are_counted():
 
 
 @check
-def a_kernel_of_the_device_comes_first():
+def a_device_kernel_comes_first():
     x = torch.ones(3, device="npu")
     native = torch.library.get_kernel("aten::add.Tensor", "PrivateUse1")
     library = torch.library.Library("aten", "IMPL")
@@ -478,11 +490,11 @@ def one_name_per_process():
     raises(simulator.CannotSimulate, "one name per process", lambda: simulator.simulate("npu", arch="310p"))
 
 
-found = {}
+results = {}
 for name, fn in CHECKS.items():
     try:
         fn()
-        found[name] = ""
+        results[name] = ""
     except Exception:
-        found[name] = traceback.format_exc()
-print(json.dumps(found))
+        results[name] = traceback.format_exc()
+print(json.dumps(results))

@@ -132,19 +132,19 @@ class Origin:
 
 @pytest.fixture(scope="module")
 def origin():
-    made = Origin()
-    yield made
-    made.process.kill()  # it has nothing to clean up
-    made.process.wait(20)
+    new_origin = Origin()
+    yield new_origin
+    new_origin.process.kill()  # it has nothing to clean up
+    new_origin.process.wait(20)
 
 
 @pytest.fixture
 def case(origin, tmp_path):
     """Run code with vendors: `case(code, acme={file: text}, plugins={module: {file: text}}, VARIABLE=value)`."""
 
-    def run(code: str, plugins: dict | None = None, **given):
-        files = {k: v for k, v in given.items() if k.islower()}
-        env = {k: v for k, v in given.items() if not k.islower()}
+    def run(code: str, plugins: dict | None = None, **options):
+        files = {k: v for k, v in options.items() if k.islower()}
+        env = {k: v for k, v in options.items() if not k.islower()}
         for name, texts in files.items():
             write(tmp_path / "tree" / f"_{name}", texts)
         for name, texts in (plugins or {}).items():
@@ -170,10 +170,10 @@ def write(folder: Path, texts: dict[str, str]) -> None:
 
 
 def info(vendor: str = "acme", device: str = "cpu", **more: object) -> str:
-    given = "".join(f", {k}={v!r}" for k, v in more.items())
+    properties = "".join(f", {k}={v!r}" for k, v in more.items())
     return (
         "from opmux.backends import VendorInfoBase\n"
-        f"vendor_info = VendorInfoBase(vendor_name={vendor!r}, device_name={device!r}{given})\n"
+        f"vendor_info = VendorInfoBase(vendor_name={vendor!r}, device_name={device!r}{properties})\n"
     )
 
 
@@ -187,7 +187,7 @@ ORDINARY = [pytest.approx(1.0, abs=1e-5)]
 PLAIN = {"__init__.py": info("plain")}  # a CPU vendor without kernels of its own
 
 
-def nvidias(vendor: str, device: str) -> str:
+def nvidia_init(vendor: str, device: str) -> str:
     """NVIDIA's `__init__.py` as a vendor would copy it: only the arguments of VendorInfoBase are changed."""
     text = (SRC / "opmux/backends/_nvidia/__init__.py").read_text(encoding="utf-8")
     head, start, arguments = text.partition("VendorInfoBase(\n")
@@ -198,14 +198,14 @@ def nvidias(vendor: str, device: str) -> str:
 
 
 def test_a_copy_of_nvidias_folder_works_as_a_vendor(case):
-    got = case(CALL + EXPLAIN, acme={"__init__.py": nvidias("acme", "cpu"), **OPS}, OPMUX_VENDOR="acme")
+    got = case(CALL + EXPLAIN, acme={"__init__.py": nvidia_init("acme", "cpu"), **OPS}, OPMUX_VENDOR="acme")
     assert got.y == [-1.0] and got.ids["default.flagos.acme"][0] == "chosen"
     assert got.said == []
 
 
 def test_a_copy_of_nvidias_folder_works_as_a_plugin(case):
     code = CALL + "v = opmux.explain('rms_norm').verdicts[0]\nfound['origin'] = [v.origin.plugin, v.origin.file]\n"
-    plugin = {"__init__.py": nvidias("acme", "cpu"), **OPS}
+    plugin = {"__init__.py": nvidia_init("acme", "cpu"), **OPS}
     got = case(code, plugins={"opmux_acme": plugin}, OPMUX_VENDOR="acme")
     assert got.y == [-1.0] and got.said == []
     assert got.origin[0] == "opmux_acme" and got.origin[1].endswith("opmux_acme/ops/norm.py")
@@ -396,8 +396,8 @@ found["registry"] = VENDOR_REGISTRY["cpu"].vendor_name
 
 @pytest.mark.parametrize("where", ["in the tree", "plugin"])
 def test_a_vendor_folder_written_for_liger_works(case, where):
-    given = {"acme": LIGER} if where == "in the tree" else {"plugins": {"liger_acme": LIGER}}
-    got = case(USE_LIGER, **given, OPMUX_VENDOR="acme")
+    options = {"acme": LIGER} if where == "in the tree" else {"plugins": {"liger_acme": LIGER}}
+    got = case(USE_LIGER, **options, OPMUX_VENDOR="acme")
     assert got.runs == [[[30.0] * 2, [15.0] * 2, [10.0] * 2]] * 2
     assert got.forward == [30.0] * 2 and got.named and got.registry == "acme"
     assert got.said == []
@@ -560,19 +560,21 @@ found["cores"] = vendors.get("acme").info.target(None).cores
 
 
 def test_the_guides_vendor_passes_conform(tmp_path):
-    """With the page's own command, on a simulated device. The page also lists what `opmux new-backend` writes."""
+    """Runs the page's own command on a simulated device. The page also lists what `opmux new-backend` writes."""
     from opmux.tools import scaffold
 
     write(tmp_path / "opmux_acme", guide())
     env = {**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{tmp_path}", "OPMUX_PLUGIN_MODULES": "opmux_acme"}
     words = "--vendor acme --op silu_mul --op tanh --op mm --check load --check values".split()
-    done = fresh.run([sys.executable, "-m", "opmux", "conform", *words], env=env, cwd=tmp_path, timeout=300, warm=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "acme: 6 checks of 4 ops, nothing failed" in done.stdout
+    result = fresh.run(
+        [sys.executable, "-m", "opmux", "conform", *words], env=env, cwd=tmp_path, timeout=300, warm=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "acme: 6 checks of 4 ops, nothing failed" in result.stdout
     text = (SRC / "opmux/backends/README.md").read_text(encoding="utf-8")
     tree = re.search(r"^opmux_acme/.*?^```", text, re.M | re.S)[0]
-    shown = set(re.findall(r"[├└]── (\S+)", tree)) - {"ops/"}
-    assert shown == {Path(part.target).name for part in scaffold.FOLDER}
+    listed = set(re.findall(r"[├└]── (\S+)", tree)) - {"ops/"}
+    assert listed == {Path(part.target).name for part in scaffold.FOLDER}
 
 
 def test_a_vendor_folder_may_have_only_a_heuristics_file(case):
@@ -612,7 +614,7 @@ TWICE = CALL + CALL.replace("'y'", "'again'") + "infer_device()\n" + STANDS
 
 
 @pytest.mark.parametrize(
-    "files, place, says",
+    "files, place, message",
     [
         ({"__init__.py": "x = 1\nvendor_info = (\n"}, "_acme/__init__.py:2", "SyntaxError"),
         ({"__init__.py": "import os\n\nimport no_such_library\n"}, "_acme/__init__.py:3", "No module named"),
@@ -631,16 +633,16 @@ TWICE = CALL + CALL.replace("'y'", "'again'") + "infer_device()\n" + STANDS
     ],
     ids=lambda value: value if isinstance(value, str) and "_acme" not in value else "",
 )
-def test_a_broken_vendor_is_skipped_with_one_warning(case, files, place, says):
+def test_a_broken_vendor_is_skipped_with_one_warning(case, files, place, message):
     """The warning names file and line; the other vendors still work."""
     got = case(TWICE + "found['acme'] = 'acme' in vendors.known()\n", acme=files, good=GOOD, OPMUX_VENDOR="good")
     (words,) = got.said
-    assert f"{place}" in words and says in words and "is left out" in words
+    assert f"{place}" in words and message in words and "is left out" in words
     assert got.y == got.again == [-1.0] and got.known == [True] * 3 and not got.acme
 
 
 @pytest.mark.parametrize(
-    "files, place, says",
+    "files, place, message",
     [
         ({"ops/norm.py": "def rms_norm(x)\n    return x\n"}, "_acme/ops/norm.py:1", "SyntaxError"),
         ({"ops/norm.py": "\nimport lost_library\n"}, "_acme/ops/norm.py:2", "lost_library"),
@@ -660,11 +662,11 @@ def test_a_broken_vendor_is_skipped_with_one_warning(case, files, place, says):
     ],
     ids=lambda value: value if isinstance(value, str) and "_acme" not in value else "",
 )
-def test_a_mistake_in_one_op_drops_only_that_op(case, files, place, says):
+def test_a_mistake_in_one_op_drops_only_that_op(case, files, place, message):
     files = {name: text.replace("{0}", "-1.0") for name, text in files.items()}
     got = case(TWICE, acme={**ACME, **files}, good=GOOD, OPMUX_VENDOR="acme")
     (words,) = got.said
-    assert place in words and says in words
+    assert place in words and message in words
     assert got.y == got.again == ORDINARY and got.known == [True] * 3
 
 
@@ -672,7 +674,7 @@ ROW = "def add(a, b, *, alpha=1):\n    return a.new_full(a.shape, 42.0)\n\ndef g
 
 
 @pytest.mark.parametrize(
-    "row, says",
+    "row, message",
     [
         ("('add.Tensro', add)", "aten::add has no overload 'Tensro'. It has: "),
         ("('addd.Tensor', add)", "ATen has no op 'addd'; did you mean 'add'?"),
@@ -682,12 +684,12 @@ ROW = "def add(a, b, *, alpha=1):\n    return a.new_full(a.shape, 42.0)\n\ndef g
         ("('add.Tensor', lambda a: a)", "cannot be called as aten::add.Tensor: too many positional arguments"),
     ],
 )
-def test_a_bad_row_of_get_specific_ops_drops_only_that_row(case, row, says):
+def test_a_bad_row_of_get_specific_ops_drops_only_that_row(case, row, message):
     code = "found['rows'] = sorted(HERE.ops('cpu').rows)\n" + CALL
     files = {"__init__.py": info(), "ops/__init__.py": ROW.format(f"('mul.Tensor', add), {row}")}
     got = case(code, acme=files, OPMUX_VENDOR="acme")
     (words,) = got.said
-    assert "_acme/ops/__init__.py:4" in words and says in words
+    assert "_acme/ops/__init__.py:4" in words and message in words
     assert got.rows == ["mul.Tensor"] and got.y == ORDINARY
 
 
@@ -720,9 +722,9 @@ LIKELY = {
 }
 
 
-@pytest.mark.parametrize("text, says", LIKELY.values(), ids=list(LIKELY))
-def test_a_likely_mistake_warns_once(case, text, says):
-    """Once even if the ops are read twice. Where the intent is clear, opmux does what was meant."""
+@pytest.mark.parametrize("text, message", LIKELY.values(), ids=list(LIKELY))
+def test_a_likely_mistake_warns_once(case, text, message):
+    """One warning is given even if the ops are read twice. Where the intent is clear, opmux does what was meant."""
     code = """
 for _ in range(2):
     opmux.ops.silu(torch.ones(1))
@@ -730,7 +732,7 @@ for _ in range(2):
 found["ops"] = [list(ops.rows), list(ops.unused), [i.op_name for i in ops.impls], list(ops.extras)]
 """
     got = case(code, acme={"__init__.py": info(), "ops/__init__.py": text}, OPMUX_VENDOR="acme")
-    assert len(got.said) == 1 and re.search(says, got.said[0]), got.said
+    assert len(got.said) == 1 and re.search(message, got.said[0]), got.said
     meant = [["add.Tensor"], [], ["aten::add"], []], [[], ["cumsum"], [], []], [[], [], ["opmux::silu"], []]
     assert got.ops in (*meant, [[], [], [], []], [[], [], [], ["cumsumm"]])
 
@@ -746,7 +748,7 @@ def test_a_row_for_one_overload_wins_over_a_row_for_all_overloads(case):
 
 
 def test_a_scalar_operand_goes_to_aten_if_the_vendors_function_takes_only_tensors(case):
-    """For a row of add.Tensor, which torch also calls with a number."""
+    """The row is one of add.Tensor, which torch also calls with a number."""
     text = (
         "import torch\n"
         "def add(A, B, *, alpha=1):\n"
@@ -796,7 +798,7 @@ def test_an_unknown_dispatch_key_is_reported_with_the_nearest_one(case):
 
 def test_a_copied_folder_does_not_inherit_the_verification_statement(case):
     code = "found['says'] = {n: vendors.get(n).info.statement for n in ('acme', 'nvidia')}\n"
-    got = case(code, acme={"__init__.py": nvidias("acme", "npu")})
+    got = case(code, acme={"__init__.py": nvidia_init("acme", "npu")})
     assert got.says["acme"] == "nothing was run on this hardware"
     assert got.says["nvidia"].startswith("H200: kernels tested and measured")
 
@@ -842,7 +844,9 @@ def test_a_misspelt_environment_variable_warns_once(case):
 
 
 def test_a_package_written_for_flaggems_can_be_imported_directly(case, tmp_path):
-    """As its own tests do. The start-up finder provides `backend_utils` unless another module of that name is found."""
+    """The package's own tests import it so. The start-up finder provides `backend_utils` unless another module of that
+    name is found.
+    """
     ops = "from backend_utils import Autograd\ndef get_specific_ops():\n    return ()\n"
     init = "from backend_utils import VendorInfoBase\nvendor_info = VendorInfoBase('acme', 'npu', 'acme-smi')\n"
     code = """
@@ -862,7 +866,7 @@ found["known"] = "acme" in vendors.known()
 
 
 def test_conform_lists_functions_that_implement_no_op(case):
-    """For `opmux conform`, which has nothing to compare them with."""
+    """`opmux conform` has no reference to compare them with."""
     code = """
 from opmux.tools.conform.place import DIRECT, Place
 from opmux.tools.conform.subject import extras_of, rows_of
@@ -900,7 +904,7 @@ def test_an_unknown_name_in_get_unused_ops_warns_with_the_nearest_one(case):
 
 
 @pytest.mark.parametrize(
-    "text, says",
+    "text, message",
     [
         ("activation.flat:\n  - META: {BLOCK: 256\n", "is not valid YAML"),
         ("- activation.flat\n", "expected tunables, each with a list of configs"),
@@ -909,18 +913,18 @@ def test_an_unknown_name_in_get_unused_ops_warns_with_the_nearest_one(case):
         ("activation.flat:\n  - {META: {BLOCK: 256}, num_wraps: 4}\n", "unknown field num_wraps"),
     ],
 )
-def test_a_mistake_in_tune_configs_raises_and_names_the_file(case, text, says):
+def test_a_mistake_in_tune_configs_raises_and_names_the_file(case, text, message):
     code = "f = config.tunables['activation.flat']\nchip = devices.Chip('acme', None)\n"
     code += "found['error'] = error_of(lambda: f.candidates(chip, dtype=torch.float32))\n" + CALL
     got = case(code, acme={**ACME, "tune_configs.yaml": text}, OPMUX_VENDOR="acme")
-    assert got.error.startswith("BadTiles: ") and "_acme/tune_configs.yaml" in got.error and says in got.error
+    assert got.error.startswith("BadTiles: ") and "_acme/tune_configs.yaml" in got.error and message in got.error
     assert got.y == [-1.0]
-    if "YAML" in says:
+    if "YAML" in message:
         assert "line 3" in got.error or "line 2" in got.error
 
 
 @pytest.mark.parametrize(
-    "text, says",
+    "text, message",
     [
         ("HEURISTICS_CONFIGS = {\n", "heuristics_config_utils.py:1: SyntaxError"),
         ("x = 1\nimport lost_library\n", "heuristics_config_utils.py:2: ModuleNotFoundError"),
@@ -935,10 +939,12 @@ def test_a_mistake_in_tune_configs_raises_and_names_the_file(case, text, says):
         ),
     ],
 )
-def test_a_mistake_in_heuristics_raises_and_names_the_file(case, text, says):
+def test_a_mistake_in_heuristics_raises_and_names_the_file(case, text, message):
     code = LOOK + "found['error'] = error_of(lambda: tiles(None))\n" + CALL
     got = case(code, acme={**ACME, "heuristics_config_utils.py": text}, OPMUX_VENDOR="acme")
-    assert got.error.startswith("BadTiles: ") and "_acme/heuristics_config_utils.py" in got.error and says in got.error
+    assert (
+        got.error.startswith("BadTiles: ") and "_acme/heuristics_config_utils.py" in got.error and message in got.error
+    )
     assert got.y == [-1.0]
 
 
@@ -998,9 +1004,9 @@ def test_driver_files_are_checked_before_query_commands(case, tmp_path):
 
 
 def test_no_query_runs_if_only_one_vendor_has_the_device_type(case, tmp_path):
-    asked = tmp_path / "asked"
-    assert case(WHOSE, **shared(one=f"touch {asked}")).whose == "one"
-    assert not asked.exists()
+    marker = tmp_path / "asked"
+    assert case(WHOSE, **shared(one=f"touch {marker}")).whose == "one"
+    assert not marker.exists()
 
 
 def test_opmux_vendor_forces_a_vendor(case):
@@ -1015,7 +1021,7 @@ def test_an_unknown_opmux_vendor_raises_with_the_nearest_name(case):
 
 
 def test_several_vendors_in_one_process(case):
-    """One for each device type: each has its ops, its extras and its unused ops."""
+    """There is one vendor per device type, each with its ops, its extras and its unused ops."""
     other = {
         "__init__.py": info("other", "npu"),
         "ops/__init__.py": MARK.format(-2.0) + "def theirs(x):\n    return x\n"
@@ -1059,7 +1065,7 @@ def test_importing_opmux_runs_no_command_and_imports_no_vendor(origin):
 
 
 def test_no_query_runs_on_a_machine_without_accelerators(case, tmp_path):
-    """To choose runs no query there."""
+    """Selection runs no query command."""
     code = EXPLAIN + "found['device'], found['started'] = infer_device(), started\n"
     got = case(code, acme={"__init__.py": info(device="npu", device_query_cmd=f"touch {tmp_path}/asked")})
     assert got.started == [] and not (tmp_path / "asked").exists()
@@ -1094,7 +1100,7 @@ def test_infer_device_skips_a_device_whose_is_available_raises(case):
 
 
 def test_registering_a_vendor_again_replaces_the_first(case):
-    """Even after ops have run, the implementations of the first one are removed."""
+    """The implementations of the first vendor are removed even after ops have run."""
     code = (
         CALL
         + """

@@ -93,16 +93,16 @@ def test_policies_select_and_deny_the_cpp_kernels():
 
 def _chosen(policy, *args):
     with opmux.policy(**policy):
-        found = opmux.explain("rms_norm", *args).chosen
-    return found.impl_id, str(found.kind), found.vendor
+        chosen = opmux.explain("rms_norm", *args).chosen
+    return chosen.impl_id, str(chosen.kind), chosen.vendor
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_agrees_with_the_reference(name):
-    ran = 0
+def test_samples_agree_with_the_reference(name):
+    count = 0
     for dtype in ops.ALL:
         for sample in spec_of(name).samples(dtype, CPU):
             try:
@@ -111,8 +111,8 @@ def test_agrees_with_the_reference(name):
                 assert any(word in sample.id for word in NO_ROWS), sample.id
                 continue
             agree(name, got, spec_of(name).reference(*sample.args, **sample.kwargs))
-            ran += 1
-    assert ran > 20
+            count += 1
+    assert count > 20
 
 
 @pytest.mark.parametrize("n", [*range(1, 34), 2047, 2049, 4099])
@@ -135,7 +135,7 @@ def test_rows_of_any_length_agree_with_the_reference(n):
     "name", [n for n in NAMES if n.partition("_")[0] in ("gelu", "silu", "qgelu", "relu", "srelu")]
 )
 def test_activations_of_infinities_nan_and_huge_and_tiny_values_agree_with_the_reference(name):
-    """Also for values on which exp overflows or underflows."""
+    """Includes values on which exp overflows or underflows."""
     odd = torch.tensor([0.0, -0.0, 1e-40, 1e4, -1e4, 3e38, -3e38, 89.0, -89.0, 200.0, -200.0])
     odd = torch.cat((odd, torch.tensor([torch.inf, -torch.inf, torch.nan]), torch.linspace(-30, 30, 50)))
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -337,36 +337,36 @@ def facts(tmp_path_factory):
     for name in SAYS:
         cases[name]["OPMUX_CACHE_DIR"] = str(folder / f"cache of {name}")
     cases["turned off"] = {"OPMUX_CPP": "0"}
-    done = fresh.run(
+    result = fresh.run(
         [sys.executable, "-c", ORIGIN, json.dumps(cases)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         timeout=240,
     )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(line) for line in done.stdout.splitlines())
+    assert result.returncode == 0, result.stderr
+    return dict(json.loads(line) for line in result.stdout.splitlines())
 
 
 def test_the_kernels_are_loaded_by_the_first_call_and_not_before(facts):
-    found = facts["here"]
-    assert found["early"] == [0, False]
-    assert found["right"] and found["loaded"] and found["tries"] == 1 and found["said"] == []
+    state = facts["here"]
+    assert state["early"] == [0, False]
+    assert state["right"] and state["loaded"] and state["tries"] == 1 and state["said"] == []
     # the kernels use torch's OpenMP runtime; no second one is loaded
-    assert found["runtimes"][0] == found["runtimes"][1]
+    assert state["runtimes"][0] == state["runtimes"][1]
 
 
 @pytest.mark.parametrize("case", SAYS)
 def test_without_the_kernels_the_references_run_and_one_warning_says_why(case, facts):
-    found = facts[case]
-    assert found["right"] and not found["loaded"] and found["tries"] == (case == "a library that does not load")
-    (warning,) = found["said"]
+    state = facts[case]
+    assert state["right"] and not state["loaded"] and state["tries"] == (case == "a library that does not load")
+    (warning,) = state["said"]
     assert re.search(f"^the cpu kernels cannot be built: .*{SAYS[case]}", warning), warning
-    assert "-> 'reference.torch'" in found["why"] and "cannot be built" in found["why"]
+    assert "-> 'reference.torch'" in state["why"] and "cannot be built" in state["why"]
 
 
 def test_opmux_cpp_0_turns_the_kernels_off(facts):
-    found = facts["turned off"]
-    assert found["right"] and not found["loaded"] and found["tries"] == 0 and found["said"] == []
-    assert "-> 'reference.torch'" in found["why"] and "C++ is off (OPMUX_CPP=0)" in found["why"]
+    state = facts["turned off"]
+    assert state["right"] and not state["loaded"] and state["tries"] == 0 and state["said"] == []
+    assert "-> 'reference.torch'" in state["why"] and "C++ is off (OPMUX_CPP=0)" in state["why"]
 
 
 def test_compiler_flags_follow_torchs_cpu_capability(monkeypatch):
@@ -383,9 +383,9 @@ def test_compiler_flags_follow_torchs_cpu_capability(monkeypatch):
 
 @pytest.fixture(scope="module")
 def fuzz_cpu():
-    found = importlib.util.spec_from_file_location("fuzz_cpu", Path(__file__).with_name("fuzz_cpu.py"))
-    sys.modules["fuzz_cpu"] = module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module_spec = importlib.util.spec_from_file_location("fuzz_cpu", Path(__file__).with_name("fuzz_cpu.py"))
+    sys.modules["fuzz_cpu"] = module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
     return module
 
 
@@ -421,5 +421,5 @@ def test_random_arguments_pass_under_the_sanitizers(fuzz_cpu):
     """AddressSanitizer and UBSan find no access outside a tensor and no undefined behaviour."""
     if not Path(fuzz_cpu.runtime("libasan.so")).is_absolute():
         pytest.skip("the compiler has no AddressSanitizer")
-    done = fuzz_cpu.sanitized("--seed", "1000000", "--count", "3000", timeout=1700)
-    assert done.returncode == 0 and "3000 inputs" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    result = fuzz_cpu.sanitized("--seed", "1000000", "--count", "3000", timeout=1700)
+    assert result.returncode == 0 and "3000 inputs" in result.stdout, result.stdout[-3000:] + result.stderr[-3000:]

@@ -57,21 +57,21 @@ class Logged(torch.Tensor):
 
 def freed(t):
     """A parameter whose storage was freed, as FSDP does after sharding."""
-    made = t.clone()
-    made.untyped_storage().resize_(0)
-    return made
+    result = t.clone()
+    result.untyped_storage().resize_(0)
+    return result
 
 
 def cut(t):
-    made = t.clone()
-    made.untyped_storage().resize_(made.untyped_storage().nbytes() - 1)
-    return made
+    result = t.clone()
+    result.untyped_storage().resize_(result.untyped_storage().nbytes() - 1)
+    return result
 
 
 def negative(t):
-    made = torch.complex(t, t).conj().imag if t.is_floating_point() else torch._neg_view(t.char())
-    assert made.is_neg()
-    return made
+    result = torch.complex(t, t).conj().imag if t.is_floating_point() else torch._neg_view(t.char())
+    assert result.is_neg()
+    return result
 
 
 def quantized(t):
@@ -104,24 +104,24 @@ def plain_args(name):
     args = list(spec.bound(spec.samples.at((3, 8), torch.float32, CPU).args, {})[0])
     # without parameters that were added to the op later
     args = args[: len(getattr(torch.ops.opmux_cpu, name).default._schema.arguments)]
-    for at, parameter in enumerate(spec.names):
+    for i, parameter in enumerate(spec.names):
         if parameter == "mask":
-            args[at] = torch.zeros(3, 8, dtype=torch.bool)
+            args[i] = torch.zeros(3, 8, dtype=torch.bool)
         elif parameter == "bias":
-            args[at] = torch.ones(8)
+            args[i] = torch.ones(8)
     return args
 
 
-def optional(name, at):
-    return specs.find(f"opmux::{name}").names[at] in ("mask", "bias") and not name.endswith("_bias")
+def optional(name, index):
+    return specs.find(f"opmux::{name}").names[index] in ("mask", "bias") and not name.endswith("_bias")
 
 
-def declines(name, given):
+def declines(name, args):
     """Check that the kernel declines when called through torch.ops and through its Python wrapper."""
-    found = getattr(torch.ops.opmux_cpu, name).default(*given)
-    assert all(r is None for r in (found if isinstance(found, tuple) else (found,))), name
+    result = getattr(torch.ops.opmux_cpu, name).default(*args)
+    assert all(r is None for r in (result if isinstance(result, tuple) else (result,))), name
     with pytest.raises(NotSupported, match=f"^{name}: "):
-        KERNEL[name](*given)
+        KERNEL[name](*args)
 
 
 def each_tensor():
@@ -129,20 +129,20 @@ def each_tensor():
     for name in NAMES:
         args = plain_args(name)
         KERNEL[name](*args)  # must not raise: the kernel accepts these arguments
-        yield from ((name, args, at) for at, a in enumerate(args) if torch.is_tensor(a))
+        yield from ((name, args, i) for i, a in enumerate(args) if torch.is_tensor(a))
 
 
 @pytest.mark.filterwarnings("ignore:.*(nested|quantized|quantization|sparse).*:UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kernel_declines_such_a_tensor_in_every_argument(kind):
-    tried = 0
-    for name, args, at in each_tensor():
-        skips = kind == "undefined" and optional(name, at)
-        if skips or (kind in ("mkldnn", "quantized") and not args[at].is_floating_point()):
+def test_every_kernel_declines_tensors_without_plain_memory(kind):
+    count = 0
+    for name, args, index in each_tensor():
+        skips = kind == "undefined" and optional(name, index)
+        if skips or (kind in ("mkldnn", "quantized") and not args[index].is_floating_point()):
             continue
-        declines(name, [*args[:at], KINDS[kind](args[at]), *args[at + 1 :]])
-        tried += 1
-    assert tried > 60
+        declines(name, [*args[:index], KINDS[kind](args[index]), *args[index + 1 :]])
+        count += 1
+    assert count > 60
 
 
 WRAPPING = {
@@ -156,29 +156,31 @@ UNWRAPPING = {
 
 
 def each_float():
-    return ((name, args, at) for name, args, at in each_tensor() if args[at].is_floating_point())
+    return ((name, args, index) for name, args, index in each_tensor() if args[index].is_floating_point())
 
 
 @pytest.mark.parametrize("transform", WRAPPING)
 def test_every_kernel_declines_what_functorch_wraps(transform):
-    seen = []
-    for name, args, at in each_float():
+    calls = []
+    for name, args, index in each_float():
 
-        def inside(t, name=name, args=args, at=at):
-            declines(name, [*args[:at], t, *args[at + 1 :]])
-            seen.append(name)
+        def inside(t, name=name, args=args, index=index):
+            declines(name, [*args[:index], t, *args[index + 1 :]])
+            calls.append(name)
             return t
 
-        WRAPPING[transform](inside, args[at])
-    assert len(seen) > 60
+        WRAPPING[transform](inside, args[index])
+    assert len(calls) > 60
 
 
 @pytest.mark.parametrize("transform", UNWRAPPING)
 def test_kernels_run_under_vmap_and_functionalize(transform):
-    """For an op that they have no rule for, vmap and functionalize unwrap first: the kernel gets plain tensors."""
-    for name, args, at in each_float():
+    """vmap and functionalize have no rule for the op, so they unwrap its tensors: the kernel gets plain ones."""
+    for name, args, index in each_float():
         run = KERNEL[name]
-        got = UNWRAPPING[transform](lambda t, run=run, args=args, at=at: run(*args[:at], t, *args[at + 1 :]), args[at])
+        got = UNWRAPPING[transform](
+            lambda t, run=run, args=args, index=index: run(*args[:index], t, *args[index + 1 :]), args[index]
+        )
         want = run(*args)
         for a, b in zip(*((v,) if torch.is_tensor(v) else v for v in (got, want)), strict=True):
             torch.testing.assert_close(a, b.expand_as(a))
@@ -188,10 +190,10 @@ def test_kernels_accept_plain_tensors_of_every_origin():
     """Parameters, views, inference tensors, shared memory, lazy clones, and tensors that require grad."""
     want = torch.nn.functional.silu(torch.ones(4))
     with torch.inference_mode():
-        made = torch.ones(4)
+        inference_tensor = torch.ones(4)
     base = torch.ones(3, 9)
     for x in (
-        made,
+        inference_tensor,
         torch.nn.Parameter(torch.ones(4)),
         torch.ones(4, requires_grad=True) * 1,
         base[1:, 2:6][1],
@@ -235,9 +237,9 @@ print("right")
 
 
 def test_a_model_can_be_exported_and_traced_by_aot_autograd():
-    done = fresh.run(
+    result = fresh.run(
         [sys.executable, "-c", TRACED],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         timeout=240,
     )
-    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["right"]), done.stderr[-3000:]
+    assert (result.returncode, result.stdout.split()[-1:]) == (0, ["right"]), result.stderr[-3000:]

@@ -88,13 +88,13 @@ print(free)
 
 
 def run(code: str, **env: str) -> str:
-    done = fresh.run(
+    result = fresh.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(SRC), **env},
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
 
 
 def test_calls_do_not_wait_for_the_compiler_and_a_forked_child_gets_the_kernels_too(tmp_path):
@@ -109,5 +109,5 @@ def test_calls_do_not_wait_for_the_compiler_and_a_forked_child_gets_the_kernels_
 
 def test_no_compilation_holds_the_core_lock():
     """A plugin, an import or a signal handler may need that lock; a compilation would block them for seconds."""
-    asked = run(HELD)
-    assert asked.count("True") >= 4 and "False" not in asked
+    answer = run(HELD)
+    assert answer.count("True") >= 4 and "False" not in answer

@@ -133,28 +133,28 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    place = tmp_path_factory.mktemp("vendors")
+    folder = tmp_path_factory.mktemp("vendors")
     for name, text in PACKAGE.items():
-        file = place / "acme_chip" / name
+        file = folder / "acme_chip" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(textwrap.dedent(text).lstrip("\n"))
-    return place
+    return folder
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("device", CHIPS)
 def test_a_plugin_vendor_works_on_a_simulated_chip(simulated, package, device):
     arch = "acme2" if device in ("mlu", "gcu") else None
-    said = simulated(device, PROGRAM.replace("PLACE", repr(str(package))), arch=arch)
-    assert (said["vendor"], said["infer"], said["after"]) == (CHIPS[device], device, "acme")
-    assert (said["before"], said["registered"], said["removed"]) == (False, True, False)
-    assert said["enabled"] > 500
-    assert said["ours"] == pytest.approx(said["cpu"], rel=1e-5)
-    ours = {op for op, where in said["ran on"].items() if where in ("default Triton", "the chip's own kernels")}
+    report = simulated(device, PROGRAM.replace("PLACE", repr(str(package))), arch=arch)
+    assert (report["vendor"], report["infer"], report["after"]) == (CHIPS[device], device, "acme")
+    assert (report["before"], report["registered"], report["removed"]) == (False, True, False)
+    assert report["enabled"] > 500
+    assert report["ours"] == pytest.approx(report["cpu"], rel=1e-5)
+    ours = {op for op, where in report["ran on"].items() if where in ("default Triton", "the chip's own kernels")}
     assert {"_softmax", "_fused_rms_norm", "silu", "mul.Tensor", "_log_softmax_backward_data"} <= ours
-    assert "mm" in ours, said["ran on"]
-    assert said["overridden"] == [True, ["silu_mul of two" if arch else "silu_mul"]]
-    assert said["added"] == [True, True]
-    chosen, reasons = said["unused"]
+    assert "mm" in ours, report["ran on"]
+    assert report["overridden"] == [True, ["silu_mul of two" if arch else "silu_mul"]]
+    assert report["added"] == [True, True]
+    chosen, reasons = report["unused"]
     assert chosen == "reference.torch" and "acme declares it unused" in reasons[0] and "ops/__init__.py" in reasons[0]
-    assert said["row"] == [["log1p"], True, False]
+    assert report["row"] == [["log1p"], True, False]

@@ -61,30 +61,30 @@ def impls(arch):
     [("sm_80", "flash flash_attn"), ("sm_90", "cudnn hopper flash flash_attn"), ("sm_75", "flash flash_attn")],
 )
 def test_each_arch_is_offered_its_impls_in_order_of_priority(arch, attention):
-    found = impls(arch)
+    vendor_ops_ = impls(arch)
     by_op = {}
-    for made in sorted(found.impls, key=lambda i: (-i.priority, i.impl_id.rpartition(".")[2])):
-        ours = made.impl_id.startswith("default.flagos")
-        assert made.kind is (BackendImplKind.DEFAULT if ours else BackendImplKind.VENDOR)
-        assert made.vendor == "nvidia" and made.devices == {"cuda"}
-        by_op.setdefault(made.op_name, []).append(made.impl_id.rpartition(".")[2])
+    for impl in sorted(vendor_ops_.impls, key=lambda i: (-i.priority, i.impl_id.rpartition(".")[2])):
+        ours = impl.impl_id.startswith("default.flagos")
+        assert impl.kind is (BackendImplKind.DEFAULT if ours else BackendImplKind.VENDOR)
+        assert impl.vendor == "nvidia" and impl.devices == {"cuda"}
+        by_op.setdefault(impl.op_name, []).append(impl.impl_id.rpartition(".")[2])
     assert by_op["opmux::attention"] == by_op["opmux::attention_bwd"] == attention.split()
     products = ["hopper", "cublas", "cublas_plain"] if arch == "sm_90" else ["cublas", "cublas_plain"]
     assert by_op["opmux::block_scaled_gemm"] == products
     assert by_op["opmux::linear"] == by_op["opmux::linear_bwd"] == ["cublas"]
     assert by_op["opmux::batch_norm"] == by_op["opmux::batch_norm_bwd"] == ["cudnn"]
     assert by_op["opmux::rms_norm"] == by_op["opmux::silu_mul_bwd"] == ["flag_gems", "liger_kernel"]
-    assert found.extras == {}
+    assert vendor_ops_.extras == {}
 
 
 def test_shipped_times_name_existing_implementations():
-    found = {(i.op_name, i.impl_id) for i in impls("sm_90").impls}
+    known = {(i.op_name, i.impl_id) for i in impls("sm_90").impls}
     times = provider_speed.FILES.measured(Chip("nvidia", "sm_90"))
     assert len(times) > 100
     for label, by_impl in times.items():
         key = f"opmux::{label.partition('[')[0]}"
         ours = {(key, "default.flagos")} if key in CLASSES else set()
-        assert {(key, impl_id) for impl_id in by_impl} <= found | ours, label
+        assert {(key, impl_id) for impl_id in by_impl} <= known | ours, label
         assert len(by_impl) > 1, label
 
 
@@ -116,8 +116,8 @@ def test_the_hopper_block_gemm_accepts_its_sizes_and_says_why_it_declines_others
     scale = lambda length, each: new(-(-length // each), -(-k // 128), dtype=F32)
     a, b = new(m, k, dtype=torch.uint8), new(n, k, dtype=torch.uint8)
     fp8 = torch.float8_e4m3fn
-    said = gluon_blocks.takes(a, b, scale(m, rows[0]), scale(n, rows[1]), fp8, fp8, None, *rows, BF16)
-    assert said is True if why is None else why in said
+    reason = gluon_blocks.takes(a, b, scale(m, rows[0]), scale(n, rows[1]), fp8, fp8, None, *rows, BF16)
+    assert reason is True if why is None else why in reason
 
 
 # ---- impls that come with torch -------------------------------------------------------------------------------------
@@ -149,22 +149,22 @@ by_impl = {"ids": lambda v: f"{v.impl_id}.{v.op}" if hasattr(v, "impl_id") else 
 @pytest.mark.parametrize("order", ["packed", "seq first"])
 @pytest.mark.parametrize("fn, when", ATTENTION, **by_impl)
 def test_attention_results_have_the_specs_shapes_dtypes_and_strides(fn, when, order):
-    """For all samples that the impl accepts, through torch's own meta kernels."""
+    """Checks all samples that the impl accepts, through torch's own meta kernels."""
     spec = specs.find(fn.op)
-    laid = lambda t: (
+    layout = lambda t: (
         attention_spec.empty_result(t.transpose(1, 2)).transpose(1, 2) if torch.is_tensor(t) and t.dim() == 4 else t
     )
-    taken = []
+    accepted = []
     for sample in spec.samples(BF16, META):
-        args = sample.args if order == "packed" else tuple(map(laid, sample.args))
+        args = sample.args if order == "packed" else tuple(map(layout, sample.args))
         if when(*args) is not True:
             continue
         want = spec.fake(*args)
         for name, a, b in zip(spec.out, fn(*args), want, strict=True):
             steps = [[n for n, size in zip(t.stride(), t.shape, strict=True) if size > 1] for t in (a, b)]
             assert (a.shape, a.dtype, steps[0]) == (b.shape, b.dtype, steps[1]), f"{sample.id}: {name}"
-        taken.append(sample.id)
-    assert len(taken) >= (8 if fn in (flash.attention, flash.attention_bwd) else 6), taken
+        accepted.append(sample.id)
+    assert len(accepted) >= (8 if fn in (flash.attention, flash.attention_bwd) else 6), accepted
 
 
 @pytest.mark.parametrize("fn, when", ATTENTION, **by_impl)
@@ -181,7 +181,7 @@ def qkv(sq=16, sk=16, d=64, dv=None, heads=(4, 4), dtype=BF16):
 
 
 @pytest.mark.parametrize(
-    "given, causal, by_flash, by_cudnn",
+    "kwargs, causal, by_flash, by_cudnn",
     [
         ({}, True, True, True),
         ({"heads": (8, 2)}, True, True, True),
@@ -197,15 +197,15 @@ def qkv(sq=16, sk=16, d=64, dv=None, heads=(4, 4), dtype=BF16):
         ({"sk": 0}, False, "not empty", "not empty"),
     ],
 )
-def test_flash_and_cudnn_attention_say_which_calls_they_decline(given, causal, by_flash, by_cudnn):
-    args = (*qkv(**given), causal, None)
+def test_flash_and_cudnn_attention_say_which_calls_they_decline(kwargs, causal, by_flash, by_cudnn):
+    args = (*qkv(**kwargs), causal, None)
     for when, want in ((flash.flash_when, by_flash), (hopper.cudnn_when, by_cudnn)):
         got = when(*args)
         assert got is True if want is True else want in got
 
 
 @pytest.mark.parametrize(
-    "given, left, right, scale, want",
+    "args, left, right, scale, want",
     [
         ({}, -1, -1, None, True),
         ({}, -1, 0, 0.3, True),
@@ -218,8 +218,8 @@ def test_flash_and_cudnn_attention_say_which_calls_they_decline(given, causal, b
         ({"sk": 0}, -1, 0, None, "not empty"),
     ],
 )
-def test_packed_attention_in_gluon_says_which_calls_it_declines(given, left, right, scale, want):
-    q, k, v = (t[0].transpose(0, 1) for t in qkv(**{"d": 64, **given}))
+def test_packed_attention_in_gluon_says_which_calls_it_declines(args, left, right, scale, want):
+    q, k, v = (t[0].transpose(0, 1) for t in qkv(**{"d": 64, **args}))
     lse, cu = torch.empty(q.shape[1], q.shape[0], device=META), torch.empty(3, dtype=torch.int32, device=META)
     rest = (cu, cu, 16, 16, left, right, scale)
     o = q.new_empty(*q.shape[:2], v.shape[2])
@@ -251,20 +251,20 @@ def test_only_unaligned_or_strided_inputs_of_flash_are_copied():
     odd_start = flat[1 : 1 + whole.numel()].view(2, 4, 16, 64)
     odd_rows = flat[: 2 * 4 * 16 * 67].view(2, 4, 16, 67)[..., :64]
     for bad in (odd_start, odd_rows, whole[..., ::2], whole.transpose(0, 1), whole[:1].expand(2, 4, 16, 64)):
-        made = flash.aligned(bad)
-        assert made is not bad and made.is_contiguous() and made.storage_offset() == 0 and torch.equal(made, bad)
+        copy = flash.aligned(bad)
+        assert copy is not bad and copy.is_contiguous() and copy.storage_offset() == 0 and torch.equal(copy, bad)
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "batch_norm_bwd"])
 def test_cudnns_batch_norm_has_the_specs_shapes_dtypes_and_strides(name):
     spec, fn = specs.find(name), getattr(cudnn, name)
-    taken = 0
+    accepted = 0
     for sample in spec.samples(F16, META):
         if fn.when(*sample.args) is True:
             for a, b in zip(fn(*sample.args), spec.reference(*sample.args), strict=True):
                 assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype), sample.id
-            taken += 1
-    assert taken >= 2
+            accepted += 1
+    assert accepted >= 2
     for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             fn.when(*bad.args)
@@ -285,8 +285,8 @@ def test_cudnn_attention_needs_cudnn_9_and_honours_avoid_recompile(monkeypatch, 
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: version is not None)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     monkeypatch.delenv("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", raising=False)
-    found = hopper.usable()
-    assert found is True if answer is True else answer in found
+    usable = hopper.usable()
+    assert usable is True if answer is True else answer in usable
     monkeypatch.setenv("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "1")
     assert "AVOID_RECOMPILE" in hopper.usable()
 
@@ -445,15 +445,15 @@ def installs(tmp_path, monkeypatch):
     forget()
 
 
-def made(name):
+def impl_named(name):
     """The impl of this name, with nothing loaded yet."""
     return next(row.impl() for row in providers.table() if row.impl().__name__ == name)
 
 
-def tried(name, dtypes=(F32, BF16), least=4):
+def check_samples(name, dtypes=(F32, BF16), least=4):
     """Run an impl on all samples that it accepts: it agrees with the reference and writes to no argument."""
-    fn = made(name)
-    spec, taken = specs.find(fn.op), 0
+    fn = impl_named(name)
+    spec, accepted = specs.find(fn.op), 0
     impl = OpImpl(fn.op, name, BackendImplKind.VENDOR, "nvidia", fn, when=fn.when)
     when, fit = when_of(spec, impl), Fit.of(spec, impl).call
     for dtype in dtypes:
@@ -468,8 +468,8 @@ def tried(name, dtypes=(F32, BF16), least=4):
                 assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True)), (
                     f"{name} wrote: {sample.id}"
                 )
-            taken += 1
-    assert taken >= least * len(dtypes)
+            accepted += 1
+    assert accepted >= least * len(dtypes)
 
 
 @pytest.mark.parametrize(
@@ -477,13 +477,13 @@ def tried(name, dtypes=(F32, BF16), least=4):
 )
 def test_ligers_impls_agree_with_the_reference(installs, op):
     installs(LIGER)
-    tried(f"{op}_liger_kernel")
+    check_samples(f"{op}_liger_kernel")
 
 
 def test_ligers_rms_norm_is_called_with_casting_mode_1_and_not_in_place(installs):
     installs(LIGER)
-    tried("rms_norm_bwd_liger_kernel", (F32,))
-    made("rms_norm_liger_kernel")(torch.ones(2, 8), torch.ones(8), 1e-3, 1.0)
+    check_samples("rms_norm_bwd_liger_kernel", (F32,))
+    impl_named("rms_norm_liger_kernel")(torch.ones(2, 8), torch.ones(8), 1e-3, 1.0)
     calls = importlib.import_module("liger_kernel.ops.rms_norm").calls
     assert calls[-1] == (1e-3, 1.0, 1, None) and calls[0][1:] == (1, 64, 4, False, None)
 
@@ -494,11 +494,11 @@ def test_ligers_rms_norm_is_called_with_casting_mode_1_and_not_in_place(installs
 )
 def test_flaggems_impls_agree_with_the_reference(installs, op):
     installs(GEMS)
-    tried(f"{op}_flag_gems")
+    check_samples(f"{op}_flag_gems")
 
 
 def test_flaggems_rms_norm_declines_an_offset():
-    when = made("rms_norm_flag_gems").when
+    when = impl_named("rms_norm_flag_gems").when
     x, w = torch.ones(2, 8), torch.ones(8)
     assert when(x, w, 1e-6, 0.0) is True and when(x, w, 1e-6, 1.0) == "has no offset"
 
@@ -506,7 +506,7 @@ def test_flaggems_rms_norm_declines_an_offset():
 @pytest.mark.parametrize("op", ["attention", "attention_bwd"])
 def test_flash_attn_agrees_with_the_reference(installs, op):
     installs(FLASH)
-    tried(f"{op}_flash_attn", (BF16,), least=8)
+    check_samples(f"{op}_flash_attn", (BF16,), least=8)
     calls = importlib.import_module("flash_attn.flash_attn_interface").calls
     if op == "attention":
         assert calls[0] == (0.0, 0.25, False, -1, -1, 0.0, False)
@@ -517,14 +517,14 @@ def test_flash_attn_agrees_with_the_reference(installs, op):
 def test_flash_attn_keeps_the_memory_order_of_its_inputs(installs):
     installs(FLASH)
     q, k, v = (torch.randn(1, 16, 2, 8, dtype=BF16).transpose(1, 2) for _ in range(3))
-    o, lse = made("attention_flash_attn")(q, k, v, True, None)
-    grads = made("attention_bwd_flash_attn")(torch.ones_like(o), q, k, v, o, lse, True, None)
+    o, lse = impl_named("attention_flash_attn")(q, k, v, True, None)
+    grads = impl_named("attention_bwd_flash_attn")(torch.ones_like(o), q, k, v, o, lse, True, None)
     assert all(t.transpose(1, 2).is_contiguous() for t in (o, *grads))
 
 
 def test_flash_attn_before_2_7_is_supported(installs):
     installs(OLD_FLASH)
-    tried("attention_flash_attn", (BF16,), least=8)
+    check_samples("attention_flash_attn", (BF16,), least=8)
     assert set(importlib.import_module("flash_attn.flash_attn_interface").calls) == {(-1, -1)}
 
 
@@ -532,9 +532,9 @@ def test_a_library_function_with_an_unknown_signature_is_declined(installs):
     text = "def swiglu_forward(a, b, surprise):\n    raise AssertionError\n"
     installs({**LIGER, "liger_kernel/ops/swiglu.py": text})
     with pytest.raises(NotSupported, match=r"swiglu_forward.* requires \['surprise'\], which opmux does not know"):
-        made("silu_mul_liger_kernel")(torch.ones(2, 8), torch.ones(2, 8))
+        impl_named("silu_mul_liger_kernel")(torch.ones(2, 8), torch.ones(2, 8))
     with pytest.raises(NotSupported, match="the installed liger_kernel has no liger_kernel.ops.swiglu:swiglu_backward"):
-        made("silu_mul_bwd_liger_kernel")(*[torch.ones(2, 8)] * 3)
+        impl_named("silu_mul_bwd_liger_kernel")(*[torch.ones(2, 8)] * 3)
 
 
 # ---- libraries that are missing or broken ---------------------------------------------------------------------------
@@ -543,16 +543,16 @@ def test_a_library_function_with_an_unknown_signature_is_declined(installs):
 def verdict(fn):
     """What `explain` says of an impl on this machine."""
     registry = OpRegistry()
-    found = next(i for i in impls("sm_90").impls if i.fn is fn)
-    registry.register_impl(dataclasses.replace(found, op_name="own", devices=None, min_arch=None, when=None))
+    impl = next(i for i in impls("sm_90").impls if i.fn is fn)
+    registry.register_impl(dataclasses.replace(impl, op_name="own", devices=None, min_arch=None, when=None))
     return OpManager(registry).explain("own").verdicts[0]
 
 
 def test_explain_says_what_is_not_installed():
     for name, fn in providers.IMPLS.items():
-        found = verdict(fn)
-        assert (found.status, found.stage) == ("refused", "library"), name
-        assert found.reason.endswith(" is not installed"), name
+        reason = verdict(fn)
+        assert (reason.status, reason.stage) == ("refused", "library"), name
+        assert reason.reason.endswith(" is not installed"), name
 
 
 def test_a_placeholder_module_does_not_count_as_the_library(installs, monkeypatch):
@@ -585,11 +585,11 @@ def test_flash_attn_without_its_interface_module_is_not_installed(installs):
     ],
 )
 def test_tensors_that_do_not_fit_together_are_declined(spoil, why):
-    assert why in made("silu_mul_liger_kernel").when(*spoil(torch.ones(3, 8), torch.ones(3, 8)))
+    assert why in impl_named("silu_mul_liger_kernel").when(*spoil(torch.ones(3, 8), torch.ones(3, 8)))
 
 
 def test_rms_norm_bwd_declines_a_wrong_number_of_rstd_or_weight_elements():
-    when = made("rms_norm_bwd_liger_kernel").when
+    when = impl_named("rms_norm_bwd_liger_kernel").when
     x, w = torch.ones(8, 8), torch.ones(8)
     assert when(x, x, w, torch.ones(8), 0.0) is True
     assert "fit together" in when(x, x, w, torch.ones(7), 0.0) and "fit together" in when(

@@ -33,9 +33,16 @@ def call(layout, d=64, dv=None, kv=2, left=-1, right=0, dtype=BF16, **options):
     names = ("bias", "slopes", "sink", "seed", "cu_q", "cu_k", "q_sizes", "k_sizes", "max_q", "max_k", "left", "right",
              "at_end", "softcap", "dropout_p", "scale", "bias_grad", "seq_first")  # fmt: skip
     longest = 0 if layout == DENSE else 16
-    given = dict.fromkeys(names) | {"cu_q": cu, "cu_k": cu, "max_q": longest, "max_k": longest, "left": left}
-    given |= {"right": right, "at_end": True, "softcap": 0.0, "dropout_p": 0.0, "bias_grad": False, "seq_first": False}
-    return q, k, v, *{**given, **options}.values()
+    arguments = dict.fromkeys(names) | {"cu_q": cu, "cu_k": cu, "max_q": longest, "max_k": longest, "left": left}
+    arguments |= {
+        "right": right,
+        "at_end": True,
+        "softcap": 0.0,
+        "dropout_p": 0.0,
+        "bias_grad": False,
+        "seq_first": False,
+    }
+    return q, k, v, *{**arguments, **options}.values()
 
 
 def backward(args):
@@ -71,8 +78,8 @@ def on(monkeypatch):
 def test_attention_general_is_offered_library_kernels(arch, offered):
     get_default_manager().prepare()
     for op in ("opmux::attention_general", "opmux::attention_general_bwd"):
-        found = [i for i in vendor_ops.read(vendors.get("nvidia"), arch).impls if i.op_name == op]
-        assert sorted(i.impl_id.rpartition(".")[2] for i in found) == sorted(offered)
+        candidates = [i for i in vendor_ops.read(vendors.get("nvidia"), arch).impls if i.op_name == op]
+        assert sorted(i.impl_id.rpartition(".")[2] for i in candidates) == sorted(offered)
 
 
 CASES = [
@@ -90,14 +97,14 @@ CASES = [
 
 
 @pytest.mark.parametrize("layout", [DENSE, PACKED])
-@pytest.mark.parametrize(("given", "by_gluon", "by_flash"), CASES)
-def test_a_kernel_accepts_the_same_calls_in_dense_and_packed_layout(layout, given, by_gluon, by_flash):
-    args = call(layout, **given)
+@pytest.mark.parametrize(("kwargs", "by_gluon", "by_flash"), CASES)
+def test_a_kernel_accepts_the_same_calls_in_dense_and_packed_layout(layout, kwargs, by_gluon, by_flash):
+    args = call(layout, **kwargs)
     forward = ((gluon.general_when, by_gluon), (flash.general_when, by_flash))
     grads = ((gluon.general_bwd_when, by_gluon), (flash.general_bwd_when, by_flash))
-    for of, whens in ((args, forward), (backward(args), grads)):
+    for call_args, whens in ((args, forward), (backward(args), grads)):
         for when, want in whens:
-            got = when(*of)
+            got = when(*call_args)
             assert got is True if want is True else want in got
 
 
@@ -122,13 +129,13 @@ def test_dense_and_packed_sequences_go_to_one_implementation(on, arch, chosen):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_calls_that_no_library_accepts_go_to_our_kernel(on, arch):
     on(arch, {})
-    for given in ({"softcap": 30.0}, {"dtype": F32}):
-        assert opmux.explain("attention_general", *call(DENSE, **given)).chosen.impl_id == "default.flagos"
+    for kwargs in ({"softcap": 30.0}, {"dtype": F32}):
+        assert opmux.explain("attention_general", *call(DENSE, **kwargs)).chosen.impl_id == "default.flagos"
 
 
 @pytest.mark.parametrize("order", [(0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 2, 3)])
 def test_dense_batches_are_packed_for_flash_without_a_copy(order):
-    """For tensors in [batch, seq, heads, dim], [seq, batch, heads, dim] and [batch, heads, seq, dim] order."""
+    """Tests tensors in [batch, seq, heads, dim], [seq, batch, heads, dim] and [batch, heads, seq, dim] order."""
     b, h, s, d = 2, 3, 5, 8
     back = [order.index(i) for i in range(4)]
     t = torch.randn([(b, h, s, d)[i] for i in order]).permute(back)
@@ -139,8 +146,8 @@ def test_dense_batches_are_packed_for_flash_without_a_copy(order):
     assert ends[-1] == tokens.shape[0] and (len(ends) - 1) * tokens.shape[1] == b * h
     # each head of each sequence is one slice of the packed tokens
     for i, j in ((i, j) for i in range(b) for j in range(h)):
-        found = [tokens[m:n, head] for m, n in itertools.pairwise(ends) for head in range(tokens.shape[1])]
-        assert any(torch.equal(t[i, j], f) for f in found)
+        sequences = [tokens[m:n, head] for m, n in itertools.pairwise(ends) for head in range(tokens.shape[1])]
+        assert any(torch.equal(t[i, j], f) for f in sequences)
 
 
 def test_packed_sequences_are_passed_to_flash_unchanged():
@@ -165,16 +172,16 @@ def test_a_library_that_accepts_some_calls_leaves_the_rest_to_our_kernel():
 @pytest.mark.parametrize("blocks", [1, 3, 4, 9])
 def test_scales_of_128x128_blocks_are_padded_for_cublas(blocks):
     scale = torch.rand(5, blocks)
-    laid, kind = cublas._cublas_layout(scale, 128)
-    assert laid.shape == (-(-blocks // 4) * 4, 5) and laid.stride() == (1, laid.shape[0])
-    assert torch.equal(laid[:blocks].t(), scale) and kind is torch.nn.functional.ScalingType.BlockWise128x128
+    scale_layout, kind = cublas._cublas_layout(scale, 128)
+    assert scale_layout.shape == (-(-blocks // 4) * 4, 5) and scale_layout.stride() == (1, scale_layout.shape[0])
+    assert torch.equal(scale_layout[:blocks].t(), scale) and kind is torch.nn.functional.ScalingType.BlockWise128x128
 
 
 def test_row_scales_are_adjacent_for_cublas():
     scale = torch.rand(6, 3)
-    for given in (scale, scale.t().contiguous().t()):
-        laid, kind = cublas._cublas_layout(given, 1)
-        assert laid.stride() == (1, 6) and torch.equal(laid, scale)
+    for layout in (scale, scale.t().contiguous().t()):
+        scale_layout, kind = cublas._cublas_layout(layout, 1)
+        assert scale_layout.stride() == (1, 6) and torch.equal(scale_layout, scale)
         assert kind is torch.nn.functional.ScalingType.BlockWise1x128
 
 
@@ -192,7 +199,7 @@ def test_the_impl_that_dequantizes_declines_where_our_kernel_has_the_bits_of_cub
 
 
 def test_blocks_that_cublas_does_not_take_go_to_our_kernel(on, monkeypatch):
-    """Not to the reference or the impl that dequantizes: these sum with more bits."""
+    """The reference and the impl that dequantizes must not run: they sum with more bits."""
     monkeypatch.setattr(cublas, "adds_as_cublas", lambda device: True)
     label = "block_scaled_gemm[dtype=float8_e4m3fn b_dtype=float8_e4m3fn out=bfloat16 a_square=False b_square=True {}]"
     on("sm_90", {label.format("m<=1 n<=4096 k<=4096"): {"default.flagos": 15.0, "vendor.nvidia.cublas_plain": 200.0}})

@@ -43,9 +43,9 @@ class Case:
         args = list(self.args)
         for i, value in zip(self.at, inputs, strict=True):
             args[i] = value
-        found = fn(*args)
-        found = found if isinstance(found, (tuple, list)) else (found,)
-        return tuple(found[i] for i in self.results if found[i].is_floating_point())
+        results = fn(*args)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        return tuple(results[i] for i in self.results if results[i].is_floating_point())
 
     def ours(self, *inputs):
         return self._call(specs.functions[self.spec.key], inputs)
@@ -66,15 +66,15 @@ def bound():
 
 def cases(spec, count=2):
     """Small float64 samples with at least one differentiable input."""
-    found = []
+    cases = []
     for sample in spec.samples(torch.float64, CPU):
         case = Case(spec, sample)
         if case.inputs and all(0 < t.numel() <= 4096 for t in case.inputs):
-            found.append(case)
-        if len(found) == count:
+            cases.append(case)
+        if len(cases) == count:
             break
-    assert found, f"no sample of {spec.key} can be differentiated"
-    return found
+    assert cases, f"no sample of {spec.key} can be differentiated"
+    return cases
 
 
 def like(tensors, seed):

@@ -45,9 +45,9 @@ VENDORS = {
 
 
 def package(name):
-    found = vendors.get(name)
-    assert found is not None, vendors.broken()
-    return found
+    vendor = vendors.get(name)
+    assert vendor is not None, vendors.broken()
+    return vendor
 
 
 # ---- vendor descriptions --------------------------------------------------------------------------------------------
@@ -69,8 +69,8 @@ def test_every_vendor_folder_in_the_tree_loads():
 
 
 def test_vendors_of_one_device_can_be_told_apart():
-    """By unique driver files and query commands; Intel's and Kunlunxin's tools have the same name, but their commands
-    differ.
+    """They have unique driver files and query commands; Intel's and Kunlunxin's tools have the same name, but their
+    commands differ.
     """
     every = [package(name).info for name in VENDORS]
     queries = [info.device_query_cmd for info in every]
@@ -81,11 +81,11 @@ def test_vendors_of_one_device_can_be_told_apart():
 
 @pytest.mark.parametrize("name", VENDORS)
 def test_an_arch_map_names_exactly_the_existing_arch_folders(name):
-    found = package(name)
-    for arch, folder in found.arch_map.items():
-        assert (found.folder / folder / "__init__.py").is_file(), arch
-    named = set(found.arch_map.values())
-    assert named == {p.name for p in found.folder.iterdir() if (p / "__init__.py").is_file()} - {"ops"}
+    vendor = package(name)
+    for arch, folder in vendor.arch_map.items():
+        assert (vendor.folder / folder / "__init__.py").is_file(), arch
+    named = set(vendor.arch_map.values())
+    assert named == {p.name for p in vendor.folder.iterdir() if (p / "__init__.py").is_file()} - {"ops"}
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,17 @@ def test_an_arch_map_names_exactly_the_existing_arch_folders(name):
     ],
 )
 def test_an_arch_is_mapped_to_its_folder(vendor, arch, folder):
-    found = tile_files.folders(Chip(vendor, arch))
+    folders = tile_files.folders(Chip(vendor, arch))
     home = f"opmux.backends._{vendor}"
-    assert found == ((home,) if folder is None else (f"{home}.{folder}", home))
+    assert folders == ((home,) if folder is None else (f"{home}.{folder}", home))
 
 
 def test_vendor_targets_agree_with_compile_only_targets():
     from opmux.kernels.lib.compile_only import CHIPS
 
     for arch, (target, shared) in CHIPS.items():
-        found = package(Chip.of_arch(arch).vendor).info.target(arch)
-        assert (found.shared_memory, found.warp_size) == (shared, target.warp_size)
+        vendor_target = package(Chip.of_arch(arch).vendor).info.target(arch)
+        assert (vendor_target.shared_memory, vendor_target.warp_size) == (shared, target.warp_size)
 
 
 def test_docs_vendors_page_agrees_with_the_vendor_folders():
@@ -155,11 +155,11 @@ def test_the_device_name_gives_the_arch(monkeypatch, vendor, device, name, arch)
 
 
 @pytest.mark.parametrize(
-    "vendor, device, told, arch",
+    "vendor, device, reported, arch",
     [("mthreads", "musa", (3, 1), "mp_31"), ("enflame", "gcu", (3, 0), "gcu300"), ("enflame", "gcu", (4, 0), "gcu400")],
 )
-def test_the_device_capability_gives_the_arch(monkeypatch, vendor, device, told, arch):
-    module = types.SimpleNamespace(get_device_capability=lambda i: told)
+def test_the_device_capability_gives_the_arch(monkeypatch, vendor, device, reported, arch):
+    module = types.SimpleNamespace(get_device_capability=lambda i: reported)
     monkeypatch.setattr(torch, device, module, raising=False)
     assert package(vendor).arch_of(0) == arch
     monkeypatch.setattr(torch, device, types.SimpleNamespace(get_device_capability=lambda i: None), raising=False)
@@ -206,20 +206,20 @@ def test_vendor_tiles_are_valid_for_every_tunable_they_name(tunables, chip):
     """
     named = tile_files.names_in_files(chip)
     assert set(named) <= set(tunables)
-    changed = tried = 0
+    changed = count = 0
     for name in named:
         for facts in typical_facts(tunables[name]):
             with config.as_on(chip):
                 changed += tunables[name].look(**facts).source == "heuristics"
             if facts.get("n", 1000) == 1000:
-                tried += sum(not why for _, why in tunables[name].candidates(chip, **facts))
-    assert changed or tried
+                count += sum(not why for _, why in tunables[name].candidates(chip, **facts))
+    assert changed or count
 
 
 @pytest.mark.parametrize("chip", BUFFERED, **by_chip)
 def test_tiles_fit_the_on_chip_buffer(tunables, chip):
     """Except where one block must hold a whole row that is longer: the chip's compiler rejects that kernel."""
-    room = package(chip.vendor).info.target(chip.arch).shared_memory
+    buffer_size = package(chip.vendor).info.target(chip.arch).shared_memory
     fitting = 0
     for name, every in buffers.HELD.items():
         for facts in typical_facts(tunables[name]):
@@ -232,7 +232,7 @@ def test_tiles_fit_the_on_chip_buffer(tunables, chip):
                     elements *= tiles[k]
                 per_element = buffers.COPIES * held.tensors * facts["dtype"].itemsize + 4 * held.wide
                 whole = tiles[held.size] == 1 and "n" in facts and any(tiles[k] >= facts["n"] for k in others)
-                assert whole or elements * per_element <= room, f"{name} {facts}: {tiles}"
+                assert whole or elements * per_element <= buffer_size, f"{name} {facts}: {tiles}"
                 fitting += not whole
     assert fitting > 100
 
@@ -264,10 +264,10 @@ def test_softmax_uses_more_threads_per_row_on_intel(tunables):
             assert tunables["softmax.rows"](n=n, dtype=BF16).threads == threads
 
 
-@pytest.mark.parametrize("told, size", [(0, launch.NO_WARPS), (1, launch.NO_WARPS), (32, 32), (64, 64), (128, 128)])
-def test_a_warp_size_of_0_or_1_means_one_warp_per_program(monkeypatch, told, size):
+@pytest.mark.parametrize("reported, size", [(0, launch.NO_WARPS), (1, launch.NO_WARPS), (32, 32), (64, 64), (128, 128)])
+def test_a_warp_size_of_0_or_1_means_one_warp_per_program(monkeypatch, reported, size):
     """Triton's drivers for chips without warps report 0 or 1, which must not be used as a divisor."""
-    target = types.SimpleNamespace(warp_size=told)
+    target = types.SimpleNamespace(warp_size=reported)
     monkeypatch.setattr(triton.runtime.driver, "_active", types.SimpleNamespace(get_current_target=lambda: target))
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     assert launch.warp_size() == size
@@ -352,8 +352,8 @@ def test_ascend_registers_geglu_forward_and_backward(geglu):
     from opmux.machine import vendor_ops
 
     get_default_manager().prepare()
-    found = {made.op_name: made for made in vendor_ops.read(package("ascend"), "ascend910b").impls}
-    assert sorted(found) == ["opmux::gelu_tanh_mul", "opmux::gelu_tanh_mul_bwd"]
-    made = found["opmux::gelu_tanh_mul"]
+    impls = {impl.op_name: impl for impl in vendor_ops.read(package("ascend"), "ascend910b").impls}
+    assert sorted(impls) == ["opmux::gelu_tanh_mul", "opmux::gelu_tanh_mul_bwd"]
+    made = impls["opmux::gelu_tanh_mul"]
     assert (made.impl_id, made.kind, made.vendor) == ("default.flagos.ascend", BackendImplKind.DEFAULT, "ascend")
     assert made.fn is geglu.gelu_tanh_mul and made.devices == {"npu"} and torch.float64 not in made.supported_dtypes

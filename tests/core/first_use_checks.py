@@ -139,8 +139,8 @@ def warm_up() -> None:
     here = f"{SITE}/site"
     importlib.metadata.entry_points = lambda group: [
         entry
-        for found in importlib.metadata.distributions(path=[here] if here in sys.path else [])
-        for entry in found.entry_points
+        for distribution in importlib.metadata.distributions(path=[here] if here in sys.path else [])
+        for entry in distribution.entry_points
         if entry.group == group
     ]
 
@@ -188,7 +188,7 @@ def portrait() -> dict:
         "stand-ins": not imports.finder.grants and not imports.finder.given,
         "meta_path": len(sys.meta_path),
         "enabled": sorted(engine.STATE.requested),
-        "overridden": {d: sorted(made.entries) for d, made in engine._devices.items()},
+        "overridden": {d: sorted(overrides.entries) for d, overrides in engine._devices.items()},
     }
 
 
@@ -217,8 +217,8 @@ SCENARIOS = {
 class Trace:
     """Counts the lines of our code that a thread runs, and calls a function at one of them."""
 
-    def __init__(self, at: int = -1, act=None):
-        self.count, self.at, self.act, self.where = 0, at, act, None
+    def __init__(self, line: int = -1, act=None):
+        self.count, self.at, self.act, self.where = 0, line, act, None
         self.calls: Counter[types.CodeType] = Counter()
 
     def local(self, frame, event, arg):
@@ -268,9 +268,9 @@ def fork(work, limit: int = 60) -> dict:
 
 def clean(use) -> dict:
     trace = Trace()
-    made = {"result": traced(use, trace), "lines": trace.count}
+    report = {"result": traced(use, trace), "lines": trace.count}
     use()
-    return made | {"portrait": portrait()}
+    return report | {"portrait": portrait()}
 
 
 def after_fault(use, k: int, kind: type) -> dict:
@@ -316,8 +316,8 @@ def after_fork(use, k: int) -> dict:
     return out | {"where": trace.where}
 
 
-def same(found: dict, expected: dict) -> bool:
-    return found.get("result") == expected["result"] and found.get("portrait") == expected["portrait"]
+def same(result: dict, expected: dict) -> bool:
+    return result.get("result") == expected["result"] and result.get("portrait") == expected["portrait"]
 
 
 def run(name: str, part: float) -> dict:
@@ -332,58 +332,60 @@ def run(name: str, part: float) -> dict:
     report = {"faults": count, "forks": forks, "lines": lines, "bad": [], "expected": expected}
     for i in range(count):
         k, kind = 1 + (lines - 1) * i // max(1, count - 1), ERRORS[i % 3]
-        found = fork(partial(after_fault, use, k, kind))
+        result = fork(partial(after_fault, use, k, kind))
         # An error in a plugin's code or during its import is reported as the plugin's error.
-        reported = kind is RuntimeError and name == "plugins" and "portrait" in found and left_out(found, expected)
-        reported = reported or failed_impl(found, expected)
-        if not same(found, expected) and not reported:
-            report["bad"].append({"k": k, "kind": kind.__name__, **found})
+        reported = kind is RuntimeError and name == "plugins" and "portrait" in result and left_out(result, expected)
+        reported = reported or failed_impl(result, expected)
+        if not same(result, expected) and not reported:
+            report["bad"].append({"k": k, "kind": kind.__name__, **result})
     for i in range(forks):
-        found = fork(partial(after_fork, use, 1 + lines * i // forks))
-        if "portrait" in found:
+        result = fork(partial(after_fork, use, 1 + lines * i // forks))
+        if "portrait" in result:
             # The child cannot find a scope of a thread that only the parent has, nor know whether the scope has ended.
-            found["portrait"]["scopes"] = 0
-        if not same(found, expected) or found["mine"] != expected["result"]:
-            report["bad"].append({"fork": True, **found})
+            result["portrait"]["scopes"] = 0
+        if not same(result, expected) or result["mine"] != expected["result"]:
+            report["bad"].append({"fork": True, **result})
     return report
 
 
-def failed_impl(found: dict, expected: dict) -> bool:
+def failed_impl(result: dict, expected: dict) -> bool:
     """Whether the error was in an impl (a kernel's body, or a part that a composition called). From then on the impl is
     skipped; nothing else may have changed.
     """
-    if "portrait" not in found or found["result"] != expected["result"]:
+    if "portrait" not in result or result["result"] != expected["result"]:
         return False
-    if {k for k, v in found["portrait"].items() if v != expected["portrait"][k]} != {"first"}:
+    if {k for k, v in result["portrait"].items() if v != expected["portrait"][k]} != {"first"}:
         return False
-    first = found["portrait"]["first"]
+    first = result["portrait"]["first"]
     passed_over = {k for k, v in first.items() if v != expected["portrait"]["first"][k]}
-    return "kernels/fault_family.py" in found["where"] or passed_over == {"tex::fault_four"}
+    return "kernels/fault_family.py" in result["where"] or passed_over == {"tex::fault_four"}
 
 
-def left_out(found: dict, expected: dict) -> bool:
+def left_out(result: dict, expected: dict) -> bool:
     """Whether a plugin or a vendor's folder was reported as broken, and left nothing behind."""
-    if found["portrait"]["left out"]:
-        return {**found["portrait"], "left out": [], "count": 0} == {**expected["portrait"], "count": 0}
-    seen = found["portrait"]["plugins"]
-    broken = [n for n, status in seen.items() if status == "broken"]
-    if len(broken) != 1 or (found["portrait"]["stand-ins"], found["portrait"]["scopes"]) != (True, 0):
+    if result["portrait"]["left out"]:
+        return {**result["portrait"], "left out": [], "count": 0} == {**expected["portrait"], "count": 0}
+    plugins = result["portrait"]["plugins"]
+    broken = [n for n, status in plugins.items() if status == "broken"]
+    if len(broken) != 1 or (result["portrait"]["stand-ins"], result["portrait"]["scopes"]) != (True, 0):
         return False
     if broken == ["chippy"]:
-        return "chippy" not in found["portrait"]["vendors"] and found["result"] == expected["result"]
-    impls = [i for row in found["portrait"]["impls"].values() for i in row]
-    policy_is_ours = "prefer=flagos" in found["portrait"]["policy"]
-    return policy_is_ours and not [i for i in impls if "of plug" in i] and "plug_half" not in found["portrait"]["torch"]
+        return "chippy" not in result["portrait"]["vendors"] and result["result"] == expected["result"]
+    impls = [i for row in result["portrait"]["impls"].values() for i in row]
+    policy_is_ours = "prefer=flagos" in result["portrait"]["policy"]
+    return (
+        policy_is_ours and not [i for i in impls if "of plug" in i] and "plug_half" not in result["portrait"]["torch"]
+    )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     install()
     warm_up()
-    wanted = sys.argv[1].split(",") if len(sys.argv) > 1 else list(SCENARIOS)
+    names = sys.argv[1].split(",") if len(sys.argv) > 1 else list(SCENARIOS)
     portion = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
     reports = {}
-    for title in (n for n in SCENARIOS if n in wanted):
+    for title in (n for n in SCENARIOS if n in names):
         started = time.monotonic()
         reports[title] = run(title, portion)
         reports[title]["seconds"] = time.monotonic() - started

@@ -201,14 +201,14 @@ def test_unlinkable_declarations_raise():
     def backward(dz: torch.Tensor) -> torch.Tensor:
         return dz
 
-    made = []
+    ops = []
     try:
-        made.append(op(forward, name="bad_link", grad="bad_link_bwd", fake=lambda x: x.clone()))
-        made.append(op(backward, name="bad_link_bwd", out="dx", fake=lambda dz: dz.clone()))
+        ops.append(op(forward, name="bad_link", grad="bad_link_bwd", fake=lambda x: x.clone()))
+        ops.append(op(backward, name="bad_link_bwd", out="dx", fake=lambda dz: dz.clone()))
         with pytest.raises(BadSpec, match="bad_link_bwd takes 'dz', which is no argument"):
-            Gradient.of(made[0].spec, made[1].spec)
+            Gradient.of(ops[0].spec, ops[1].spec)
     finally:
-        for fn in made:
+        for fn in ops:
             specs.remove(fn.spec)
     with pytest.raises(BadSpec, match=r"mutates \['y'\], which it does not take"):
         op(forward, name="bad_mutation", mutates=("y",))
@@ -233,17 +233,17 @@ def test_every_forward_links_to_its_backward():
 @pytest.fixture
 def declare():
     """Declare a forward op and its backward for one test, from their references."""
-    made = []
+    declared_ops = []
 
     def declared(forward, backward, name, **fields):
-        for fn, given in ((forward, {"grad": f"{name}_bwd", **fields}), (backward, {"name": f"{name}_bwd"})):
-            given = {"name": name, **given}
+        for fn, options in ((forward, {"grad": f"{name}_bwd", **fields}), (backward, {"name": f"{name}_bwd"})):
+            options = {"name": name, **options}
             outs = fn.__annotations__.pop("results", None)
-            made.append(op(fn, space="probe", **given, **({"out": outs} if outs else {})))
-        return made[-2]
+            declared_ops.append(op(fn, space="probe", **options, **({"out": outs} if outs else {})))
+        return declared_ops[-2]
 
     yield declared
-    for fn in made:
+    for fn in declared_ops:
         specs.remove(fn.spec)
 
 
@@ -267,12 +267,14 @@ def test_generated_functions_take_numbers_tensors_lists_and_keywords(declare):
     fn = declare(probe, probe_bwd, "probe")
     x, factor, shift = leaf(4), leaf(4), leaf(4)
     for kwargs in ({}, {"p": 3}, {"shift": shift}, {"shift": shift, "p": 3}):
-        for given in (2.5, factor):
-            wanted = [t for t in (x, given, kwargs.get("shift")) if isinstance(t, torch.Tensor)]
+        for factor_or_number in (2.5, factor):
+            inputs = [t for t in (x, factor_or_number, kwargs.get("shift")) if isinstance(t, torch.Tensor)]
             for create_graph in (False, True):
-                got = torch.autograd.grad(fn(x, given, [1], **kwargs).sin().sum(), wanted, create_graph=create_graph)
-                expected = probe(x, given, [1], **kwargs).sin().sum()
-                close(got, torch.autograd.grad(expected, wanted, create_graph=create_graph))
+                got = torch.autograd.grad(
+                    fn(x, factor_or_number, [1], **kwargs).sin().sum(), inputs, create_graph=create_graph
+                )
+                expected = probe(x, factor_or_number, [1], **kwargs).sin().sum()
+                close(got, torch.autograd.grad(expected, inputs, create_graph=create_graph))
 
 
 def test_keywords_and_defaults_are_not_bound_by_inspect(monkeypatch):
@@ -330,9 +332,9 @@ def test_results_without_a_gradient_are_not_filled_with_zeros():
     x, w, b = leaf(3, 8), leaf(8), leaf(8)
     for y in (opmux.ops.rms_norm(x, w)[0], opmux.ops.layer_norm(x, w, b)[0], sum(opmux.ops.add_rms_norm(x, x, w)[:2])):
         dy = torch.ones_like(y)
-        with Seen() as seen:
+        with Seen() as recorded:
             torch.autograd.grad(y, (x, w), dy)
-        assert seen.names and not [n for n in seen.names if "zero" in n]
+        assert recorded.names and not [n for n in recorded.names if "zero" in n]
 
 
 def test_one_of_two_differentiable_results_may_be_unused():
@@ -402,6 +404,6 @@ def test_a_tensor_left_over_from_functorch_is_accepted():
     torch.testing.assert_close(got, expected)
 
 
-def test_a_non_tensor_argument_is_named():
+def test_the_error_for_a_non_tensor_names_the_argument():
     with pytest.raises(TypeError, match="rms_norm: weight must be a Tensor; got list"):
         opmux.ops.rms_norm(leaf(3, 8), [1.0] * 8)

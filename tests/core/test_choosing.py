@@ -35,8 +35,8 @@ IMPLS = {
 
 
 def order(times, policy=POLICY, first=None, ids=(OURS, A, B, TORCH)) -> list[str]:
-    found, _ = choose(policy, "an_op", [IMPLS[i] for i in ids], Measured(times, first, "a chip", "n<=8"))
-    return [c.impl.impl_id for c in found]
+    ranked, _ = choose(policy, "an_op", [IMPLS[i] for i in ids], Measured(times, first, "a chip", "n<=8"))
+    return [c.impl.impl_id for c in ranked]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_a_candidate_measured_slower_than_another_comes_after_it(times, expected
 
 
 def test_a_verdict_has_the_candidates_time_and_names_the_faster_one():
-    found, _ = choose(POLICY, "an_op", [IMPLS[A], IMPLS[B]], Measured({A: 55.0, B: 41.25}, None, "a chip", "n<=8"))
-    assert [(c.impl.impl_id, c.us) for c in found] == [(B, 41.25), (A, 55.0)]
-    assert found[1].after == {B: f"measured on a chip: {B} 41.25 us, this 55 us (n<=8)"} and not found[0].after
+    ranked, _ = choose(POLICY, "an_op", [IMPLS[A], IMPLS[B]], Measured({A: 55.0, B: 41.25}, None, "a chip", "n<=8"))
+    assert [(c.impl.impl_id, c.us) for c in ranked] == [(B, 41.25), (A, 55.0)]
+    assert ranked[1].after == {B: f"measured on a chip: {B} 41.25 us, this 55 us (n<=8)"} and not ranked[0].after
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_compositions_token_for_its_parts_does_not_name_our_kernel():
 
 def test_a_call_without_a_class_gets_the_times_of_an_unknown_class(caplog):
     known, unknown = Measured(facts="known"), Measured(facts="unknown")
-    speeds = Speeds(lambda found: unknown if found is None else known, lambda x: (x.shape,))
+    speeds = Speeds(lambda args: unknown if args is None else known, lambda x: (x.shape,))
     assert speeds.of_call((torch.ones(2),)) is known and speeds.of_call(()) is unknown
     with caplog.at_level("DEBUG", "opmux"):
         assert speeds.of_call(("no tensor",)) is unknown

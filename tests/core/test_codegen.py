@@ -19,8 +19,8 @@ def test_generated_source_is_in_tracebacks_and_inspect():
     half = codegen.function(TEXT, "half", "test half", {"_two": 0})
     with pytest.raises(ZeroDivisionError) as caught:
         half(1)
-    shown = "".join(traceback.format_exception(caught.value))
-    assert 'File "<opmux test half>", line 2, in half\n    return x / _two\n' in shown
+    text = "".join(traceback.format_exception(caught.value))
+    assert 'File "<opmux test half>", line 2, in half\n    return x / _two\n' in text
     assert inspect.getsource(half) == TEXT
     linecache.checkcache()  # as `traceback` and pytest do; it must not drop generated sources
     assert inspect.getsource(half) == TEXT

@@ -43,9 +43,9 @@ def contract(where=(), **hints: Any) -> Contract:
     return Contract.of("f", hints, where)
 
 
-def says(made: Contract, **given: Any) -> str | None:
+def says(checks: Contract, **arguments: Any) -> str | None:
     try:
-        made.check(given)
+        checks.check(arguments)
     except BadArgument as error:
         return str(error)
     return None
@@ -67,14 +67,14 @@ def test_equal_names_mean_equal_sizes():
 
 
 def test_shape_specifications_are_parsed():
-    made = contract(x=Float[Tensor, "b 2*n 3"], half=Float[Tensor, "b n"], mask=Mask[Tensor, "#b #n"])
+    checks = contract(x=Float[Tensor, "b 2*n 3"], half=Float[Tensor, "b n"], mask=Mask[Tensor, "#b #n"])
     x, half = torch.zeros(5, 8, 3), torch.zeros(5, 4)
     for sizes in ((5, 4), (1, 4), (5, 1), (1, 1)):
-        assert says(made, x=x, half=half, mask=torch.zeros(sizes, dtype=torch.bool)) is None
-    assert "mask must have shape (5, 4)" in str(says(made, x=x, half=half, mask=torch.zeros(2, 4, dtype=torch.bool)))
-    assert "half must have shape (5, 4)" in str(says(made, x=x, half=torch.zeros(5, 8)))
-    assert "x must have" in str(says(made, x=torch.zeros(5, 7, 3)))
-    assert "x must have" in str(says(made, x=torch.zeros(5, 8, 4)))
+        assert says(checks, x=x, half=half, mask=torch.zeros(sizes, dtype=torch.bool)) is None
+    assert "mask must have shape (5, 4)" in str(says(checks, x=x, half=half, mask=torch.zeros(2, 4, dtype=torch.bool)))
+    assert "half must have shape (5, 4)" in str(says(checks, x=x, half=torch.zeros(5, 8)))
+    assert "x must have" in str(says(checks, x=torch.zeros(5, 7, 3)))
+    assert "x must have" in str(says(checks, x=torch.zeros(5, 8, 4)))
     anything = contract(x=Float[Tensor, "..."], y=Float[Tensor, "_ _"])
     assert says(anything, x=torch.tensor(1.0), y=torch.zeros(3, 4)) is None
     assert "y must have 2 dimensions" in str(says(anything, x=torch.zeros(2), y=torch.zeros(3)))
@@ -89,18 +89,18 @@ def test_shape_specifications_are_parsed():
 
 
 def test_a_shape_error_names_the_gradient_and_not_the_input():
-    made = contract(dy=Grad[Tensor, "*s"], x=Float[Tensor, "*s"])
-    assert says(made, dy=torch.zeros(4), x=torch.zeros(5)) == "f: dy must have shape (5,), that of x; got (4,)"
+    checks = contract(dy=Grad[Tensor, "*s"], x=Float[Tensor, "*s"])
+    assert says(checks, dy=torch.zeros(4), x=torch.zeros(5)) == "f: dy must have shape (5,), that of x; got (4,)"
 
 
 def test_types_and_dtypes_are_checked():
-    made = contract(
+    checks = contract(
         x=Float[Tensor, "..."], like=Float[Tensor, "...", same_dtype("x")], at=Index[Tensor, "n"], eps=float, n=int,
         flag=bool, dtype=torch.dtype | None, sizes=list[int],
     )  # fmt: skip
     good = dict(x=torch.zeros(2), like=torch.zeros(3), at=torch.zeros(2, dtype=torch.int64), eps=1, n=2, flag=True,
                 sizes=(2, 3))  # fmt: skip
-    assert says(made, **good, dtype=None) is None
+    assert says(checks, **good, dtype=None) is None
     for name, value, text in (
         ("x", [1.0], "x must be a Tensor; got list"),
         ("x", None, "x must be a Tensor; got None"),
@@ -115,9 +115,9 @@ def test_types_and_dtypes_are_checked():
         ("sizes", [2, 3.0], "sizes must be a list of ints; got 3.0 at index 1"),
         ("sizes", 2, "sizes must be a list of ints; got 2"),
     ):
-        assert says(made, **{**good, name: value}) == f"f: {text}", name
+        assert says(checks, **{**good, name: value}) == f"f: {text}", name
         with pytest.raises(TypeError if "the dtype of" not in text else ValueError) as raised:
-            made.check({**good, name: value})
+            checks.check({**good, name: value})
         assert isinstance(raised.value, OpmuxError) and raised.value.argument == name
 
 
@@ -126,14 +126,14 @@ class Side(IntEnum):
 
 
 def test_rules_are_checked():
-    made = contract(
+    checks = contract(
         p=Annotated[float, between(0, 1)], k=Annotated[int, at_least(1)], act=Annotated[str, one_of("gelu", "silu")],
         scale=Float32[Tensor, "...", single()], out=Float[Tensor, "...", contiguous()],
         halves=Float[Tensor, "...", shape(lambda out, k: (out.numel() // k,))], i=Annotated[int, below("k")],
         side=Annotated[Any, one_of(*Side)],
     )  # fmt: skip
     good = dict(p=0.5, k=2, act="silu", scale=torch.ones(1), out=torch.zeros(2, 4), halves=torch.zeros(4), i=1, side=2)
-    assert says(made, **good) is None
+    assert says(checks, **good) is None
     for name, value, text in (
         ("p", 1.5, "p must be between 0 and 1; got 1.5"),
         ("p", float("nan"), "p must be between 0 and 1; got nan"),
@@ -145,33 +145,33 @@ def test_rules_are_checked():
         ("out", torch.zeros(4, 2).t(), "out must be contiguous; got strides (1, 2)"),
         ("halves", torch.zeros(3), "halves must have shape (4,), as out is (2, 4); got (3,)"),
     ):
-        assert says(made, **{**good, name: value}) == f"f: {text}", name
+        assert says(checks, **{**good, name: value}) == f"f: {text}", name
     for name in good:
-        (argument,) = (a for a in made.arguments if a.name == name)
-        wrong = list(made.bad(argument, good))
+        (argument,) = (a for a in checks.arguments if a.name == name)
+        wrong = list(checks.bad(argument, good))
         assert wrong, name
         for word, _, args in wrong:
-            assert says(made, **args) is not None, (name, word)
+            assert says(checks, **args) is not None, (name, word)
 
 
 def test_errors_distinguish_members_of_two_enums():
     first, second = (IntEnum(name, {f"{name}_A": 0, f"{name}_B": 1}) for name in ("X", "Y"))
-    made = contract(x=Annotated[Any, one_of(*first)], y=Annotated[Any, one_of(*second)])
-    assert says(made, x=0, y=second.Y_B) is None
-    assert says(made, x=0, y=2) == "f: y must be one of Y_A, Y_B; got 2"
+    checks = contract(x=Annotated[Any, one_of(*first)], y=Annotated[Any, one_of(*second)])
+    assert says(checks, x=0, y=second.Y_B) is None
+    assert says(checks, x=0, y=2) == "f: y must be one of Y_A, Y_B; got 2"
 
 
 def test_rules_may_refer_to_another_argument():
-    made = contract(
+    checks = contract(
         x=Float[Tensor, "*lead q k"], dim=Annotated[int, dim_of("x")], at=Annotated[int, dim_of("x", new=True)],
         mask=Mask[Tensor, "...", broadcasts_to("x")] | None, scales=Float[Tensor, "...", each_row("x")],
         like=AnyTensor[Tensor, "...", real()],
     )  # fmt: skip
     good = dict(x=torch.zeros(2, 3, 4), dim=-3, at=3, mask=torch.zeros(4, dtype=torch.bool), scales=torch.zeros(2, 3),
                 like=torch.zeros(1, dtype=torch.bool))  # fmt: skip
-    assert says(made, **good) is None
+    assert says(checks, **good) is None
     for shape_of in ((), (1,), (3, 1), (2, 1, 4)):
-        assert says(made, **{**good, "mask": torch.zeros(shape_of, dtype=torch.uint8)}) is None
+        assert says(checks, **{**good, "mask": torch.zeros(shape_of, dtype=torch.uint8)}) is None
     for name, value, text in (
         ("dim", 3, "dim must be between -3 and 2, as x is (2, 3, 4); got 3"),
         ("at", -1, "at must be between 0 and 3, as x is (2, 3, 4); got -1"),
@@ -179,46 +179,46 @@ def test_rules_may_refer_to_another_argument():
         ("scales", torch.zeros(5), "scales must have 6 elements, one for each row of x (2, 3, 4); got (5,)"),
         ("like", torch.zeros(1).cfloat(), "like must be bool, an integer or a float; got complex64"),
     ):
-        assert says(made, **{**good, name: value}) == f"f: {text}", name
-        (argument,) = (a for a in made.arguments if a.name == name)
-        for word, _, args in made.bad(argument, good):
-            assert says(made, **args) is not None, (name, word)
+        assert says(checks, **{**good, name: value}) == f"f: {text}", name
+        (argument,) = (a for a in checks.arguments if a.name == name)
+        for word, _, args in checks.bad(argument, good):
+            assert says(checks, **args) is not None, (name, word)
     assert says(contract(x=Float[Tensor, "..."], dim=Annotated[int, dim_of("x")]), x=torch.tensor(1.0), dim=-1) is None
 
 
 def test_an_int_argument_may_be_a_size():
-    made = contract(
+    checks = contract(
         x=Float[Tensor, "rows n"], row_map=Index[Tensor, "topk*tokens"], probs=Float[Tensor, "tokens topk"] | None,
         topk=Annotated[int, at_least(1)], rows=int,
     )  # fmt: skip
     good = dict(x=torch.zeros(6, 4), row_map=torch.arange(10), probs=torch.zeros(5, 2), topk=2, rows=6)
-    assert says(made, **good) is None
-    assert says(made, **{n: v for n, v in good.items() if n != "topk"}) is None  # the value of topk is unknown
+    assert says(checks, **good) is None
+    assert says(checks, **{n: v for n, v in good.items() if n != "topk"}) is None  # the value of topk is unknown
     for name, value, text in (
         ("x", torch.zeros(5, 4), "x must have shape (6, n), [rows, n] where rows is 6; got (5, 4)"),
         ("row_map", torch.arange(9), "row_map must have shape (2*tokens), [topk*tokens] where topk is 2; got (9,)"),
         ("topk", 5, "probs must have shape (2, 5), [tokens, topk] where topk is 5 and row_map (10,) is [topk*tokens]"),
         ("topk", 0, "topk must be at least 1; got 0"),
     ):
-        assert str(says(made, **{**good, name: value})).startswith(f"f: {text}"), name
+        assert str(says(checks, **{**good, name: value})).startswith(f"f: {text}"), name
     for name in ("x", "row_map", "probs"):
-        (argument,) = (a for a in made.arguments if a.name == name)
-        shorter = [(word, args) for word, _, args in made.bad(argument, good) if word.startswith("short")]
+        (argument,) = (a for a in checks.arguments if a.name == name)
+        shorter = [(word, args) for word, _, args in checks.bad(argument, good) if word.startswith("short")]
         assert shorter
         for word, args in shorter:
-            assert says(made, **args) is not None, (name, word)
-    assert "row_map (index [topk*tokens])" in made.documented("y = f(x).")
+            assert says(checks, **args) is not None, (name, word)
+    assert "row_map (index [topk*tokens])" in checks.documented("y = f(x).")
 
 
 def test_rules_about_sizes_and_lists_are_checked():
-    made = contract(
+    checks = contract(
         x=AnyTensor[Tensor, "n experts", dtypes((torch.float32, torch.int32)), nonempty(-1)],
         k=Annotated[int, up_to_size("x", less=1)], const=Float32[Tensor, "...", nonempty()],
         sizes=Annotated[list[int], each(at_least(0))],
     )  # fmt: skip
     good = dict(x=torch.zeros(5, 4), k=3, const=torch.zeros(2), sizes=[2, 0])
-    assert says(made, **good) is None
-    assert says(made, **{**good, "sizes": ()}) is None
+    assert says(checks, **good) is None
+    assert says(checks, **{**good, "sizes": ()}) is None
     for name, value, text in (
         ("x", torch.zeros(5, 4).double(), "x must be float32 or int32; got float64"),
         ("k", 4, "k must be between 1 and 3, as x is (5, 4); got 4"),
@@ -227,38 +227,38 @@ def test_rules_about_sizes_and_lists_are_checked():
         ("sizes", [2, "3"], "sizes must be a list of ints; got '3' at index 1"),
         ("sizes", [2, -1], "sizes must be at least 0 in every item; got -1 at index 1"),
     ):
-        assert says(made, **{**good, name: value}) == f"f: {text}", name
+        assert says(checks, **{**good, name: value}) == f"f: {text}", name
     wide = contract(x=Float[Tensor, "n experts", nonempty(-1)])
     assert says(wide, x=torch.zeros(5, 0)) == (
         "f: x must have at least one element along the last dimension; got (5, 0)"
     )
     for name in good:
-        (argument,) = (a for a in made.arguments if a.name == name)
-        for word, _, args in made.bad(argument, good):
-            assert says(made, **args) is not None, (name, word)
-    documented = made.documented("y = f(x).")
+        (argument,) = (a for a in checks.arguments if a.name == name)
+        for word, _, args in checks.bad(argument, good):
+            assert says(checks, **args) is not None, (name, word)
+    documented = checks.documented("y = f(x).")
     assert "x (float32 or int32 [n, experts], at least one element along the last dimension)" in documented
     assert "k (from 1 to 1 less than the size of the last dimension of x)" in documented
     assert "sizes (each at least 0)" in documented
 
 
 def test_a_size_may_occur_twice_in_one_shape():
-    made = contract(x=Float[Tensor, "b n n"])
-    assert says(made, x=torch.zeros(2, 3, 3)) is None
-    assert says(made, x=torch.zeros(2, 3, 4)) == "f: x must have shape [b, n, n]; got (2, 3, 4)"
+    checks = contract(x=Float[Tensor, "b n n"])
+    assert says(checks, x=torch.zeros(2, 3, 3)) is None
+    assert says(checks, x=torch.zeros(2, 3, 4)) == "f: x must have shape [b, n, n]; got (2, 3, 4)"
 
 
 def test_all_tensors_must_be_on_one_device():
-    made = contract(x=Float[Tensor, "n"], y=Float[Tensor, "n"])
+    checks = contract(x=Float[Tensor, "n"], y=Float[Tensor, "n"])
     away = torch.zeros(3, device="meta")
-    assert says(made, x=torch.zeros(3), y=away) == "f: y must be on cpu, the device of x; got meta"
+    assert says(checks, x=torch.zeros(3), y=away) == "f: y must be on cpu, the device of x; got meta"
 
 
 def test_a_seed_may_be_on_the_cpu():
-    made = contract(x=Float[Tensor, "n"], seed=AnyTensor[Tensor, "2", or_cpu()])
+    checks = contract(x=Float[Tensor, "n"], seed=AnyTensor[Tensor, "2", or_cpu()])
     away, seed = torch.zeros(3, device="meta"), torch.zeros(2)
-    assert says(made, x=away, seed=seed) is says(made, x=away, seed=seed.to("meta")) is None
-    assert says(made, x=torch.zeros(3), seed=seed.to("meta")) == (
+    assert says(checks, x=away, seed=seed) is says(checks, x=away, seed=seed.to("meta")) is None
+    assert says(checks, x=torch.zeros(3), seed=seed.to("meta")) == (
         "f: seed must be on cpu, the device of x, or on the CPU; got meta"
     )
 
@@ -268,20 +268,20 @@ def test_where_checks_run_last_and_get_arguments_by_name():
         if x.shape[0] % n:
             raise BadArgument.of(op, "x", f"have rows in multiples of {{n}} = {n}", str(tuple(x.shape)))
 
-    made = contract((even,), x=Float[Tensor, "m"], n=Annotated[int, at_least(1)])
-    assert says(made, x=torch.zeros(4), n=2) is None
-    assert says(made, x=torch.zeros(3), n=2) == "f: x must have rows in multiples of n = 2; got (3,)"
-    assert "n must be at least 1" in str(says(made, x=torch.zeros(3), n=0))
-    assert says(made, x=torch.zeros(3)) is None  # the argument of the check is missing
+    checks = contract((even,), x=Float[Tensor, "m"], n=Annotated[int, at_least(1)])
+    assert says(checks, x=torch.zeros(4), n=2) is None
+    assert says(checks, x=torch.zeros(3), n=2) == "f: x must have rows in multiples of n = 2; got (3,)"
+    assert "n must be at least 1" in str(says(checks, x=torch.zeros(3), n=0))
+    assert says(checks, x=torch.zeros(3)) is None  # the argument of the check is missing
 
 
 def test_errors_use_the_callers_argument_names():
     with pytest.raises(ValueError) as raised:
         ROWS.check({"x": torch.zeros(5, 4), "weight": torch.zeros(3)})
     assert isinstance(raised.value, BadArgument)
-    seen = raised.value.renamed("norm", {"x": "input", "weight": "gamma"})
-    assert str(seen) == "norm: gamma must have shape (4,), [n] where input (5, 4) is [*rows, n]; got (3,)"
-    again = seen.renamed("layer", {"input": "hidden"})
+    renamed = raised.value.renamed("norm", {"x": "input", "weight": "gamma"})
+    assert str(renamed) == "norm: gamma must have shape (4,), [n] where input (5, 4) is [*rows, n]; got (3,)"
+    again = renamed.renamed("layer", {"input": "hidden"})
     assert str(again) == "layer: gamma must have shape (4,), [n] where hidden (5, 4) is [*rows, n]; got (3,)"
     assert isinstance(again, ValueError)
 
@@ -299,7 +299,7 @@ def test_an_argument_of_several_types_is_not_checked():
 
 
 def test_shapes_and_sizes_may_come_from_other_arguments():
-    made = contract(
+    checks = contract(
         x=Float[Tensor, "... h d", ndim(2, 3)], ends=Index[Tensor, "b+1", numel(2, least=True)],
         again=Index[Tensor, "b+1"], n=Annotated[int, multiple_of(4)], part=Annotated[int, multiple_of("n")],
         lse=Float[Tensor, "...", shape(lambda x, ends: (ends.shape[0] - 1, x.shape[-2], None))],
@@ -309,7 +309,7 @@ def test_shapes_and_sizes_may_come_from_other_arguments():
     ends = torch.tensor([0, 3, 5])
     good = dict(x=torch.zeros(5, 2, 4), ends=ends, again=ends, n=4, part=8, lse=torch.zeros(2, 2, 7),
                 scales=torch.zeros(5, 2), bits=torch.zeros(4, 5))  # fmt: skip
-    assert says(made, **good) is None
+    assert says(checks, **good) is None
     for name, value, text in (
         ("x", torch.zeros(1, 5, 2, 4), "x must have 2 or 3 dimensions; got (1, 5, 2, 4)"),
         ("ends", ends[:1], "ends must have at least 2 elements; got (1,)"),
@@ -320,35 +320,35 @@ def test_shapes_and_sizes_may_come_from_other_arguments():
         ("scales", torch.zeros(3, 2), "scales must have shape (4, 2) or larger, as n is 4; got (3, 2)"),
         ("bits", torch.zeros(4, 4), "bits must have 20 elements, as x is (5, 2, 4); got (4, 4)"),
     ):  # fmt: skip
-        assert says(made, **{**good, name: value}) == f"f: {text}", name
+        assert says(checks, **{**good, name: value}) == f"f: {text}", name
     assert "again must have shape [b+1]" in str(says(contract(again=Index[Tensor, "b+1"]), again=ends[:0]))
     for name in good:
-        (argument,) = (a for a in made.arguments if a.name == name)
-        wrong = list(made.bad(argument, good))
+        (argument,) = (a for a in checks.arguments if a.name == name)
+        wrong = list(checks.bad(argument, good))
         assert wrong, name
         for word, _, args in wrong:
-            assert says(made, **args) is not None, (name, word)
-    assert "ends (index [b+1], at least 2 elements)" in made.documented("y = f(x).")
+            assert says(checks, **args) is not None, (name, word)
+    assert "ends (index [b+1], at least 2 elements)" in checks.documented("y = f(x).")
 
 
 def test_lists_must_have_equal_lengths():
-    made = contract(
+    checks = contract(
         xs=list[Any], ys=Annotated[list[int], same_len("xs")], ts=Annotated[list[Tensor], each(ndim(2))],
         rank=Annotated[int, below("world")], world=int,
     )  # fmt: skip
     good = dict(xs=[1, "2"], ys=(1, 2), ts=[torch.zeros(2, 3)], rank=1, world=2)
-    assert says(made, **good) is None
-    assert says(made, **{**good, "xs": 3}) == "f: xs must be a list; got 3"
-    assert says(made, **{**good, "ys": [1]}) == "f: ys must have 2 items, as xs has; got 1"
-    assert says(made, **{**good, "ts": [None]}) == "f: ts must be a list of Tensors; got None at index 0"
-    assert says(made, **{**good, "ts": [torch.zeros(2, 3), torch.zeros(2)]}) == (
+    assert says(checks, **good) is None
+    assert says(checks, **{**good, "xs": 3}) == "f: xs must be a list; got 3"
+    assert says(checks, **{**good, "ys": [1]}) == "f: ys must have 2 items, as xs has; got 1"
+    assert says(checks, **{**good, "ts": [None]}) == "f: ts must be a list of Tensors; got None at index 0"
+    assert says(checks, **{**good, "ts": [torch.zeros(2, 3), torch.zeros(2)]}) == (
         "f: ts must have 2 dimensions in every item; got (2,) at index 1"
     )
-    assert says(made, **{**good, "rank": 2}) == "f: rank must be less than 2, the world; got 2"
+    assert says(checks, **{**good, "rank": 2}) == "f: rank must be less than 2, the world; got 2"
     for name in good:
-        (argument,) = (a for a in made.arguments if a.name == name)
-        for word, _, args in made.bad(argument, good):
-            assert says(made, **args) is not None, (name, word)
+        (argument,) = (a for a in checks.arguments if a.name == name)
+        for word, _, args in checks.bad(argument, good):
+            assert says(checks, **args) is not None, (name, word)
 
 
 @pytest.mark.parametrize("call", [opmux.ops.rms_norm, opmux.ops.rms_norm.reference], ids=["op", "reference"])

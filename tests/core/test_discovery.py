@@ -62,17 +62,17 @@ class Site:
 def without_transformer_engine():
     """Hide NVIDIA's layer, which an earlier test may have imported, unless the test installs one."""
     names = [n for n in sys.modules if n.partition(".")[0] in ("transformer_engine", "transformer_engine_torch")]
-    taken = {n: sys.modules.pop(n) for n in names}
+    removed = {n: sys.modules.pop(n) for n in names}
     finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # it provides our tex
     sys.meta_path[:] = [f for f in sys.meta_path if f not in finders]
-    grants, given = imports.finder.grants, dict(imports.finder.given)
+    grants, given_before = imports.finder.grants, dict(imports.finder.given)
     imports.finder.keep(lambda grant: False)
     yield
     for grant in grants:
         imports.finder.add(grant)
-    imports.finder.given.update(given)
+    imports.finder.given.update(given_before)
     sys.meta_path[:0] = finders
-    sys.modules.update(taken)
+    sys.modules.update(removed)
 
 
 @pytest.fixture(autouse=True)
@@ -182,8 +182,8 @@ def test_an_invalid_plugin_is_reported(target, source, kind, site, log):
     site.module("shape", source)
     site.distribution("shape-dist", "1.0", backends={"shape": target})
     assert len(load()) == 0
-    (said,) = problems(log)
-    assert f"plugin 'shape' ({target}) is {kind}: expected a module or an object with register(registry)" in said
+    (message,) = problems(log)
+    assert f"plugin 'shape' ({target}) is {kind}: expected a module or an object with register(registry)" in message
 
 
 def test_plugins_load_in_the_order_of_their_names(site, name_modules):
@@ -243,8 +243,10 @@ def test_an_allowed_plugin_loads(name, marking, monkeypatch):
 def test_lists_match_distribution_names_only(name, marking, monkeypatch, log):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", name)
     assert len(load()) == 0 and not marking.exists()
-    (said,) = [p for p in problems(log) if p.startswith(f"OPMUX_ALLOW_PLUGINS names '{name}', which is neither a dist")]
-    assert said.endswith(": use the name of its distribution, Acme-Ops")
+    (messages,) = [
+        p for p in problems(log) if p.startswith(f"OPMUX_ALLOW_PLUGINS names '{name}', which is neither a dist")
+    ]
+    assert messages.endswith(": use the name of its distribution, Acme-Ops")
     monkeypatch.delenv("OPMUX_ALLOW_PLUGINS")
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", name)
     assert ids(load()) == ["vendor.acme"]
@@ -344,9 +346,9 @@ def first():
     return OpImpl("rms_norm", "first", BackendImplKind.REFERENCE, fn=reference)
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_plugin_changes_nothing_and_the_others_load(how, first, site, name_modules, log):
-    source, words = BROKEN[how]
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_a_broken_plugin_changes_nothing_and_the_others_load(mistake, first, site, name_modules, log):
+    source, words = BROKEN[mistake]
     site.module("m_broken", source)
     site.module("a_good", REGISTER.replace("vendor.acme", "vendor.a"))
     site.module("z_good", REGISTER.replace("vendor.acme", "vendor.z"))
@@ -357,15 +359,15 @@ def test_a_broken_plugin_changes_nothing_and_the_others_load(how, first, site, n
     assert registry.get_implementations("rms_norm")[0] is first
     assert states() == {"a_good": "loaded", "m_broken": "broken", "z_good": "loaded"}
     assert words in discovery.plugins()[1].reason
-    (said,) = problems(log)
-    assert said.startswith("plugin 'm_broken' (env TE_FL_PLUGIN_MODULES) could not be loaded: ")
-    assert words in said and "Traceback (most recent call last)" in said
+    (message,) = problems(log)
+    assert message.startswith("plugin 'm_broken' (env TE_FL_PLUGIN_MODULES) could not be loaded: ")
+    assert words in message and "Traceback (most recent call last)" in message
     assert "transformer_engine" not in sys.modules
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_strict_stops_at_a_broken_plugin(how, first, site, name_modules, monkeypatch):
-    source, words = BROKEN[how]
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_strict_stops_at_a_broken_plugin(mistake, first, site, name_modules, monkeypatch):
+    source, words = BROKEN[mistake]
     name_modules(site.module("m_broken", source))
     monkeypatch.setenv("TE_FL_STRICT", "1")
     reset_global_policy()
@@ -381,8 +383,8 @@ def test_strict_stops_at_a_broken_plugin(how, first, site, name_modules, monkeyp
 def test_the_traceback_shows_the_plugins_line(site, name_modules, log):
     name_modules(site.module("m_broken", BROKEN["half-way"][0]))
     load()
-    (said,) = problems(log)
-    assert "m_broken.py" in said and "raise RuntimeError('only half')" in said
+    (message,) = problems(log)
+    assert "m_broken.py" in message and "raise RuntimeError('only half')" in message
 
 
 def test_an_id_shared_by_two_plugins_belongs_to_the_first(site, name_modules, log):
@@ -511,13 +513,13 @@ def test_existing_impls_keep_their_origin(first, site, name_modules):
     assert load(first).origin("opmux::rms_norm", "first").plugin == "code"
 
 
-def test_a_missing_module_is_named(site, name_modules, log):
+def test_a_missing_module_is_reported_by_name(site, name_modules, log):
     site.module("good", REGISTER)
     name_modules("good", "no_such_plugin")
     assert ids(load()) == ["vendor.acme"]
-    (said,) = problems(log)
-    assert "plugin 'no_such_plugin' (env TE_FL_PLUGIN_MODULES)" in said
-    assert "ModuleNotFoundError: No module named 'no_such_plugin'" in said
+    (message,) = problems(log)
+    assert "plugin 'no_such_plugin' (env TE_FL_PLUGIN_MODULES)" in message
+    assert "ModuleNotFoundError: No module named 'no_such_plugin'" in message
 
 
 @pytest.mark.parametrize("target", ["both", "both:register"])
@@ -538,7 +540,7 @@ def test_a_second_load_starts_from_scratch(site, name_modules):
 
 
 def test_a_module_without_register_may_register_at_import(site, name_modules, log):
-    """With @impl. tests/seeds covers classes with @register_backend. A module that registers nothing raises."""
+    """The module uses @impl; tests/seeds covers @register_backend. A module that registers nothing raises."""
     tagged = "from opmux.core import impl\n\n@impl('rms_norm', id='vendor.tag', kind='vendor', vendor='tag')\n"
     site.module("tags", tagged + "def rms_norm(x, weight, eps, offset):\n    return x, x\n")
     site.module("empty", "")
@@ -621,8 +623,8 @@ def test_the_foreign_name_works_during_register(site, name_modules, log):
 
 def test_a_plugin_may_search_for_the_package(site, name_modules, log):
     """Libraries search for Transformer Engine with find_spec: the stand-in must return a result instead of raising."""
-    look = "import importlib.util\nimportlib.util.find_spec('transformer_engine')\n"
-    name_modules(site.module("foreign", look + FOREIGN))
+    code = "import importlib.util\nimportlib.util.find_spec('transformer_engine')\n"
+    name_modules(site.module("foreign", code + FOREIGN))
     assert ids(load()) == ["vendor.acme"], problems(log)
 
 
@@ -680,27 +682,27 @@ def test_a_program_continues_without_its_broken_plugin(site, tmp_path):
     site.module("m_broken", BROKEN["half-way"][0])
     site.module("good", REGISTER.replace("x * weight", "x * 7").replace("vendor.acme", "vendor.good"))
     site.distribution("acme-ops", "3.1", backends={"good": "good"})
-    done = run(
+    result = run(
         CALLS, tmp_path, site.path, TE_FL_PREFER="vendor", TE_FL_PLUGIN_MODULES="m_broken", TEFL_LOG_LEVEL="INFO"
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["7.0", "7.0", "7.0", "vendor.good"]
-    assert done.stderr.count("could not be loaded: RuntimeError: only half; none of its impls is registered") == 1
-    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["7.0", "7.0", "7.0", "vendor.good"]
+    assert result.stderr.count("could not be loaded: RuntimeError: only half; none of its impls is registered") == 1
+    assert result.stderr.count("Traceback (most recent call last)") == 1
 
 
 def test_a_strict_program_raises_at_every_use(site, tmp_path):
     site.module("m_broken", BROKEN["half-way"][0])
-    done = run(CALLS, tmp_path, site.path, TE_FL_STRICT="1", TE_FL_PLUGIN_MODULES="m_broken")
-    assert done.stdout.count("PluginError plugin 'm_broken'") == 3, done.stdout + done.stderr
+    result = run(CALLS, tmp_path, site.path, TE_FL_STRICT="1", TE_FL_PLUGIN_MODULES="m_broken")
+    assert result.stdout.count("PluginError plugin 'm_broken'") == 3, result.stdout + result.stderr
 
 
 def test_a_blocked_plugin_is_never_imported(site, tmp_path):
     site.module("marks", MARKS)
     site.distribution("acme-ops", "3.1", backends={"acme": "marks"})
-    done = run(
+    result = run(
         CALLS, tmp_path, site.path, OPMUX_BLOCK_PLUGINS="acme.ops", OPMUX_DENY_VENDORS="cpu", TE_FL_PREFER="vendor"
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == "reference.torch"
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split()[-1] == "reference.torch"
     assert not (tmp_path / "imported").exists()

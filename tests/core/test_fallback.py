@@ -29,7 +29,7 @@ from opmux.core import (
 from opmux.core import snapshot as snapshots
 
 
-class Made(machine.Machine):
+class FakeMachine(machine.Machine):
     """A machine with these accelerator types, all of one arch."""
 
     def __init__(self, arch, chips):
@@ -256,7 +256,7 @@ def test_supported_dtypes_checks_the_first_tensor():
 ])  # fmt: skip
 def test_min_arch_compares_within_its_prefix(monkeypatch, have, wants, ok):
 
-    monkeypatch.setattr(machine, "_machine", Made(have, ()))
+    monkeypatch.setattr(machine, "_machine", FakeMachine(have, ()))
     manager = manager_of("own_op", (VENDOR, lambda *a: "vendor", {"min_arch": wants}), (REFERENCE, lambda *a: "ref"))
     assert outcomes(manager, "own_op", torch.ones(2)) == {"vendor" if ok else "ref"}
 
@@ -280,13 +280,13 @@ def test_strict_skips_what_this_machine_lacks_and_raises_for_unsupported_tensors
 def test_the_device_of_the_tensors_selects_the_impl(monkeypatch):
     """On a machine with an accelerator, a CPU tensor still selects the CPU's impl."""
 
-    monkeypatch.setattr(machine, "_machine", Made(None, ("meta",)))  # meta plays the part of the chip
+    monkeypatch.setattr(machine, "_machine", FakeMachine(None, ("meta",)))  # meta plays the part of the chip
     fields = {"devices": {"meta"}}
     manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
     for _ in range(2):
         assert outcomes(manager, "own_op", torch.ones(2)) == {"ref"}
         assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
-    monkeypatch.setattr(machine, "_machine", Made(None, ("meta", "other")))
+    monkeypatch.setattr(machine, "_machine", FakeMachine(None, ("meta", "other")))
     manager.invalidate("a second kind of chip")
     assert outcomes(manager, "own_op", torch.ones(2)) == {"ref"}
     assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
@@ -303,9 +303,9 @@ def test_a_choice_for_a_meta_tensor_does_not_apply_to_the_cpu():
 @pytest.mark.parametrize("first, second", [("meta", "cpu"), ("cpu", "meta")])
 @pytest.mark.parametrize("why", ["lacks", "unused"])
 def test_a_choice_for_one_device_does_not_apply_to_another(monkeypatch, why, first, second):
-    """In both orders of the calls. No impl names devices, but the selection still depends on the device."""
+    """Tests both orders of the calls. No impl names devices, but the selection still depends on the device."""
 
-    class Lacking(Made):
+    class Lacking(FakeMachine):
         def lacks(self, device_type):
             return frozenset({torch.float32} if device_type == "meta" and why == "lacks" else ())
 
@@ -322,7 +322,7 @@ def test_a_choice_for_one_device_does_not_apply_to_another(monkeypatch, why, fir
 # ---- mutating ops ---------------------------------------------------------------------------------------------------
 
 
-def half_way(error):
+def fail_after_writing(error):
     """Adds one to all its arguments in place, then fails: a retry would double the update."""
 
     def fn(*args):
@@ -345,7 +345,7 @@ def _flat(value):
 
 
 def test_an_op_without_a_spec_is_never_applied_twice():
-    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    manager = manager_of("add_one", (VENDOR, fail_after_writing(RuntimeError("late"))), (REFERENCE, add_one))
     x, ys = torch.zeros(3), [torch.zeros(2), [torch.zeros(1)]]
     version = x._version
     assert manager.call("add_one", x, ys) == "added"
@@ -354,7 +354,7 @@ def test_an_op_without_a_spec_is_never_applied_twice():
 
 
 def test_strict_does_not_undo_or_retry_a_failed_mutation():
-    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    manager = manager_of("add_one", (VENDOR, fail_after_writing(RuntimeError("late"))), (REFERENCE, add_one))
     x = torch.zeros(3)
     with policy_context(STRICT), pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", x)
@@ -363,7 +363,7 @@ def test_strict_does_not_undo_or_retry_a_failed_mutation():
 
 def test_tensors_are_restored_if_all_impls_fail():
     manager = manager_of(
-        "add_one", (VENDOR, half_way(RuntimeError("a"))), (DEFAULT, half_way(RuntimeError("b"))),
+        "add_one", (VENDOR, fail_after_writing(RuntimeError("a"))), (DEFAULT, fail_after_writing(RuntimeError("b"))),
         (DEFAULT, Counted(error=NotSupported("no"))),
     )  # fmt: skip
     x = torch.zeros(3)
@@ -411,14 +411,14 @@ def test_not_supported_needs_no_snapshot():
 
 def test_tensors_too_large_for_a_snapshot_have_no_fallback(monkeypatch):
     monkeypatch.setattr(snapshots, "LIMIT", 8)
-    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    manager = manager_of("add_one", (VENDOR, fail_after_writing(RuntimeError("late"))), (REFERENCE, add_one))
     with pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", torch.zeros(3))
 
 
 def test_no_snapshot_is_taken_during_graph_capture(monkeypatch):
     monkeypatch.setattr(snapshots, "_capturing", lambda: True)
-    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    manager = manager_of("add_one", (VENDOR, fail_after_writing(RuntimeError("late"))), (REFERENCE, add_one))
     with pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", torch.zeros(3))
 
@@ -455,16 +455,16 @@ def test_inference_tensors_are_restored():
 
 def test_calls_that_write_nothing_take_no_snapshot(monkeypatch):
     """tex's norms write `ln_out` if it is given, and nothing if it is None."""
-    taken = []
-    monkeypatch.setattr(snapshots, "take", lambda values, generators: taken.append(values) or "not now")
+    snapshot_calls = []
+    monkeypatch.setattr(snapshots, "take", lambda values, generators: snapshot_calls.append(values) or "not now")
     bad = Counted(error=RuntimeError("late"))
     manager = manager_of("rmsnorm_fwd", (VENDOR, bad), (REFERENCE, lambda *a: "ref"))
     x, w, buffer = torch.ones(3, 4), torch.ones(4), torch.zeros(3, 4)
     assert manager.call("rmsnorm_fwd", x, w, 1e-5, None, None, None, 0, False) == "ref"
-    assert taken == [[]]
+    assert snapshot_calls == [[]]
     with pytest.raises(RuntimeError, match="^late(.|\n)*no other impl is tried after 'vendor.0': not now"):
         manager.call("rmsnorm_fwd", torch.ones(300, 4), w, 1e-5, buffer, None, None, 0, False)
-    assert [(n, v is buffer) for n, v in taken[1]] == [("ln_out", True)]
+    assert [(n, v is buffer) for n, v in snapshot_calls[1]] == [("ln_out", True)]
 
 
 # ---- regressions ----------------------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ def test_not_supported_from_another_op_counts_as_a_failure():
 
 def test_a_meta_tensor_selects_the_accelerators_impl(monkeypatch):
 
-    monkeypatch.setattr(machine, "_machine", Made(None, ("cuda",)))
+    monkeypatch.setattr(machine, "_machine", FakeMachine(None, ("cuda",)))
     manager = manager_of("own_op", (VENDOR, lambda x: "chip", {"devices": {"cuda"}}), (REFERENCE, lambda x: "ref"))
     assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # as for a tensor on the chip
     assert manager.call("own_op", torch.ones(1)) == "ref"
@@ -560,13 +560,13 @@ def test_a_when_may_return_any_truth_value(answer, runs):
     assert outcomes(manager, "own_op", torch.ones(2)) == {"v" if runs else "ref"}
 
 
-@pytest.mark.parametrize("says", [lambda: False, lambda: 1 / 0])
-def test_availability_hooks_are_respected(says):
+@pytest.mark.parametrize("hook", [lambda: False, lambda: 1 / 0])
+def test_availability_hooks_are_respected(hook):
     def fn(x):
         return "vendor"
 
-    by_field = manager_of("own_op", (VENDOR, fn, {"available": says}), (REFERENCE, lambda x: "ref"))
-    fn._is_available = says
+    by_field = manager_of("own_op", (VENDOR, fn, {"available": hook}), (REFERENCE, lambda x: "ref"))
+    fn._is_available = hook
     by_attribute = manager_of("own_op", (VENDOR, fn), (REFERENCE, lambda x: "ref"))
     for manager in (by_field, by_attribute):
         assert manager.call("own_op", torch.ones(2)) == "ref"
@@ -614,16 +614,16 @@ def test_a_when_is_checked_even_for_proven_calls(op, buffer):
     rest = (1e-6, 0.0) if op == "rms_norm" else (1e-5, buffer, None, None, 0, False)
     for _ in range(2):
         x.zero_()
-        said = [outcomes(manager, op, x.add_(1), w, *rest) for _ in range(9)]
-        assert said == [{"vendor"}] * 5 + [{"ref"}] * 4
+        results = [outcomes(manager, op, x.add_(1), w, *rest) for _ in range(9)]
+        assert results == [{"vendor"}] * 5 + [{"ref"}] * 4
 
 
 def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypatch):
     """The loop over candidates takes 100 times as long as a call: only the first call and an error use it."""
-    seen, fails = [], []
+    calls, fails = [], []
 
     def second(x):
-        seen.append("second")
+        calls.append("second")
         if fails:
             raise RuntimeError("broken")
         return x + 1
@@ -640,11 +640,11 @@ def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypa
             assert relu(x[n]).tolist() == [value] * n
     assert len(loops) == 2 and "'vendor.acme' declined: too long" in caplog.text
     fails.append(1)
-    seen.clear()
-    assert relu(x[5]).tolist() == [2.0] * 5 and seen == ["second"]
+    calls.clear()
+    assert relu(x[5]).tolist() == [2.0] * 5 and calls == ["second"]
     (failed,) = get_default_manager().failures()
     assert failed.impl_id == "vendor.acme.b" and "broken" in failed.reason
-    assert relu(x[5]).tolist() == [2.0] * 5 and seen == ["second"]
+    assert relu(x[5]).tolist() == [2.0] * 5 and calls == ["second"]
     with policy_context(STRICT), pytest.raises(NotSupported, match="too long"):
         relu(x[5])
 
@@ -707,7 +707,7 @@ def test_calls_by_name_without_a_spec_always_recover():
 @pytest.mark.parametrize("error", [NotSupported, RuntimeError, ValueError, torch.OutOfMemoryError])
 @pytest.mark.parametrize("rest", ["another impl", "none", "one that fails", "a when that raises"])
 def test_a_failed_call_keeps_no_reference_to_its_tensors(error, rest, strict):
-    """Not even until the next garbage collection: keeping gigabytes in each step would exhaust the memory."""
+    """Tensors are freed before the next garbage collection: keeping gigabytes in each step would exhaust the memory."""
 
     def fails(*args):
         raise error("as it is told")

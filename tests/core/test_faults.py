@@ -37,12 +37,12 @@ class Fault:
         def fn(*args, **kwargs):
             if self.writes:
                 torch.rand(random.randrange(1, 9))
-                given = spec.signature.bind_partial(*args, **kwargs).arguments
-                spoil([t for n in spec.mutates for t in tensors_in(given.get(n))])
+                arguments = spec.signature.bind_partial(*args, **kwargs).arguments
+                spoil([t for n in spec.mutates for t in tensors_in(arguments.get(n))])
             if self.after:
-                found = spec.reference(*args, **kwargs)
+                results = spec.reference(*args, **kwargs)
                 if self.error is None:
-                    return self.result(found)
+                    return self.result(results)
             raise self.error
 
         return fn
@@ -86,8 +86,8 @@ def copy_of(values):
     def again(t):
         if t.layout is not torch.strided or t.is_meta:
             return t
-        made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) if not _overlaps(t) else t.clone()
-        return made.copy_(t)
+        copy = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) if not _overlaps(t) else t.clone()
+        return copy.copy_(t)
 
     return tree_map_only(torch.Tensor, again, values)
 
@@ -103,12 +103,12 @@ def same(got, expected):
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("at, spec", list(enumerate(SPECS)), ids=[s.name for s in SPECS])
-def test_every_fault_falls_back_without_side_effects(at, spec, slow):
+@pytest.mark.parametrize("index, spec", list(enumerate(SPECS)), ids=[s.name for s in SPECS])
+def test_every_fault_falls_back_without_side_effects(index, spec, slow):
     """Each op runs every sixth fault, and each op starts with another one; with --slow all faults run."""
     samples = [s for s in spec.samples(torch.float32, CPU) if not s.loose] or list(spec.samples(torch.float32, CPU))
     manager = get_default_manager()
-    for n, fault in enumerate(FAULTS) if slow else list(enumerate(FAULTS))[at % 6 :: 6]:
+    for n, fault in enumerate(FAULTS) if slow else list(enumerate(FAULTS))[index % 6 :: 6]:
         sample = samples[n % len(samples)]
         if (
             fault.after

@@ -21,7 +21,7 @@ import torch
 torch.set_num_threads(1)
 
 def child(work, limit=60):
-    gc.freeze()  # what there is now is not looked at again in every child
+    gc.freeze()  # children need not traverse the existing objects
     end, start = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -72,9 +72,9 @@ def run(code: str, tmp_path: Path, limit: float = 250, **env: str) -> dict:
     clean |= CACHE | {"PYTHONPATH": f"{SRC}{os.pathsep}{tmp_path / 'site'}", "XDG_CONFIG_HOME": str(tmp_path / "none")}
     program = HEAD + textwrap.dedent(code)
     warm = MODULES in code
-    done = fresh.run([sys.executable, "-c", program], env=clean | env, cwd=tmp_path, timeout=limit, warm=warm)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
+    result = fresh.run([sys.executable, "-c", program], env=clean | env, cwd=tmp_path, timeout=limit, warm=warm)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return {**json.loads(result.stdout.splitlines()[-1]), "stderr": result.stderr}
 
 
 def write(path: Path, text: str) -> None:
@@ -128,8 +128,8 @@ def test_any_two_entry_points_may_be_used_at_once(tmp_path, slow):
             bad[" + ".join(pair)] = found
     print(json.dumps({"bad": bad, "pairs": len(pairs)}))
     """
-    done = run(f"STEP = {1 if slow else 3}\n" + DOORS + textwrap.dedent(code), tmp_path)
-    assert done["bad"] == {} and done["pairs"] == (30 if slow else 10)
+    result = run(f"STEP = {1 if slow else 3}\n" + DOORS + textwrap.dedent(code), tmp_path)
+    assert result["bad"] == {} and result["pairs"] == (30 if slow else 10)
 
 
 # ---- what runs while the lock is held -------------------------------------------------------------------------------
@@ -217,9 +217,9 @@ def test_no_import_and_no_plugin_code_runs_under_the_lock(tmp_path):
         devices.vendor_of("chip"), HERE.arch_of("chip")
     print(json.dumps({"counts": watch.counts, "imported": len(imported)}))
     """
-    done = run(code, tmp_path)
-    assert [what for what in done["counts"] if what.startswith("LOCKED")] == []
-    assert set(done["counts"]) >= {
+    result = run(code, tmp_path)
+    assert [what for what in result["counts"] if what.startswith("LOCKED")] == []
+    assert set(result["counts"]) >= {
         "import of a plugin",
         "register",
         "_is_available",
@@ -227,7 +227,7 @@ def test_no_import_and_no_plugin_code_runs_under_the_lock(tmp_path):
         "impl",
         "import of a vendor",
     }
-    assert "import of ops" in done["counts"] and done["imported"] > 50
+    assert "import of ops" in result["counts"] and result["imported"] > 50
 
 
 # ---- plugins and threads --------------------------------------------------------------------------------------------
@@ -296,12 +296,12 @@ def test_plugins_and_threads_may_wait_for_each_other(tmp_path):
         "seconds": time.monotonic() - started,
     }))
     """
-    done = run(MODULES + textwrap.dedent(code), tmp_path)
-    assert done["starts a thread"] == [0.7311, ["starter loaded"]]
+    result = run(MODULES + textwrap.dedent(code), tmp_path)
+    assert result["starts a thread"] == [0.7311, ["starter loaded"]]
     for case in ("imported by a thread", "imported before"):
-        assert done[case] == [7.0, ["sleepy loaded"]], done["stderr"]
-    assert done["four threads wait"] == [[7.0] * 4, ["sleepy loaded"]]
-    assert done["seconds"] < 60
+        assert result[case] == [7.0, ["sleepy loaded"]], result["stderr"]
+    assert result["four threads wait"] == [[7.0] * 4, ["sleepy loaded"]]
+    assert result["seconds"] < 60
 
 
 # ---- what a broken plugin leaves ------------------------------------------------------------------------------------
@@ -416,8 +416,8 @@ def test_a_broken_plugin_leaves_nothing_behind(tmp_path):
                          for k, v in found[0].items() if v != want[k]}
     print(json.dumps({"bad": bad, "tried": len(os.listdir("site"))}))
     """
-    done = run(code, tmp_path)
-    assert done["bad"] == {} and done["tried"] == len(BREAKS), done["stderr"][-3000:]
+    result = run(code, tmp_path)
+    assert result["bad"] == {} and result["tried"] == len(BREAKS), result["stderr"][-3000:]
 
 
 # ---- any entry point first, with a vendor outside the tree -----------------------------------------------------------
@@ -541,13 +541,13 @@ def test_any_entry_point_may_be_the_first(vendor, tmp_path, slow):
     env = {"TRITON_INTERPRET": "1"} if vendor else {}
     # acme's device type also belongs to ascend: the later vendor, a package outside the tree, must win.
     step = f"STEP = {1 if vendor or slow else 3}\n"
-    done = run(step + (SIMULATED if vendor else PLAIN) + FIRST + MODULES + LOOP, tmp_path, **env)
-    assert done["bad"] == {}, done["stderr"][-3000:]
-    assert done["missing"] == [] and done["tried"] >= (24 if vendor or slow else 8)
+    result = run(step + (SIMULATED if vendor else PLAIN) + FIRST + MODULES + LOOP, tmp_path, **env)
+    assert result["bad"] == {}, result["stderr"][-3000:]
+    assert result["missing"] == [] and result["tried"] >= (24 if vendor or slow else 8)
 
 
 def test_ctrl_c_during_the_first_use_of_an_op_is_harmless(tmp_path):
-    """As for a user: a signal at some time during the import of the op's family."""
+    """A signal arrives at some time during the import of the op's family, as for a user."""
     code = """
     import opmux, opmux.ops
 
@@ -565,6 +565,6 @@ def test_ctrl_c_during_the_first_use_of_an_op_is_harmless(tmp_path):
 
     print(json.dumps({"found": [child(lambda: interrupted(s)) for s in (0.05, 0.1, 0.2, 0.4)]}))
     """
-    done = run(code, tmp_path)
-    assert all(isinstance(f, list) and f[1] for f in done["found"]), done
-    assert any(came for came, _ in done["found"])
+    result = run(code, tmp_path)
+    assert all(isinstance(f, list) and f[1] for f in result["found"]), result
+    assert any(came for came, _ in result["found"])

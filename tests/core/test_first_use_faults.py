@@ -24,9 +24,9 @@ def test_the_next_use_works_after_a_fault(tmp_path, name, slow):
     env |= {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     part = 1.0 if slow else 0.15
     command = [sys.executable, str(CHECKS), name, str(part)]
-    done = fresh.run(command, env=env, cwd=tmp_path, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])[name]
+    result = fresh.run(command, env=env, cwd=tmp_path, timeout=280)
+    assert result.returncode == 0, result.stderr[-3000:]
+    report = json.loads(result.stdout.splitlines()[-1])[name]
     bad = report["bad"]
     assert not bad, f"{len(bad)}: {json.dumps(bad[:3], indent=1)[:6000]}"
     assert (report["faults"], report["forks"]) == (int(FAULTS[name] * part), int(FAULTS[name] * part / 10))

@@ -20,8 +20,8 @@ def cache(monkeypatch):
 
 
 def test_a_tensor_is_created_once(cache):
-    made = [cache.get("a", lambda: torch.ones(2), cuda=False) for _ in range(2)]
-    assert made[0] is made[1]
+    tensors = [cache.get("a", lambda: torch.ones(2), cuda=False) for _ in range(2)]
+    assert tensors[0] is tensors[1]
 
 
 def test_the_oldest_tensor_is_evicted(cache):

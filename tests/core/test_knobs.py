@@ -89,7 +89,7 @@ def in_file():
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def empty_directory(tmp_path, monkeypatch):
     """A directory without opmux.toml, and no CUDA variables."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no config"))
@@ -115,8 +115,8 @@ def test_foreign_names_are_aliases():
 
 @pytest.mark.parametrize("knob", all_knobs())
 def test_an_unset_setting_has_its_default(knob):
-    found = knob.look()
-    assert (found.value, found.source, found.is_set) == (knob.default, "default", False)
+    reading = knob.look()
+    assert (reading.value, reading.source, reading.is_set) == (knob.default, "default", False)
     assert knob.doc
 
 
@@ -129,9 +129,9 @@ def test_every_setting_is_read_from_the_environment(knob, monkeypatch):
                 value = text
             with monkeypatch.context() as m:
                 m.setenv(name, text)
-                found = knob.look()
-                assert (found.value, found.source) == (value, f"env {name}")
-                assert found.is_set and not found.from_file
+                reading = knob.look()
+                assert (reading.value, reading.source) == (value, f"env {name}")
+                assert reading.is_set and not reading.from_file
                 assert knob.get() == value
 
 
@@ -166,8 +166,8 @@ def test_a_blank_variable_counts_as_unset(knob, blank, monkeypatch):
 def test_the_file_is_read_and_the_environment_overrides_it(knob, monkeypatch):
     (text, value), (other, other_value) = VALUES[knob.kind]
     toml(f"{knob.key} = {quoted(text)}")
-    found = knob.look()
-    assert (found.value, found.source, found.from_file) == (value, "file opmux.toml", True)
+    reading = knob.look()
+    assert (reading.value, reading.source, reading.from_file) == (value, "file opmux.toml", True)
     for name in reversed((knob.name, *knob.aliases)):
         monkeypatch.setenv(name, other)
         assert knob.look() == knobs.Setting(other_value, f"env {name}")
@@ -201,13 +201,13 @@ def test_a_named_file_must_exist(what, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["prefer = ", "prefer = vendor", "[per_op\n", "prefer = 'a'\nprefer = 'b'"])
-def test_broken_toml_is_named(text):
+def test_the_error_for_broken_toml_names_the_file(text):
     toml(text)
     with pytest.raises(BadKnob, match=r"opmux\.toml is not valid TOML: .*\(at "):
         knobs.PREFER.get()
 
 
-def test_a_file_that_is_not_utf8_is_named():
+def test_the_error_for_a_file_that_is_not_utf8_names_it():
     Path("opmux.toml").write_bytes(b'prefer = "vend\xff"')
     with pytest.raises(BadKnob, match="not valid TOML"):
         knobs.PREFER.get()
@@ -216,8 +216,8 @@ def test_a_file_that_is_not_utf8_is_named():
 def test_the_file_is_read_as_utf8_in_any_locale():
     toml('allow_vendors = "华为"')
     code = "from opmux.core import knobs; print(ascii(knobs.ALLOW_VENDORS.get()))"
-    done = python(code, LC_ALL="en_US.ISO-8859-1", LANG="en_US.ISO-8859-1", PYTHONUTF8="0")
-    assert done.stdout.strip() == ascii(("华为",)), done.stderr
+    result = python(code, LC_ALL="en_US.ISO-8859-1", LANG="en_US.ISO-8859-1", PYTHONUTF8="0")
+    assert result.stdout.strip() == ascii(("华为",)), result.stderr
 
 
 def test_a_changed_file_is_read_again(tmp_path):
@@ -255,9 +255,11 @@ def test_a_file_in_the_current_directory_cannot_name_modules(caplog):
     for _ in range(2):
         assert knobs.PLUGIN_MODULES.look() == knobs.Setting((), "default")
     assert knobs.PREFER.get() == "reference"
-    (said,) = [r.getMessage() for r in caplog.records]
-    assert said.startswith("opmux.toml: plugin_modules is ignored: a file found in the current directory may not name")
-    assert "Set OPMUX_PLUGIN_MODULES, name the file by OPMUX_CONFIG, or put the line into " in said
+    (messages,) = [r.getMessage() for r in caplog.records]
+    assert messages.startswith(
+        "opmux.toml: plugin_modules is ignored: a file found in the current directory may not name"
+    )
+    assert "Set OPMUX_PLUGIN_MODULES, name the file by OPMUX_CONFIG, or put the line into " in messages
 
 
 def test_a_file_named_by_the_user_can_name_modules(monkeypatch):
@@ -294,8 +296,8 @@ def test_an_invalid_variable_is_quoted_with_a_valid_value(knob, monkeypatch):
                 m.setenv(name, text)
                 with pytest.raises(BadKnob) as caught:
                     knob.get()
-                said, _, example = str(caught.value).partition("A valid value: ")
-                assert said.startswith(f"{name}={text!r} cannot be read as ")
+                message, _, example = str(caught.value).partition("A valid value: ")
+                assert message.startswith(f"{name}={text!r} cannot be read as ")
                 variable, _, value = example.partition("=")
                 assert variable == name
                 m.setenv(variable, value)
@@ -308,9 +310,9 @@ def test_an_invalid_line_is_quoted_with_a_valid_value(knob):
         toml(f"{knob.key} = {text}")
         with pytest.raises(BadKnob) as caught:
             knob.get()
-        said, _, example = str(caught.value).partition("A valid value: ")
+        message, _, example = str(caught.value).partition("A valid value: ")
         value = tomllib.loads(f"it = {text}")["it"]
-        assert said.startswith(f"opmux.toml: {knob.key}={value!r} cannot be read as ")
+        assert message.startswith(f"opmux.toml: {knob.key}={value!r} cannot be read as ")
         toml(example)
         assert knob.look().from_file
 
@@ -375,8 +377,8 @@ try:
 except opmux.core.BadKnob as error:
     print(error)
 """
-    done = python(code, OPMUX_CONFIG="missing.toml", **bad)
-    assert (done.returncode, done.stderr) == (0, "")
-    first, second = done.stdout.splitlines()
+    result = python(code, OPMUX_CONFIG="missing.toml", **bad)
+    assert (result.returncode, result.stderr) == (0, "")
+    first, second = result.stdout.splitlines()
     assert first == "imported"
     assert second.startswith(f"OPMUX_STRICT={bad['OPMUX_STRICT']!r} cannot be read")

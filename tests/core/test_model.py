@@ -71,7 +71,7 @@ def ordered(impls, policy):
     prefer = policy["prefer"].lower().replace("triton", "flagos")
     rest = KIND_ORDER.get(prefer) or [prefer, *KIND_ORDER["flagos"]]
     order = rest if policy["order"] is None else policy["order"]
-    wanted = [t for t in order if t[0] != "!"] or ["*"]
+    tokens = [t for t in order if t[0] != "!"] or ["*"]
     allowed = None if policy["allow"] is None else {v.lower() for v in policy["allow"]}
     denied = {v.lower() for v in policy["deny"]}
     pool = sorted(impls, key=lambda i: (-i.priority, i.id))
@@ -82,7 +82,7 @@ def ordered(impls, policy):
     ]
     pool = [i for i in pool if not any(hits(t[1:], i) for t in order if t[0] == "!")]
     chosen = []
-    for token in wanted:
+    for token in tokens:
         for part in rest if token == "*" else [token]:
             chosen += [i for i in pool if hits(part, i) and i not in chosen]
     return [i for i in chosen if i.behaviour != "arch"]
@@ -92,25 +92,25 @@ def run(impls, policy, quarantined):
     """(outcome, called impls, quarantined impls); the outcome is a result id, or the raised error."""
     called, failed = [], []
     for impl in ordered(impls, policy):
-        how = impl.behaviour
-        if how == "dtype" or how == "when":
+        behaviour = impl.behaviour
+        if behaviour == "dtype" or behaviour == "when":
             if policy["strict"]:
                 return "NotSupported", called, quarantined
             continue
         if not policy["strict"] and impl.id in quarantined:
             continue
         called.append(impl.id)
-        if how == "works":
+        if behaviour == "works":
             return impl.id, called, quarantined | {i for i, b in failed if b != "declines"}
-        if how == "oom" and not policy["strict"]:
+        if behaviour == "oom" and not policy["strict"]:
             return f"error of {impl.id}", called, quarantined
         if policy["strict"]:
             first = next((i for i, b in failed if b != "declines"), None)
             return f"error of {first or impl.id}", called, quarantined
         first = next((i for i, b in failed if b != "declines"), None)
-        if how != "declines" and impl.kind == "reference" and first is not None:
+        if behaviour != "declines" and impl.kind == "reference" and first is not None:
             return f"error of {first}", called, quarantined
-        failed.append((impl.id, how))
+        failed.append((impl.id, behaviour))
     errors = [i for i, b in failed if b != "declines"]
     if not errors:
         return "NoImplementation", called, quarantined
@@ -189,8 +189,8 @@ def check(impls, policy, by_name):
 @pytest.mark.parametrize("examples", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_the_dispatcher_agrees_with_the_model(examples):
     calls = st.lists(st.booleans(), min_size=3, max_size=3)
-    how = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    how(given(impls=impls, policy=policies, by_name=calls)(check))()
+    options = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    options(given(impls=impls, policy=policies, by_name=calls)(check))()
 
 
 @pytest.fixture(autouse=True)

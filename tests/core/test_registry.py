@@ -174,8 +174,8 @@ def test_an_impl_without_a_new_argument_gets_only_calls_with_its_default(plug, w
     x, weight = torch.randn(3, 8, dtype=torch.bfloat16), torch.randn(8, dtype=torch.bfloat16)
     with opmux.policy("vendor"):
         assert opmux.ops.rms_norm(x, weight)[0].eq(7).all()
-        found = opmux.explain("rms_norm", x, weight, casting="llama")
-        assert found.chosen.impl_id != "vendor.acme" and "takes no casting, casting='llama' was given" in str(found)
+        report = opmux.explain("rms_norm", x, weight, casting="llama")
+        assert report.chosen.impl_id != "vendor.acme" and "takes no casting, casting='llama' was given" in str(report)
         assert not opmux.ops.rms_norm(x, weight, casting="llama")[0].eq(7).any()
         if when is not None:
             assert not opmux.ops.rms_norm(x, weight, 1e-5)[0].eq(7).any()
@@ -302,9 +302,9 @@ def test_explain_returns_data_and_prints_one_screen(plug):
     )
     x, w = torch.ones(3, 7), torch.ones(7)
     with opmux.policy("vendor", deny=["nobody"]):
-        said = opmux.explain(opmux.ops.rms_norm, x, w)
-        assert said.chosen.impl_id == "reference.torch" and said.key == "opmux::rms_norm"
-        rows = {v.impl.impl_id: (v.status, v.stage, v.reason) for v in said.verdicts}
+        report = opmux.explain(opmux.ops.rms_norm, x, w)
+        assert report.chosen.impl_id == "reference.torch" and report.key == "opmux::rms_norm"
+        rows = {v.impl.impl_id: (v.status, v.stage, v.reason) for v in report.verdicts}
         assert rows["vendor.acme"] == ("refused", "dtype", "takes bfloat16; the first tensor is float32")
         assert rows["vendor.bolt"] == ("refused", "when", "odd")
         assert rows["reference.torch"][0] == "chosen"
@@ -313,7 +313,7 @@ def test_explain_returns_data_and_prints_one_screen(plug):
         assert opmux.explain("rms_norm").chosen.impl_id == "vendor.acme"
         plug("rms_norm", "vendor.cut", VENDOR, lambda *a: a, vendor="cut", priority=9, when=lambda x, *a: x.shape[9])
         assert "raised IndexError" in str(opmux.explain("rms_norm", x, w))
-    text = str(said)
+    text = str(report)
     assert len(text.splitlines()) < 24 and "takes bfloat16" in text and "policy prefer=vendor" in text
     with pytest.raises(UnknownName, match="did you mean 'rms_norm'"):
         opmux.explain("rms_nom")

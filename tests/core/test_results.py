@@ -74,21 +74,21 @@ def test_results_with_a_data_dependent_size_are_not_checked():
         """The positive elements."""
         return x[x > 0]
 
-    made = op(pick_positive, fake=lambda x: (_ for _ in ()).throw(NotImplementedError("depends on the data")))
+    new_op = op(pick_positive, fake=lambda x: (_ for _ in ()).throw(NotImplementedError("depends on the data")))
     try:
         registry = get_default_manager().registry
         registry.register_impl(
             opmux.core.OpImpl("pick_positive", "vendor.acme", VENDOR, "acme", lambda x: x[x > 0].clone())
         )
         with opmux.policy("vendor", strict=True):
-            assert made(torch.tensor([1.0, -1.0, 2.0])).tolist() == [1.0, 2.0]
+            assert new_op(torch.tensor([1.0, -1.0, 2.0])).tolist() == [1.0, 2.0]
     finally:
         registry.unregister("pick_positive", "vendor.acme")
-        specs.remove(made.spec)
+        specs.remove(new_op.spec)
 
 
 def test_an_impls_errors_cause_a_fallback_and_the_callers_do_not(plug):
-    """Whatever its type: an error that the reference does not raise is the impl's fault."""
+    """An error of any type that the reference does not raise is the impl's fault."""
 
     def fn(x, *rest):
         raise ValueError("acme: no plan for this size")
@@ -109,7 +109,7 @@ def test_a_quantizer_and_a_quantized_output_are_restored(plug):
     from opmux.faces.tex.tensors import Float8Quantizer
 
     tex = opmux.tex
-    made = {}
+    tensors = {}
 
     def bad(tensor, quantizer, output=None, noop=None):
         quantizer.amax.fill_(1e4)
@@ -119,8 +119,8 @@ def test_a_quantizer_and_a_quantized_output_are_restored(plug):
         raise RuntimeError("late")
 
     def good(tensor, quantizer, output=None, noop=None):
-        made.update(amax=quantizer.amax.item(), scale=quantizer.scale.item(), data=output._data.tolist())
-        made["scale_inv"] = output._scale_inv.item()
+        tensors.update(amax=quantizer.amax.item(), scale=quantizer.scale.item(), data=output._data.tolist())
+        tensors["scale_inv"] = output._scale_inv.item()
         return output
 
     plug("tex::quantize", "vendor.bad", VENDOR, bad, vendor="bad", priority=2)
@@ -130,4 +130,4 @@ def test_a_quantizer_and_a_quantized_output_are_restored(plug):
         output = tex.quantize(torch.zeros(4), quantizer)
     with opmux.policy("vendor"):
         assert tex.quantize(torch.ones(4), quantizer, output) is output
-    assert made == {"amax": 0.0, "scale": 1.0, "data": [0, 0, 0, 0], "scale_inv": 1.0}
+    assert tensors == {"amax": 0.0, "scale": 1.0, "data": [0, 0, 0, 0], "scale_inv": 1.0}

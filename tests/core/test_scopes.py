@@ -130,13 +130,13 @@ def test_tasks_inherit_scopes_and_do_not_leak_them(manager):
 
 
 def test_another_thread_has_the_process_policy(manager):
-    seen = []
+    policies = []
     with opmux.policy("reference"):
-        thread = threading.Thread(target=lambda: seen.append(which(manager)))
+        thread = threading.Thread(target=lambda: policies.append(which(manager)))
         thread.start()
         thread.join()
         assert which(manager) == "reference"
-    assert seen == ["flagos"]
+    assert policies == ["flagos"]
 
 
 def test_with_functions_set_one_part_of_a_policy(manager):
@@ -215,16 +215,16 @@ def test_the_error_for_an_invalid_preference_suggests_the_nearest():
         set_global_policy("vendor")
 
 
-@pytest.mark.parametrize("wrong, near", [
+@pytest.mark.parametrize("wrong, suggestion", [
     (dict(per_op={"rms_nrm": "reference"}), "rms_norm"),
     (dict(per_op={"which": "vendor:acmee"}), "acme"),
     (dict(per_op={"which": "impl:bolt2"}), "bolt"),
 ])  # fmt: skip
-def test_the_error_for_an_unknown_name_suggests_the_nearest(manager, wrong, near):
+def test_the_error_for_an_unknown_name_suggests_the_nearest(manager, wrong, suggestion):
     before = get_policy()
-    with pytest.raises(UnknownName, match=f"did you mean '{near}'"), opmux.policy(**wrong):
+    with pytest.raises(UnknownName, match=f"did you mean '{suggestion}'"), opmux.policy(**wrong):
         pass
-    with pytest.raises(UnknownName, match=f"did you mean '{near}'"):
+    with pytest.raises(UnknownName, match=f"did you mean '{suggestion}'"):
         opmux.set_policy(**wrong)
     assert get_policy() == before
 
@@ -265,11 +265,11 @@ def test_a_generator_closed_by_another_thread_ends_its_scope(manager):
         with opmux.policy("reference"):
             yield which(manager)
 
-    made = inside()
-    assert next(made) == "reference"
+    generator = inside()
+    assert next(generator) == "reference"
     with opmux.policy("vendor"):
         assert which(manager) == "acme"
-        closing = threading.Thread(target=made.close)
+        closing = threading.Thread(target=generator.close)
         closing.start()
         closing.join()
         assert which(manager) == "acme"
@@ -344,10 +344,10 @@ def test_many_policies_are_evicted_from_the_cache(manager):
 
 def test_the_policy_of_the_forward_selects_the_backward(plug):
     """The backward uses the scope of the forward, also on another thread and after the scope."""
-    ran = []
+    calls = []
 
     def fake_bwd(dy, x, weight, rstd, offset):
-        ran.append(threading.current_thread().name)
+        calls.append(threading.current_thread().name)
         return torch.full_like(x, 7.0), torch.full_like(weight, 7.0)
 
     plug("rms_norm_bwd", "vendor.seven", BackendImplKind.VENDOR, fake_bwd, vendor="seven")
@@ -358,16 +358,16 @@ def test_the_policy_of_the_forward_selects_the_backward(plug):
     thread = threading.Thread(target=lambda: y.sum().backward(), name="elsewhere")
     thread.start()
     thread.join()
-    assert ran == ["elsewhere"] and x.grad.eq(7).all()
+    assert calls == ["elsewhere"] and x.grad.eq(7).all()
     x.grad = None
     opmux.set_policy("reference")
     y, _ = opmux.ops.rms_norm(x, w)
     opmux.set_policy("vendor")  # too late for this backward
     y.sum().backward()
-    assert ran == ["elsewhere"] and not x.grad.eq(7).any()
+    assert calls == ["elsewhere"] and not x.grad.eq(7).any()
 
 
-def test_a_non_tensor_argument_is_named_inside_a_scope(plug):
+def test_the_error_for_a_non_tensor_names_the_argument_inside_a_scope(plug):
     """An impl for one dtype makes the call check the dtype first, in a function that the scope's policy selects."""
     plug("rms_norm", "vendor.acme", BackendImplKind.VENDOR, lambda *a: a, vendor="acme", supported_dtypes={torch.half})
     for scope in (policy_context(SelectionPolicy()), opmux.policy("vendor")):

@@ -41,7 +41,7 @@ TEX, OURS = "tex::rmsnorm_fwd", "opmux::rms_norm"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(manager, "_warned", set())
 
@@ -199,7 +199,7 @@ def test_an_order_in_code_overrides_an_order_in_the_settings(setenv):
 def test_a_scope_keeps_the_filters_of_the_settings(setenv):
     setenv(TE_FL_DENY_VENDORS="a", TE_FL_ALLOW_VENDORS="a,b,c", TE_FL_SKIP_CUDA="1", TE_FL_STRICT="1")
     with opmux.policy("vendor", deny=["b"]) as policy:
-        assert kept(policy) == ["c", "", "", ""]
+        assert allowed_vendors(policy) == ["c", "", "", ""]
         assert policy.strict and "nvidia" in dict(policy.left_out)
 
 
@@ -240,7 +240,7 @@ POOL = [
 ]
 
 
-def kept(policy):
+def allowed_vendors(policy):
     """The vendors that pass the filters ("" for none), in the order of the pool."""
     chosen = [c.impl for c in choose(policy, "an_op", POOL)[0]]
     return [(i.vendor or "").casefold() for i in POOL if i in chosen]
@@ -265,7 +265,7 @@ PLAIN = ["", "", ""]
 )
 def test_filters_leave_only_allowed_impls(env, left, setenv):
     setenv(**env)
-    assert kept(get_policy()) == left
+    assert allowed_vendors(get_policy()) == left
 
 
 def test_skip_cuda_excludes_the_vendor_library_but_not_our_kernels(setenv):
@@ -285,16 +285,16 @@ def test_filters_apply_before_orders(order, setenv):
 
 
 def test_an_empty_allow_list_in_code_allows_none():
-    assert kept(SelectionPolicy(allow_vendors=frozenset())) == PLAIN
+    assert allowed_vendors(SelectionPolicy(allow_vendors=frozenset())) == PLAIN
     with opmux.policy(allow=[]) as policy:
-        assert kept(policy) == PLAIN
+        assert allowed_vendors(policy) == PLAIN
 
 
 def test_allow_and_deny_lists_work_in_code():
     with with_allowed_vendors("a", "b"):
-        assert kept(get_policy()) == ["a", "b", *PLAIN]
+        assert allowed_vendors(get_policy()) == ["a", "b", *PLAIN]
         with with_denied_vendors("b"):
-            assert kept(get_policy()) == ["a", *PLAIN]
+            assert allowed_vendors(get_policy()) == ["a", *PLAIN]
 
 
 # ---- the backends of tex --------------------------------------------------------------------------------------------
@@ -394,14 +394,14 @@ print("it ran")
 
 @pytest.mark.parametrize("code", [TEX_CALL, CALL_BY_NAME], ids=["as a function", "by name"])
 def test_the_first_call_of_a_program_may_be_any(code):
-    done = python(code, TE_BACKEND="torch")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "it ran\n", "")
+    result = python(code, TE_BACKEND="torch")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "it ran\n", "")
 
 
 def test_a_program_with_an_unknown_backend_ends_with_the_reason():
-    done = python(TEX_CALL, TE_BACKEND="hygon")
-    assert (done.returncode, done.stdout) == (1, "")
-    last = done.stderr.strip().splitlines()[-1]
+    result = python(TEX_CALL, TE_BACKEND="hygon")
+    assert (result.returncode, result.stdout) == (1, "")
+    last = result.stderr.strip().splitlines()[-1]
     assert re.search(r"BackendNotFound: Backend 'hygon' not found\. Available backends: \[.*'torch'.*\]\. .+", last)
 
 
@@ -414,8 +414,8 @@ for _ in range(2):
     except opmux.core.BadKnob as error:
         print(error)
 """
-    done = python(code, TEFL_LOG_LEVEL="LOUD")
-    assert done.stdout.count("TEFL_LOG_LEVEL='LOUD' cannot be read as a log level") == 2, done.stderr
+    result = python(code, TEFL_LOG_LEVEL="LOUD")
+    assert result.stdout.count("TEFL_LOG_LEVEL='LOUD' cannot be read as a log level") == 2, result.stderr
 
 
 # ---- unknown names --------------------------------------------------------------------------------------------------
@@ -443,8 +443,8 @@ def test_an_unknown_name_in_the_environment_gives_one_warning(variable, value, w
         call_tex()
         opmux.ops.rms_norm(torch.ones(2, 4), torch.ones(4))
         opmux.ops.gelu(torch.ones(4))
-    (said,) = warnings(caplog)
-    assert said.startswith(words) and "another machine" in said
+    (message,) = warnings(caplog)
+    assert message.startswith(words) and "another machine" in message
 
 
 def test_an_unknown_name_in_the_file_gives_one_warning(caplog):
@@ -475,11 +475,11 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("said", "words"), UNKNOWN)
-def test_an_unknown_name_in_code_raises_and_suggests_the_nearest(said, words, plug):
+@pytest.mark.parametrize(("message", "words"), UNKNOWN)
+def test_an_unknown_name_in_code_raises_and_suggests_the_nearest(message, words, plug):
     plug("gelu", "vendor.acme", VENDOR, torch.nn.functional.gelu, vendor="acme")
-    prefer = [said["prefer"]] if "prefer" in said else []
-    rest = {k: v for k, v in said.items() if k != "prefer"}
+    prefer = [message["prefer"]] if "prefer" in message else []
+    rest = {k: v for k, v in message.items() if k != "prefer"}
     call_tex()
     before = get_policy()
     with pytest.raises(UnknownName, match=re.escape(words)):
@@ -487,7 +487,7 @@ def test_an_unknown_name_in_code_raises_and_suggests_the_nearest(said, words, pl
     with pytest.raises(UnknownName, match=re.escape(words)), opmux.policy(*prefer, **rest):
         pass
     assert get_policy() is before
-    full = SelectionPolicy(prefer=said.get("prefer", "flagos"), per_op_order=said.get("per_op", {}))
+    full = SelectionPolicy(prefer=message.get("prefer", "flagos"), per_op_order=message.get("per_op", {}))
     with pytest.raises(UnknownName, match=re.escape(words)), policy_context(full):
         call_tex()
     assert get_policy() is before
@@ -543,8 +543,8 @@ def test_the_log_level_comes_from_the_settings(env, level, setenv):
     setenv(**env)
     with quiet() as logger:
         log.from_knobs()
-        found = logging.getLevelName(logger.level), len(logger.handlers)
-    assert found == (level, 0 if level == "NOTSET" else 1)
+        state = logging.getLevelName(logger.level), len(logger.handlers)
+    assert state == (level, 0 if level == "NOTSET" else 1)
 
 
 def test_log_lines_have_our_format(setenv, monkeypatch):

@@ -123,19 +123,19 @@ def manager_of(bad, good):
 def test_changes_by_a_failed_impl_are_undone(name, by_keyword):
     make, change, see = CHANGES[name]
     value = make()
-    before, seen = look(see(value)), []
+    before, observed = look(see(value)), []
 
     def bad(value):
         change(value)
         raise RuntimeError("late")
 
     def good(value):
-        seen.append(look(see(value)))
+        observed.append(look(see(value)))
         return "good"
 
     call = manager_of(bad, good).call
     assert (call("an_op", value=value) if by_keyword else call("an_op", value)) == "good"
-    assert same(seen[0], before) and same(look(see(value)), before)
+    assert same(observed[0], before) and same(look(see(value)), before)
 
 
 def test_a_restored_tensor_keeps_its_memory_and_version():

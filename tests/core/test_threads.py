@@ -121,20 +121,20 @@ def test_freeing_a_scope_does_not_hide_a_new_one():
 
 def test_ctrl_c_while_a_scope_is_entered_does_not_hide_a_later_one(monkeypatch):
     """The traceback keeps the first scope alive; the second one must be registered nevertheless."""
-    told = []
+    interrupted = []
 
     def watch(live):
-        told.append(live)
-        if len(told) == 1:
+        interrupted.append(live)
+        if len(interrupted) == 1:
             raise KeyboardInterrupt
 
     for name, value in {"_watchers": [watch], "_live": {}, "_notified": False}.items():
         monkeypatch.setattr(policies, name, value)
-    with pytest.raises(KeyboardInterrupt) as kept:
+    with pytest.raises(KeyboardInterrupt) as raised:
         policies._track(policies.Scope((), None))
     second = policies._track(policies.Scope((), None))
-    assert told == [True, True] and policies.live_scopes() == 2
-    del second, kept
+    assert interrupted == [True, True] and policies.live_scopes() == 2
+    del second, raised
 
 
 def test_a_switch_applies_to_every_later_call(slow):
@@ -162,9 +162,9 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this
 
 
 def run(script: str) -> str:
-    done = fresh.run([sys.executable, "-c", textwrap.dedent(script)], timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = fresh.run([sys.executable, "-c", textwrap.dedent(script)], timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @needs_fork

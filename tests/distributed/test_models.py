@@ -59,10 +59,10 @@ def run(rank: int, port: int, answers: dict) -> None:
         for wrap in (ddp, fsdp):
             model = built()
             opmux.patch_model(model)
-            _, found = gradients(wrap(model), tokens().chunk(RANKS)[rank])
-            assert found.keys() == expected.keys()
+            _, grads = gradients(wrap(model), tokens().chunk(RANKS)[rank])
+            assert grads.keys() == expected.keys()
             for name, grad in expected.items():
-                torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+                torch.testing.assert_close(grads[name], grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
         answers[rank] = "as in one process"
     finally:
         dist.destroy_process_group()

@@ -33,8 +33,8 @@ def part(t: torch.Tensor, rank: int, dim: int = 0) -> torch.Tensor:
 
 def gemm(a, b, layout, ub=None, **rest):
     """Call generic_gemm as Transformer Engine does."""
-    room = torch.empty(0, dtype=torch.uint8)
-    fixed = None, None, tex.DType.kFloat32, None, tex.DType.kFloat32, False, None, False, room, 0, False, False
+    workspace = torch.empty(0, dtype=torch.uint8)
+    fixed = None, None, tex.DType.kFloat32, None, tex.DType.kFloat32, False, None, False, workspace, 0, False, False
     d, *others = fixed
     d = rest.pop("out", d)
     return tex.generic_gemm(a, layout[0] == "T", b, layout[1] == "T", d, *others, comm_overlap=ub, **rest)
@@ -131,8 +131,8 @@ def layers(rank):
         y.backward(torch.randn_like(y))
         return y, x.grad, *(p.grad for p in layer.parameters())
 
-    for name, (mode, ub_name, how) in LAYERS.items():
-        yield name, all(map(torch.equal, run(mode, ub_name=ub_name, **how), run(mode)))
+    for name, (mode, ub_name, options) in LAYERS.items():
+        yield name, all(map(torch.equal, run(mode, ub_name=ub_name, **options), run(mode)))
 
 
 def _rank(rank: int, port: int, answers) -> None:
@@ -170,9 +170,9 @@ def _rank(rank: int, port: int, answers) -> None:
 
 @pytest.mark.slow
 def test_overlap_on_two_ranks_gives_the_results_of_one():
-    found = ranks.run(_rank, RANKS)
-    assert len(found) == RANKS * (len(KINDS) * (len(CASES) + 2) + 2 + len(LAYERS) * HAS_TE)
-    assert not [key for key, right in found.items() if not right]
+    results = ranks.run(_rank, RANKS)
+    assert len(results) == RANKS * (len(KINDS) * (len(CASES) + 2) + 2 + len(LAYERS) * HAS_TE)
+    assert not [key for key, right in results.items() if not right]
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_invalid_overlap_arguments_raise(ub):
 
 
 def test_a_failing_gemm_still_waits_for_its_collective(ub):
-    """Otherwise the other ranks would hang."""
+    """Without this wait the other ranks would hang."""
     ub.copy_into_buffer(X)
 
     def fails():

@@ -43,8 +43,8 @@ def _answer(rank: int, case: str) -> str:
             result = opmux.sync(mode="error" if case == "same" else "adopt")
         except RanksDiffer as error:
             return f"RanksDiffer: {error}"
-        ran = opmux.ops.rms_norm(torch.ones(2), torch.ones(2))[1].item() if case == "adopt" else ""
-        return f"{result} {ran} {opmux.sync()}"
+        value = opmux.ops.rms_norm(torch.ones(2), torch.ones(2))[1].item() if case == "adopt" else ""
+        return f"{result} {value} {opmux.sync()}"
     finally:
         for vendor in vendors:
             registry.unregister("rms_norm", f"vendor.{vendor}")
@@ -69,8 +69,8 @@ def test_adopt_makes_every_rank_use_the_selection_of_rank_0(answers):
 
 
 def test_an_impl_missing_on_one_rank_raises_on_every_rank(answers):
-    for said in both(answers, "lacking"):
-        assert said.startswith("RanksDiffer") and "vendor.b" in said
+    for message in both(answers, "lacking"):
+        assert message.startswith("RanksDiffer") and "vendor.b" in message
 
 
 def test_an_unknown_mode_raises_before_any_communication():

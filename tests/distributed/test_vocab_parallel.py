@@ -53,9 +53,9 @@ def _rank(rank: int, port: int, answers) -> None:
             leaf = logits.chunk(2, -1)[rank].detach().requires_grad_()
             smoothing, formula, mode = case
             module = nn.VocabParallelCrossEntropy(label_smoothing=smoothing, formula=formula, mode=mode)
-            made = module(leaf, target, dist.group.WORLD)
-            (grad,) = torch.autograd.grad(made.sum(), leaf)
-            answers[rank, case] = made.detach(), grad
+            loss = module(leaf, target, dist.group.WORLD)
+            (grad,) = torch.autograd.grad(loss.sum(), leaf)
+            answers[rank, case] = loss.detach(), grad
         empty = ours.vocab_parallel_cross_entropy(leaf[:0], target[:0], dist.group.WORLD, reduction="sum")
         answers[rank, "empty"] = empty.item()
     finally:
@@ -80,14 +80,14 @@ def test_vocab_parallel_cross_entropy_on_two_processes_equals_its_formula(answer
 def test_vocab_parallel_cross_entropy_in_one_process_equals_torchs(smoothing, reduction):
     logits, target = given()
     logits.requires_grad_()
-    kept = logits.detach().clone()
+    original = logits.detach().clone()
     got = ours.vocab_parallel_cross_entropy(logits, target, label_smoothing=smoothing, reduction=reduction)
     want = F.cross_entropy(logits.movedim(-1, 1), target, label_smoothing=smoothing, reduction=reduction)
     torch.testing.assert_close(got, want)
     twice = torch.autograd.grad(got.sin().sum(), logits, retain_graph=True)
-    for made in (twice, torch.autograd.grad(got.sin().sum(), logits)):  # a second backward gives the same gradient
-        torch.testing.assert_close(made, torch.autograd.grad(want.sin().sum(), logits, retain_graph=True))
-    assert torch.equal(logits, kept)
+    for gradient in (twice, torch.autograd.grad(got.sin().sum(), logits)):  # a second backward gives the same gradient
+        torch.testing.assert_close(gradient, torch.autograd.grad(want.sin().sum(), logits, retain_graph=True))
+    assert torch.equal(logits, original)
 
 
 def test_invalid_arguments_raise():

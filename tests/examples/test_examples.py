@@ -23,9 +23,9 @@ def run(*command, cwd, path=(), warm=False, **env):
     clean |= {"PYTHONDONTWRITEBYTECODE": "1"}  # a run must leave no files in the tree
     if path:
         clean["PYTHONPATH"] = os.pathsep.join(map(str, path))
-    done = fresh.run([str(c) for c in command], cwd=cwd, env=clean | env, timeout=240, warm=warm)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    result = fresh.run([str(c) for c in command], cwd=cwd, env=clean | env, timeout=240, warm=warm)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result
 
 
 def python(code, cwd, **more):
@@ -34,46 +34,46 @@ def python(code, cwd, **more):
 
 def lines(text, words, level="INFO"):
     """The log lines in opmux's format whose message matches the pattern `words`."""
-    found = re.compile(LINE.format(level=level, words=f"({words})"))
-    return [m[1] for m in map(found.fullmatch, text.splitlines()) if m]
+    pattern = re.compile(LINE.format(level=level, words=f"({words})"))
+    return [m[1] for m in map(pattern.fullmatch, text.splitlines()) if m]
 
 
 def registered(text):
-    (said,) = lines(text, r"Registered impl_ids: .*")
-    return ast.literal_eval(said.partition(": ")[2])
+    (line,) = lines(text, r"Registered impl_ids: .*")
+    return ast.literal_eval(line.partition(": ")[2])
 
 
 # ---- the two programs -----------------------------------------------------------------------------------------------
 
 
 def test_the_in_tree_example_runs_falls_back_and_explains(tmp_path):
-    done = run(sys.executable, EXAMPLES / "example_intree.py", cwd=tmp_path, path=(SRC,), warm=True)
-    assert registered(done.stderr) == ["reference.torch", "vendor.mybackend"]
-    assert lines(done.stderr, r"Op 'rmsnorm_fwd' using .*") == [
+    result = run(sys.executable, EXAMPLES / "example_intree.py", cwd=tmp_path, path=(SRC,), warm=True)
+    assert registered(result.stderr) == ["reference.torch", "vendor.mybackend"]
+    assert lines(result.stderr, r"Op 'rmsnorm_fwd' using .*") == [
         "Op 'rmsnorm_fwd' using 'vendor.mybackend' (kind=vendor, vendor=mybackend)"
     ]
-    assert lines(done.stderr, r"Op 'rmsnorm_fwd' switched from 'vendor.mybackend' to 'reference.torch' .*")
-    (failed,) = lines(done.stderr, r"Op 'rmsnorm_fwd': 'vendor.mybackend.turbo' failed .*", "WARNING")
+    assert lines(result.stderr, r"Op 'rmsnorm_fwd' switched from 'vendor.mybackend' to 'reference.torch' .*")
+    (failed,) = lines(result.stderr, r"Op 'rmsnorm_fwd': 'vendor.mybackend.turbo' failed .*", "WARNING")
     assert "the turbo unit is switched off" in failed and failed.endswith("using 'vendor.mybackend'")
-    assert "out (4, 64), rsigma (4, 1), from vendor.mybackend" in done.stdout
-    assert "from reference.torch, largest difference" in done.stdout
-    why = done.stdout.partition("why this one?")[2]
+    assert "out (4, 64), rsigma (4, 1), from vendor.mybackend" in result.stdout
+    assert "from reference.torch, largest difference" in result.stdout
+    why = result.stdout.partition("why this one?")[2]
     assert re.search(r"x vendor\.mybackend\.turbo +vendor +priority 300 +quarantine: RuntimeError: the turbo", why)
     assert re.search(r"\* vendor\.mybackend +vendor +priority 200 +chosen", why)
-    assert len(done.stdout.splitlines()) + len(done.stderr.splitlines()) <= 24  # the output must fit on a screen
+    assert len(result.stdout.splitlines()) + len(result.stderr.splitlines()) <= 24  # the output must fit on a screen
 
 
 def test_the_out_of_tree_example_runs_the_vendor_package(tmp_path):
-    done = run(sys.executable, EXAMPLES / "example_outtree.py", cwd=tmp_path, path=(SRC,), warm=True)
-    assert {"reference.torch", "vendor.acme"} <= set(registered(done.stderr))
-    assert "Op 'rmsnorm_fwd' using 'vendor.acme' (kind=vendor, vendor=acme)" in lines(done.stderr, "Op .*")
-    assert "manager.call: out (4, 64), rsigma (4,)" in done.stdout
-    assert "the same numbers: True" in done.stdout
+    result = run(sys.executable, EXAMPLES / "example_outtree.py", cwd=tmp_path, path=(SRC,), warm=True)
+    assert {"reference.torch", "vendor.acme"} <= set(registered(result.stderr))
+    assert "Op 'rmsnorm_fwd' using 'vendor.acme' (kind=vendor, vendor=acme)" in lines(result.stderr, "Op .*")
+    assert "manager.call: out (4, 64), rsigma (4,)" in result.stdout
+    assert "the same numbers: True" in result.stdout
     package = PLUGIN / "src" / "acme_opmux"
-    said = f"rmsnorm_fwd: 'vendor.acme' (kind=vendor, vendor=acme)\n    from acme_opmux ({package / 'norm.py'})"
-    assert said in done.stdout
-    assert "silu_mul, 64 columns: 'vendor.acme'" in done.stdout
-    assert "silu_mul, 63 columns: 'vendor.acme'" not in done.stdout
+    expected = f"rmsnorm_fwd: 'vendor.acme' (kind=vendor, vendor=acme)\n    from acme_opmux ({package / 'norm.py'})"
+    assert expected in result.stdout
+    assert "silu_mul, 64 columns: 'vendor.acme'" in result.stdout
+    assert "silu_mul, 63 columns: 'vendor.acme'" not in result.stdout
 
 
 FLOW = """
@@ -104,10 +104,10 @@ torch.testing.assert_close(output, torch.nn.functional.rms_norm(input, (8,), wei
 
 
 def test_an_op_of_a_separate_registry_can_be_called_as_documented(tmp_path):
-    done = python(FLOW.format(core="opmux.core"), tmp_path, warm=True, TEFL_LOG_LEVEL="INFO")
-    assert done.stdout == ""
+    result = python(FLOW.format(core="opmux.core"), tmp_path, warm=True, TEFL_LOG_LEVEL="INFO")
+    assert result.stdout == ""
     for line, words in zip(
-        done.stderr.splitlines(),
+        result.stderr.splitlines(),
         [
             "Registered impl_ids: ['vendor.mybackend']",
             "Op 'rmsnorm_fwd' using 'vendor.mybackend' (kind=vendor, vendor=mybackend)",
@@ -119,8 +119,8 @@ def test_an_op_of_a_separate_registry_can_be_called_as_documented(tmp_path):
 
 def test_importing_opmux_prints_nothing_at_any_log_level(tmp_path):
     env = dict(TEFL_LOG_LEVEL="DEBUG", TE_FL_DEBUG="1", TE_FL_PREFER="vendor", TE_FL_PLUGIN_MODULES="no_such_module")
-    done = python("import opmux, opmux.ops, opmux.core", tmp_path, **env)
-    assert (done.stdout, done.stderr) == ("", "")
+    result = python("import opmux, opmux.ops, opmux.core", tmp_path, **env)
+    assert (result.stdout, result.stderr) == ("", "")
 
 
 # ---- the vendor's package -------------------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ def install(package, root):
     return python, site
 
 
-def rows(done, kind):
-    split = (line.split(" | ") for line in done.stdout.splitlines())
+def rows(result, kind):
+    split = (line.split(" | ") for line in result.stdout.splitlines())
     return {row[1]: row[2:] for row in split if row[0] == kind}
 
 
@@ -171,25 +171,25 @@ def rows(done, kind):
 def test_the_vendor_package_works_after_pip_install(package, tmp_path):
     """A single test, because the installation is slow."""
     python, site = install(package, tmp_path / "scratch")
-    done = run(python, "-c", USE, cwd=tmp_path, TE_FL_PREFER="vendor", TEFL_LOG_LEVEL="INFO")
+    result = run(python, "-c", USE, cwd=tmp_path, TE_FL_PREFER="vendor", TEFL_LOG_LEVEL="INFO")
 
-    found = {
+    used = {
         "acme": ["entry point opmux.backends", "opmux-vendor-acme", "1.2.0", "loaded"],
         "acme_legacy": ["entry point te_fl.plugin", "opmux-vendor-acme", "1.2.0", "loaded"],
     }
-    assert rows(done, "plugin") == found
+    assert rows(result, "plugin") == used
     files = dict(rmsnorm_fwd="norm", rms_norm="norm", silu_mul="activation", layernorm_fwd="legacy")
-    assert rows(done, "op") == {
+    assert rows(result, "op") == {
         op: ["vendor.acme", f"opmux-vendor-acme 1.2.0 ({site / 'acme_opmux' / stem}.py)"] for op, stem in files.items()
     }
-    assert {"reference.torch", "vendor.acme"} <= set(registered(done.stderr))
-    assert lines(done.stderr, "Op 'rmsnorm_fwd' .*") == [
+    assert {"reference.torch", "vendor.acme"} <= set(registered(result.stderr))
+    assert lines(result.stderr, "Op 'rmsnorm_fwd' .*") == [
         "Op 'rmsnorm_fwd' using 'vendor.acme' (kind=vendor, vendor=acme)"
     ]
-    assert len(lines(done.stderr, ".*")) == len(done.stderr.splitlines())
+    assert len(lines(result.stderr, ".*")) == len(result.stderr.splitlines())
 
     named = run(python, "-c", USE, cwd=tmp_path, TE_FL_PLUGIN_MODULES="acme_opmux")
-    assert rows(named, "plugin") == found  # loaded once
+    assert rows(named, "plugin") == used  # loaded once
     assert named.stderr == ""
 
     quiet = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
@@ -199,14 +199,14 @@ def test_the_vendor_package_works_after_pip_install(package, tmp_path):
 
 def test_the_vendor_package_can_be_named_in_a_variable_without_installation(package, tmp_path):
     env = dict(TE_FL_PREFER="vendor", TEFL_LOG_LEVEL="INFO", TE_FL_PLUGIN_MODULES="acme_opmux,acme_opmux.legacy")
-    done = python(USE, tmp_path, path=(SRC, package / "src"), warm=True, **env)
-    assert rows(done, "plugin") == {
+    result = python(USE, tmp_path, path=(SRC, package / "src"), warm=True, **env)
+    assert rows(result, "plugin") == {
         name: ["env TE_FL_PLUGIN_MODULES", "None", "None", "loaded"] for name in ("acme_opmux", "acme_opmux.legacy")
     }
     norm = package / "src" / "acme_opmux" / "norm.py"
-    assert rows(done, "op")["rmsnorm_fwd"] == ["vendor.acme", f"acme_opmux ({norm})"]
-    assert "vendor.acme" in registered(done.stderr)
-    assert lines(done.stderr, "Op 'rmsnorm_fwd' using .*") == [
+    assert rows(result, "op")["rmsnorm_fwd"] == ["vendor.acme", f"acme_opmux ({norm})"]
+    assert "vendor.acme" in registered(result.stderr)
+    assert lines(result.stderr, "Op 'rmsnorm_fwd' using .*") == [
         "Op 'rmsnorm_fwd' using 'vendor.acme' (kind=vendor, vendor=acme)"
     ]
 

@@ -95,36 +95,38 @@ SECOND = {
 }
 
 
-def tensor(asked: Any, shape: OverloadSchema, gradient: bool) -> Tensor:
-    made = torch.randn(asked if isinstance(asked, tuple) else (3, 4), generator=torch.Generator().manual_seed(7))
-    if asked == "mask":
-        return (made > 0).to(DEVICE)
-    if asked == "index":
-        return made.mul(8).abs().to(torch.int64).remainder(3).to(DEVICE)
-    if asked == "fraction":
-        made = made.sigmoid()
+def tensor(shape_or_dtype: Any, shape: OverloadSchema, gradient: bool) -> Tensor:
+    tensor = torch.randn(
+        shape_or_dtype if isinstance(shape_or_dtype, tuple) else (3, 4), generator=torch.Generator().manual_seed(7)
+    )
+    if shape_or_dtype == "mask":
+        return (tensor > 0).to(DEVICE)
+    if shape_or_dtype == "index":
+        return tensor.mul(8).abs().to(torch.int64).remainder(3).to(DEVICE)
+    if shape_or_dtype == "fraction":
+        tensor = tensor.sigmoid()
     if shape.packet.startswith(INTEGERS):
-        return made.mul(8).abs().to(torch.int64).to(DEVICE)
-    return made.to(DEVICE).requires_grad_(gradient)
+        return tensor.mul(8).abs().to(torch.int64).to(DEVICE)
+    return tensor.to(DEVICE).requires_grad_(gradient)
 
 
 def value_of(argument: Any, shape: OverloadSchema, gradient: bool) -> Any:
-    asked = NAMED.get(argument.name)
+    requested = NAMED.get(argument.name)
     for named in (shape.packet, shape.name):
-        asked = SPECIAL.get(named, {}).get(argument.name, asked)
+        requested = SPECIAL.get(named, {}).get(argument.name, requested)
     kind = str(argument.type)
     if kind in ("Tensor", "Optional[Tensor]"):
-        return tensor(asked, shape, gradient)
+        return tensor(requested, shape, gradient)
     if kind == "List[Optional[Tensor]]":
         return [tensor("index", shape, False)]
     if kind == "List[Tensor]":
-        return [tensor(asked, shape, gradient) for _ in range(2)]
+        return [tensor(requested, shape, gradient) for _ in range(2)]
     if argument.name == "dtype" and kind == "int":  # schemas write a ScalarType as int
         return torch.float32
-    if isinstance(asked, int) and "List" in kind:
-        return [asked]
-    if asked is not None and not isinstance(asked, tuple):
-        return asked
+    if isinstance(requested, int) and "List" in kind:
+        return [requested]
+    if requested is not None and not isinstance(requested, tuple):
+        return requested
     return None if kind.startswith("Optional") else PLAIN[kind]
 
 
@@ -187,8 +189,8 @@ def called(name: str) -> Any:
     return outcome(lambda: (shape.op(*args, **kwargs), [a for a in args if isinstance(a, Tensor)]))
 
 
-def failed(found: Any) -> bool:
-    return isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], str)
+def failed(result: Any) -> bool:
+    return isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], str)
 
 
 # ---- declining ------------------------------------------------------------------------------------------------------
@@ -208,29 +210,29 @@ def declining(overload: Overload, impls_of: Any) -> Iterator[OpImpl]:
 def all_decline() -> dict[str, Any]:
     """Override every overload by impls that decline, and return the outcomes that differ from torch's, by overload."""
     names = [n for n, o in table().items() if DEVICE != "cpu" or native.exists(o.shape, "CPU")]
-    wanted = {n: called(n) for n in names}
+    expected = {n: called(n) for n in names}
     gradients = {n: differentiated(n) for n in names if differentiable(n)}
     Overload.lifted = declining
-    engine.DeviceOverrides._can = lambda self, _, overload: self.name == DEVICE and overload.name in wanted
+    engine.DeviceOverrides._can = lambda self, _, overload: self.name == DEVICE and overload.name in expected
     above._differentiable = lambda overload: decline
     engine.forget()
     get_default_manager().invalidate("a test")
     on = opmux.enable(mode="all")
-    differ = unequal(called, wanted) | unequal(differentiated, gradients, "gradient of ")
+    differ = unequal(called, expected) | unequal(differentiated, gradients, "gradient of ")
     opmux.disable()
-    differ |= unequal(called, wanted, "afterwards, ")
+    differ |= unequal(called, expected, "afterwards, ")
     return {
         "overridden": len(on),
         "not overridden": sorted(set(names) - set(on)),
-        "answered": sum(not failed(w) for w in wanted.values()),
-        "errors": {n: w for n, w in wanted.items() if failed(w)},
+        "answered": sum(not failed(w) for w in expected.values()),
+        "errors": {n: w for n, w in expected.items() if failed(w)},
         "gradients": sum(not failed(g) for g in gradients.values()),
         "differ": differ,
     }
 
 
-def unequal(again: Callable[[str], Any], wanted: dict[str, Any], which: str = "") -> dict[str, Any]:
-    return {which + n: [got, w] for n, w in wanted.items() if not close(got := again(n), w, 1e-6)}
+def unequal(again: Callable[[str], Any], expected: dict[str, Any], which: str = "") -> dict[str, Any]:
+    return {which + n: [got, w] for n, w in expected.items() if not close(got := again(n), w, 1e-6)}
 
 
 # ---- enable() and disable() between forward and backward ------------------------------------------------------------
@@ -246,24 +248,24 @@ def forward(name: str) -> Any:
     shape = table()[name].shape
     args, kwargs = arguments(shape, gradient=True)
     try:
-        made = shape.op(*args, **kwargs)
+        outs = shape.op(*args, **kwargs)
     except Exception as error:
         return error
-    return made, [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+    return outs, [a for a in args if isinstance(a, Tensor) and a.requires_grad]
 
 
-def backward(name: str, made: Any) -> Any:
+def backward(name: str, forward_result: Any) -> Any:
     """The outcome: results and gradients, or the error."""
 
     def run() -> Any:
-        if isinstance(made, Exception):
-            raise made
-        results, wrt = made
+        if isinstance(forward_result, Exception):
+            raise forward_result
+        results, wrt = forward_result
         outs = [t for t in (results if isinstance(results, (tuple, list)) else [results]) if t.requires_grad]
         # a decomposed norm returns differentiable statistics, a kernel does not
         outs = outs[:1] if "norm" in name else outs
-        found = torch.autograd.grad(outs, wrt, [torch.ones_like(t) for t in outs], allow_unused=True) if outs else []
-        return results, list(found)
+        grads = torch.autograd.grad(outs, wrt, [torch.ones_like(t) for t in outs], allow_unused=True) if outs else []
+        return results, list(grads)
 
     return outcome(run)
 
@@ -278,13 +280,15 @@ def crossing() -> dict[str, Any]:
     names = [n for n in opmux.enable(mode="all") if differentiable(n) and table()[n].family != "random"]
     ours = {n: forward(n) for n in names}
     opmux.disable()
-    wanted = {n: differentiated(n) for n in names}
-    differ = {f"{n}, forward on": [got, w] for n, w in wanted.items() if not close(got := backward(n, ours[n]), w)}
+    expected = {n: differentiated(n) for n in names}
+    differ = {f"{n}, forward on": [got, w] for n, w in expected.items() if not close(got := backward(n, ours[n]), w)}
     torchs = {n: forward(n) for n in names}
     opmux.enable(mode="all")
-    differ |= {f"{n}, backward on": [got, w] for n, w in wanted.items() if not close(got := backward(n, torchs[n]), w)}
+    differ |= {
+        f"{n}, backward on": [got, w] for n, w in expected.items() if not close(got := backward(n, torchs[n]), w)
+    }
     opmux.disable()
-    return {"compared": sum(not failed(w) for w in wanted.values()), "differ": differ}
+    return {"compared": sum(not failed(w) for w in expected.values()), "differ": differ}
 
 
 def close(a: Any, b: Any, tol: float = 1e-4) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from opinfo import Count
+from opinfo import KernelCallCounter
 from torch import Tensor, nn
 
 import opmux
@@ -61,11 +61,11 @@ def rand(*shape: int, grad: bool = False) -> Tensor:
 
 
 @contextmanager
-def ours(*overloads: str, times: int | None = None) -> Iterator[Count]:
+def ours(*overloads: str, times: int | None = None) -> Iterator[KernelCallCounter]:
     """Enable our kernels, and assert that they served calls of these overloads (or that they served none, if none is
     named).
     """
-    with Count() as count, opmux.use(mode="all"):
+    with KernelCallCounter() as count, opmux.use(mode="all"):
         yield count
     missing = [n for n in overloads if n not in count.served]
     assert not missing, f"{missing} were not served; served: {dict(count.served)}"
@@ -82,16 +82,16 @@ def raises(kind: type[Exception], words: str, fn: Callable[[], Any]) -> None:
         raise AssertionError(f"{kind.__name__} was not raised")
 
 
-def same(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, equal_nan=True, check_stride=True)
+def same(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected, equal_nan=True, check_stride=True)
 
 
 def both(fn: Callable[[], Any], *overloads: str) -> None:
     """Assert that `fn` gives the same result natively and through our kernels for these overloads."""
-    wanted = fn()
+    expected = fn()
     with ours(*overloads):
         got = fn()
-    same(got, wanted)
+    same(got, expected)
 
 
 # ---- enable, disable and use ----------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def enable_and_disable() -> None:
 
 @check
 def selections() -> None:
-    chosen = lambda **asked: set(opmux.enable(mode="all", **asked))
+    chosen = lambda **options: set(opmux.enable(mode="all", **options))
     assert chosen(include="softmax") == {"_softmax", "_softmax.out"}  # an opmux op name selects its ATen overloads
     assert chosen(include=["aten::add.Tensor", "exp.default"]) == {"add.Tensor", "exp"}
     assert chosen(include=["*softmax*"]) > chosen(include=["softmax"])
@@ -182,26 +182,26 @@ def decorators() -> None:
 
 @check
 def threads_share_the_switch() -> None:
-    seen = []
+    states = []
     with opmux.use(mode="all"):
-        thread = threading.Thread(target=lambda: seen.append("exp" in engine.STATE.on))
+        thread = threading.Thread(target=lambda: states.append("exp" in engine.STATE.on))
         thread.start()
         thread.join()
-    assert seen == [True]
+    assert states == [True]
 
 
 @check
-def many_threads_flip_and_compute() -> None:
+def many_threads_may_switch_and_compute() -> None:
     errors: list[BaseException] = []
     x = torch.ones(4, device=DEVICE)
-    wanted = (x.exp() + x).cpu()
+    expected = (x.exp() + x).cpu()
 
     def work() -> None:
         try:
             for _ in range(15):
                 with opmux.use(include=["exp", "add"], mode="all"):
-                    same((x.exp() + x).cpu(), wanted)
-                same((x.exp() + x).cpu(), wanted)
+                    same((x.exp() + x).cpu(), expected)
+                same((x.exp() + x).cpu(), expected)
         except BaseException as error:
             errors.append(error)
 
@@ -216,7 +216,7 @@ def many_threads_flip_and_compute() -> None:
 
 
 @check
-def a_block_costs_little() -> None:
+def entering_a_block_takes_microseconds() -> None:
     block = opmux.use(mode="all")
     with block:
         pass
@@ -231,7 +231,7 @@ def timed(fn: Callable[[], Any]) -> float:
 
 
 @check
-def torch_is_as_it_was() -> None:
+def disabling_restores_torchs_registrations() -> None:
     """After many rounds, each overridden op has exactly the kernels that it had before."""
     names = list(opmux.enable(mode="all"))
     opmux.disable()
@@ -245,7 +245,7 @@ def torch_is_as_it_was() -> None:
 
 
 @check
-def a_hundred_rounds_of_a_training_step_leave_nothing() -> None:
+def a_hundred_training_steps_leave_no_state() -> None:
     """Enable and disable around each step: losses and gradients equal torch's, and neither overrides nor memory
     accumulate.
     """
@@ -270,22 +270,22 @@ def a_hundred_rounds_of_a_training_step_leave_nothing() -> None:
     with ours("relu", "threshold_backward", "sum"):
         step()
     opmux.disable()
-    kept = lambda: (
+    registrations = lambda: (
         {n: torch._C._dispatch_dump(f"aten::{n}") for n in table()},
         [len(d._libraries) + len(d._gates) + len(d.entries) for d in engine._devices.values()],
         [len(one) for one in (gate._slots, gate._made, gate._selections, launching._LaunchingState.paused)],
     )
     rounds(10)
-    before, objects = kept(), len(gc.get_objects())
+    before, objects = registrations(), len(gc.get_objects())
     rounds(90)
     grown = len(gc.get_objects()) - objects
-    after = kept()
+    after = registrations()
     assert after == before, f"{before[1:]}, then {after[1:]}"
     assert grown < 90, f"{grown} objects are kept of 90 rounds"
 
 
 @check
-def an_out_of_other_strides_is_written_element_by_element() -> None:
+def an_out_with_other_strides_is_written_by_index() -> None:
     """Some CUDA kernels of torch write such an `out` as if it were contiguous: compare with the call without `out`."""
     x = rand(2, 3, 8, 8)
     calls: dict[str, Callable[..., Any]] = {
@@ -293,24 +293,24 @@ def an_out_of_other_strides_is_written_element_by_element() -> None:
         "split_with_sizes_copy.out": lambda **out: torch.split_with_sizes_copy(x, [3, 5], 2, **out),
     }
     for name, call in calls.items():
-        wanted = call()
-        several = [*wanted] if isinstance(wanted, (list, tuple)) else [wanted]
-        for turned in (False, True):
-            shape = lambda t: tuple(reversed(t.shape)) if turned else (*t.shape, 2)  # noqa: B023
+        expected = call()
+        several = [*expected] if isinstance(expected, (list, tuple)) else [expected]
+        for transposed in (False, True):
+            shape = lambda t: tuple(reversed(t.shape)) if transposed else (*t.shape, 2)  # noqa: B023
             memory = [torch.full(shape(t), 7.0, device=DEVICE) for t in several]
-            outs = [m.permute(3, 2, 1, 0) if turned else m[..., 0] for m in memory]
+            outs = [m.permute(3, 2, 1, 0) if transposed else m[..., 0] for m in memory]
             with ours(name):
                 call(out=outs if len(outs) > 1 else outs[0])
             for m, out, y in zip(memory, outs, several, strict=True):
                 same(out.contiguous(), y)
-                assert turned or bool((m[..., 1] == 7).all()), f"{name} writes between the elements of out"
+                assert transposed or bool((m[..., 1] == 7).all()), f"{name} writes between the elements of out"
 
 
 # ---- which implementation runs --------------------------------------------------------------------------------------
 
 
 @check
-def kernels_of_ours_answer() -> None:
+def our_kernels_serve_calls() -> None:
     x, y = rand(4, 8), rand(4, 8)
     both(lambda: [x + y, x * 2, torch.softmax(x, -1), x.sum(1), F.layer_norm(x, (8,)), x.cumsum(0)],
          "add.Tensor", "mul.Tensor", "_softmax", "sum.dim_IntList", "native_layer_norm", "cumsum")  # fmt: skip
@@ -323,11 +323,11 @@ def native_is_torchs_own() -> None:
     out = torch.empty_like(x)
     with ours():
         sums = [opmux.native(op)(x, y, alpha=2) for op in adds]
-        made = [opmux.native(op)(x) for op in ("relu", torch.ops.aten.relu.default)]
-        made += [opmux.native("mm")(x, y.t()), opmux.native("add.Tensor")(x, 2)]
+        results = [opmux.native(op)(x) for op in ("relu", torch.ops.aten.relu.default)]
+        results += [opmux.native("mm")(x, y.t()), opmux.native("add.Tensor")(x, 2)]
         assert opmux.native("exp.out")(x, out=out) is out
     same(sums, [torch.add(x, y, alpha=2)] * len(adds))
-    same([*made, out], [torch.relu(x), torch.relu(x), x @ y.t(), x + 2, x.exp()])
+    same([*results, out], [torch.relu(x), torch.relu(x), x @ y.t(), x + 2, x.exp()])
     same(opmux.native("add")(x, y), x + y)
     raises(UnknownName, "did you mean", lambda: opmux.native("add.Tensr"))
     raises(UnknownName, "did you mean 'softmax'", lambda: opmux.native("softmx"))
@@ -335,9 +335,9 @@ def native_is_torchs_own() -> None:
 
 
 @check
-def references_do_not_come_back() -> None:
+def references_do_not_reenter_overrides() -> None:
     x = rand(4, 6)
-    with Count() as count, opmux.use(mode="all"), opmux.policy("reference"):
+    with KernelCallCounter() as count, opmux.use(mode="all"), opmux.policy("reference"):
         y = opmux.ops.softmax(x)
         z = torch.softmax(x, -1)
         w = opmux.ops.aten_gelu(x) if hasattr(opmux.ops, "aten_gelu") else F.gelu(x)
@@ -349,7 +349,7 @@ def references_do_not_come_back() -> None:
 
 
 @check
-def policies_hold_for_atens_ops() -> None:
+def policies_apply_to_atens_ops() -> None:
     x = rand(4)
     with ours("exp"), opmux.policy(per_op={"sin": "reference"}):
         x.sin(), x.exp()
@@ -374,7 +374,7 @@ def explanations_name_what_runs() -> None:
 
 
 @check
-def a_kernel_that_fails_is_passed_over() -> None:
+def a_failing_kernel_falls_back() -> None:
     manager = get_default_manager()
     overload = table()["exp"]
     lifted = type(overload).lifted
@@ -409,36 +409,36 @@ PAIRS = (torch.add, operator.truediv, torch.eq, operator.pow, torch.fmod)
 
 def outcome(fn: Callable[..., Any], *args: Any) -> Any:
     try:
-        made = fn(*args)
-        return made.dtype, tuple(made.shape), made.cpu()
+        result = fn(*args)
+        return result.dtype, tuple(result.shape), result.cpu()
     except (RuntimeError, TypeError, NotImplementedError) as error:
         return type(error)
 
 
-def alike(a: Any, b: Any) -> bool:
+def results_match(a: Any, b: Any) -> bool:
     if not isinstance(a, tuple) or not isinstance(b, tuple):
         return a == b
     return a[:2] == b[:2] and torch.allclose(a[2].to(torch.complex128), b[2].to(torch.complex128), 1e-2, equal_nan=True)
 
 
 @check
-def numbers_promote_as_they_do_in_torch() -> None:
+def numbers_promote_as_in_torch() -> None:
     tensors = [torch.ones(shape, dtype=d).to(DEVICE) for d in DTYPES for shape in ((3,), ())]
     values = [*NUMBERS, torch.tensor(3.0), torch.tensor(3, dtype=torch.int16), *tensors[:6:2]]
     # unless THOROUGH, test every fourth combination; each dtype and function is still tested with some of the values
     for fn, x, value in itertools.islice(itertools.product(PAIRS, tensors, values), 0, None, 1 if THOROUGH else 4):
         for args in ((x, value), (value, x)):
-            wanted = outcome(fn, *args)
+            expected = outcome(fn, *args)
             with opmux.use(mode="all"):
                 got = outcome(fn, *args)
-            assert alike(got, wanted), f"{fn.__name__}{args}: {got}, native {wanted}"
-            if isinstance(wanted, tuple) and fn.__name__ in ("add", "eq"):
+            assert results_match(got, expected), f"{fn.__name__}{args}: {got}, native {expected}"
+            if isinstance(expected, tuple) and fn.__name__ in ("add", "eq"):
                 native = outcome(opmux.native(fn.__name__), *args)
-                assert alike(native, wanted), f"native {fn.__name__}{args}: {native}, torch {wanted}"
+                assert results_match(native, expected), f"native {fn.__name__}{args}: {native}, torch {expected}"
 
 
 @check
-def numbers_that_stand_for_the_first_tensor() -> None:
+def a_number_may_replace_the_first_tensor() -> None:
     """C++ passes a number as the first tensor, such as `2 * x` in a backward."""
     x = rand(3)
     opmux.enable(mode="all")
@@ -446,11 +446,11 @@ def numbers_that_stand_for_the_first_tensor() -> None:
         op = table()[name].shape.op
         args = (x > 0, 2, x) if name.startswith("where") else (2, x)
         try:
-            wanted = op(*[torch.tensor(2.0) if a is not x and isinstance(a, int) else a for a in args])
+            expected = op(*[torch.tensor(2.0) if a is not x and isinstance(a, int) else a for a in args])
             got = op(*args)
         except (RuntimeError, TypeError):
             continue
-        same(got, wanted)
+        same(got, expected)
     y = rand(8, grad=True)
     spectrum = torch.fft.irfft(torch.fft.rfft(y))
     spectrum.sum().backward()
@@ -468,7 +468,7 @@ def zero_dim_cpu_tensors() -> None:
 
 
 @check
-def complex_numbers_are_torchs() -> None:
+def complex_tensors_are_left_to_torch() -> None:
     z = torch.randn(3, 4, dtype=torch.complex64).to(DEVICE)
     both(lambda: [z + z, z * 2, z.exp(), z.sum(), z.abs(), torch.angle(z), z.cumsum(0), z.conj() + 1])
     both(lambda: [z.real + 1, z.conj().imag + 1, z.imag.exp()], "add.Tensor", "exp")
@@ -477,14 +477,14 @@ def complex_numbers_are_torchs() -> None:
 
 
 @check
-def memory_that_overlaps() -> None:
+def overlapping_memory_behaves_as_in_torch() -> None:
     partly = lambda x: x[1:].add_(x[:-1])
     in_itself = lambda x: x[:1].expand(4).mul_(2)
     for make in (partly, in_itself, lambda x: torch.exp(x[:-1], out=x[1:])):
         x = rand(5)
-        wanted = outcome(make, x.clone())
+        expected = outcome(make, x.clone())
         with opmux.use(mode="all"):
-            assert alike(outcome(make, x.clone()), wanted)
+            assert results_match(outcome(make, x.clone()), expected)
     x = rand(5)
     y, z, a = x.clone(), x.clone(), x.clone()
     torch.exp(y, out=y)
@@ -524,7 +524,7 @@ def versions_and_results_of_in_place_ops() -> None:
 
 
 @check
-def nothing_is_written_by_who_refuses() -> None:
+def a_declined_call_writes_nothing() -> None:
     x = torch.ones(3, dtype=torch.int32, device=DEVICE)
     with opmux.use(mode="all"):
         raises(RuntimeError, "can't be cast", lambda: x.add_(1.5))
@@ -544,28 +544,28 @@ def sparse_and_nested() -> None:
         lambda: torch.sparse.softmax(sparse, 1).to_dense(),
         lambda: [*(nested * 2).unbind(), *torch.softmax(nested, -1).unbind()],
     ):
-        wanted = make()
+        expected = make()
         with opmux.use(mode="all"):
-            same(make(), wanted)
+            same(make(), expected)
 
 
 @check
-def tensors_of_the_cpu_are_left_alone() -> None:
+def cpu_tensors_are_left_to_torch() -> None:
     x = torch.randn(3, 4)
     quantized = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
     sparse = x.relu().to_sparse()
     nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
     make = lambda: [x + x, x.exp(), quantized.relu().dequantize(), (sparse * 2).to_dense(), *(nested * 2).unbind()]
-    wanted = make()
-    with Count() as count, opmux.use(mode="all"):
-        same(make(), wanted)
+    expected = make()
+    with KernelCallCounter() as count, opmux.use(mode="all"):
+        same(make(), expected)
     assert not count.served
 
 
 @check
 def meta_tensors() -> None:
     x = torch.empty(3, 4, device="meta")
-    with Count() as count, opmux.use(mode="all"):
+    with KernelCallCounter() as count, opmux.use(mode="all"):
         y = torch.softmax(x + 1, -1).sum(0)
     assert y.is_meta and y.shape == (4,) and not count.served
 
@@ -596,7 +596,7 @@ def gradients_of_composites() -> None:
         lambda x: torch.where(x > 0, x, -x), lambda x: x.cumsum(0), lambda x: F.glu(x), lambda x: x.prod(),
         lambda x: torch.addcmul(x, x, x, value=2), lambda x: x.max(1)[0], lambda x: x.amax(0), torch.special.expit,
     ]  # fmt: skip
-    for at, fn in enumerate(ops):
+    for i, fn in enumerate(ops):
 
         def once(fn: Callable[[Tensor], Tensor] = fn) -> list[Any]:
             torch.manual_seed(5)
@@ -606,12 +606,12 @@ def gradients_of_composites() -> None:
             return [y.detach(), x.grad]
 
         try:
-            wanted = once()
+            expected = once()
         except NotImplementedError:  # the device has no kernel for this gradient
             continue
         with opmux.use(mode="all"):
             got = once()
-        torch.testing.assert_close(got, wanted, msg=lambda m, at=at: f"op {at}: {m}")
+        torch.testing.assert_close(got, expected, msg=lambda m, index=i: f"op {index}: {m}")
 
 
 @check
@@ -620,31 +620,31 @@ def dropout_keeps_its_gradient() -> None:
     with opmux.use(mode="all"):
         y = F.dropout(x, 0.5)
         y.sum().backward()
-    kept = y.detach() != 0
-    assert 0.4 < kept.float().mean().item() < 0.6
-    same(x.grad, kept * 2.0)
+    original = y.detach() != 0
+    assert 0.4 < original.float().mean().item() < 0.6
+    same(x.grad, original * 2.0)
 
 
 @check
-def a_model_learns_alike() -> None:
+def training_losses_match_torchs() -> None:
     def losses() -> Tensor:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)).to(DEVICE)
         step = torch.optim.Adam(model.parameters(), lr=0.05)
         x, y = rand(12, 8), torch.arange(12).to(DEVICE) % 4
-        found = []
+        losses = []
         for _ in range(4):
             step.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             step.step()
-            found.append(loss.detach())
-        return torch.stack(found)
+            losses.append(loss.detach())
+        return torch.stack(losses)
 
-    wanted = losses()
+    expected = losses()
     with ours("gelu", "gelu_backward", "native_layer_norm", "_log_softmax", "_log_softmax_backward_data"):
         got = losses()
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert got[-1] < got[0]
 
 
@@ -656,9 +656,9 @@ def second_gradients() -> None:
         (g,) = torch.autograd.grad((F.gelu(x) * torch.tanh(x)).sum(), x, create_graph=True)
         return torch.autograd.grad(g.square().sum(), x)[0]
 
-    wanted = twice()
+    expected = twice()
     with opmux.use(mode="all"):
-        torch.testing.assert_close(twice(), wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(twice(), expected, rtol=1e-4, atol=1e-4)
 
 
 @check
@@ -673,9 +673,9 @@ def functional_transforms() -> None:
         lambda: torch.func.vmap(torch.func.grad(lambda x: torch.exp(x).sum()))(x),
         lambda: torch.func.jacrev(lambda x: torch.tanh(x).sum(-1))(x),
     ):
-        wanted = make()
+        expected = make()
         with opmux.use(mode="all"):
-            torch.testing.assert_close(make(), wanted)
+            torch.testing.assert_close(make(), expected)
 
 
 @check
@@ -697,11 +697,11 @@ def autocast() -> None:
             y = x @ w
             return [y, torch.softmax(y, -1), F.layer_norm(y, (8,)), y + 1, y.exp(), y.sum()]
 
-    wanted = make()
+    expected = make()
     with ours("_softmax"):
         got = make()
-    assert [t.dtype for t in got] == [t.dtype for t in wanted]
-    torch.testing.assert_close(got, wanted)
+    assert [t.dtype for t in got] == [t.dtype for t in expected]
+    torch.testing.assert_close(got, expected)
 
 
 @check
@@ -718,7 +718,7 @@ def deterministic_mode() -> None:
 def fake_tensors() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with Count() as count, opmux.use(mode="all"):
+    with KernelCallCounter() as count, opmux.use(mode="all"):
         with FakeTensorMode() as mode:
             x = mode.from_tensor(rand(3, 4))
             y = torch.softmax(F.gelu(x) + 1, -1).sum(0)
@@ -732,16 +732,16 @@ def compiled_code() -> None:
     """Code traced with our kernels enabled runs with them enabled; code traced with them disabled runs without them."""
     fn = lambda x: torch.softmax(F.gelu(x) + x.sum(0), -1)
     x = rand(3, 4, grad=True)
-    wanted = fn(x)
+    expected = fn(x)
     for on in (True, False):
         torch._dynamo.reset()
         compiled = torch.compile(fn, backend="aot_eager", fullgraph=True)
         if not on:
-            torch.testing.assert_close(compiled(x), wanted)
+            torch.testing.assert_close(compiled(x), expected)
         with ours("_softmax", "add.Tensor"):
             got = compiled(x)
             got.sum().backward()
-        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(got, expected)
         x.grad = None
 
 
@@ -773,20 +773,20 @@ def wrappers_of_tensors() -> None:
 
 
 @check
-def dispatch_modes_see_what_they_saw() -> None:
-    from opinfo import Seen
+def dispatch_modes_see_the_same_ops() -> None:
+    from opinfo import OpRecorder
 
     x = rand(3, 4, grad=True)
 
     def names() -> set[str]:
-        with Seen() as seen:
+        with OpRecorder() as recorded:
             torch.autograd.grad(torch.softmax(F.gelu(x) * 2, -1).sum(), x)
-        return seen.names
+        return recorded.names
 
-    wanted = names()
+    expected = names()
     with opmux.use(mode="all"):
         got = names()
-    assert got == wanted, got ^ wanted
+    assert got == expected, got ^ expected
 
 
 @check
@@ -803,10 +803,10 @@ def nothing_recurses() -> None:
     sys.setrecursionlimit(400)
     try:
         for fn, t in itertools.product(fns, odd):
-            wanted = outcome(fn, t)
+            expected = outcome(fn, t)
             with opmux.use(mode="all"):
                 got = outcome(fn, t)
-            assert got is wanted or got[:2] == wanted[:2], (got, wanted)  # RecursionError is a RuntimeError
+            assert got is expected or got[:2] == expected[:2], (got, expected)  # RecursionError is a RuntimeError
     finally:
         sys.setrecursionlimit(limit)
     assert not engine.STATE.inside
@@ -840,10 +840,10 @@ def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None
 
     package = devices.vendor_of(DEVICE)
     assert package is not None
-    found = vendor_ops.VendorOps()
-    vendor_ops._OpsReader(package, package.module, module, found).read()
+    ops = vendor_ops.VendorOps()
+    vendor_ops._OpsReader(package, package.module, module, ops).read()
     key = (vendors.generation(), package.name, HERE.arch_of(DEVICE))
-    HERE._ops[key] = found
+    HERE._ops[key] = ops
     HERE._unused.clear()
     engine.forget()
     get_default_manager().clear_quarantine()  # an earlier check may have quarantined a row with the same id
@@ -856,7 +856,7 @@ def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None
         for overload in table().values():
             overload.rows.pop(DEVICE, None)
         registry = get_default_manager().registry
-        for impl in found.impls:
+        for impl in ops.impls:
             if impl in registry.impls(impl.op_name):
                 registry.unregister(impl.op_name, impl.impl_id)
         engine.forget()
@@ -905,7 +905,7 @@ def rows_of_a_vendor() -> None:
 
 
 @check
-def a_power_of_a_number_with_only_the_tensor_overload_overridden() -> None:
+def pow_scalar_works_with_only_the_tensor_overload_overridden() -> None:
     """torch's pow.Scalar calls pow.Tensor_Tensor with its number in a tensor on the device."""
     x = rand(4)
     for include in ("pow.Tensor_Tensor", "pow.Tensor_Tensor_out", "pow"):
@@ -920,16 +920,16 @@ def a_power_of_a_number_with_only_the_tensor_overload_overridden() -> None:
 
 
 @check
-def a_number_is_searched_for_with_only_the_tensor_overload_overridden() -> None:
+def searchsorted_scalar_works_with_only_the_tensor_overload_overridden() -> None:
     """torch's searchsorted.Scalar calls searchsorted.Tensor with its number in a tensor on the device."""
     rows = torch.arange(8.0, device=rand(1).device)
     order = torch.arange(8, device=rows.device)
     for include in ("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted"):
         for number in (2.5, 3):
             with opmux.use(include=[include], mode="all"):
-                for given in (rows, rows.long()):
-                    assert int(torch.searchsorted(given, number)) == 3
-                    assert int(torch.searchsorted(given, number, sorter=order)) == 3
+                for values in (rows, rows.long()):
+                    assert int(torch.searchsorted(values, number)) == 3
+                    assert int(torch.searchsorted(values, number, sorter=order)) == 3
                 out = torch.searchsorted(rows, number, out=torch.empty(0, dtype=torch.int64, device=rows.device))
                 assert out.shape == () and int(out) == 3
         opmux.disable()
@@ -955,8 +955,8 @@ def rows_that_take_tensors_only() -> None:
         plain = [(x.cpu() + 1), (2 - x.cpu()) * -1 + 3, x.cpu() + y.cpu()]
         opmux.enable(mode="all")
         for _ in range(5):  # more calls than it takes to quarantine a row, or to trust it
-            for made in (x + 1, torch.add(x, 1), 1 + x, x.clone().add_(1)):
-                same(made.cpu(), plain[0])
+            for result in (x + 1, torch.add(x, 1), 1 + x, x.clone().add_(1)):
+                same(result.cpu(), plain[0])
             same(torch.add(x, 1, alpha=2).cpu(), x.cpu() + 2)
         calls.clear()
         same((x + y).cpu(), plain[2])
@@ -993,26 +993,26 @@ def compositions_keep_their_gradient() -> None:
     """The device has no kernel of `F.rms_norm` but ours: torch decomposes it, and its backward has no kernel at all."""
     if DEVICE == "cuda":
         return
-    ways = (lambda x: x, lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[:, :1].expand(4, 8))
+    views = (lambda x: x, lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[:, :1].expand(4, 8))
 
-    def gradient(look: Callable[[Tensor], Tensor], turn: Callable[[], Any] = lambda: None) -> list[Any]:
+    def gradient(view: Callable[[Tensor], Tensor], turn: Callable[[], Any] = lambda: None) -> list[Any]:
         torch.manual_seed(4)
         x = rand(4, 8, grad=True)
-        y = F.rms_norm(look(x), look(x).shape[-1:])
+        y = F.rms_norm(view(x), view(x).shape[-1:])
         turn()
         (grad,) = torch.autograd.grad(y, x, y.detach().new_ones(()).expand(y.shape))
         return [y.detach(), grad]
 
-    for look in ways:
-        wanted = gradient(look)
+    for view in views:
+        expected = gradient(view)
         with opmux.use(mode="all"):
-            same(gradient(look), wanted)
+            same(gradient(view), expected)
         with opmux.use(mode="all"), opmux.policy("reference"):
-            same(gradient(look), wanted)
-        same(gradient(look), wanted)  # registered, but disabled
+            same(gradient(view), expected)
+        same(gradient(view), expected)  # registered, but disabled
         opmux.enable(mode="all")
-        same(gradient(look, opmux.disable), wanted)
-        same(gradient(look, opmux.enable), wanted)
+        same(gradient(view, opmux.disable), expected)
+        same(gradient(view, opmux.enable), expected)
         opmux.disable()
 
     def twice() -> Tensor:
@@ -1021,9 +1021,9 @@ def compositions_keep_their_gradient() -> None:
         (g,) = torch.autograd.grad(F.rms_norm(x, (8,)).square().sum() + x.pow(3).sum(), x, create_graph=True)
         return torch.autograd.grad(g.square().sum(), x)[0]
 
-    wanted = twice()
+    expected = twice()
     with opmux.use(mode="all"):
-        torch.testing.assert_close(twice(), wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(twice(), expected, rtol=1e-4, atol=1e-4)
 
 
 def main() -> None:
@@ -1049,15 +1049,15 @@ def a_call_is_counted_once() -> None:
 
 
 @check
-def a_tensor_that_is_not_there_reaches_the_native_kernel() -> None:
+def an_undefined_tensor_reaches_the_native_kernel() -> None:
     """torch passes an undefined tensor as None even where the schema has no `?`, such as the bias in attention's
     backward.
     """
     from opmux.faces.aten.native import taking_numbers
     from opmux.faces.aten.schema import OverloadSchema
 
-    seen = []
+    calls = []
     shape = OverloadSchema("_scaled_dot_product_efficient_attention_backward")
     tensors = [rand(2, 2, 2, 2) for _ in range(4)]
-    taking_numbers(shape, lambda keys, *args: seen.append(args))(None, *tensors, None, *tensors, 0.0, [True] * 3)
-    assert seen[0][4] is None
+    taking_numbers(shape, lambda keys, *args: calls.append(args))(None, *tensors, None, *tensors, 0.0, [True] * 3)
+    assert calls[0][4] is None

@@ -31,8 +31,8 @@ def bert() -> tuple[Any, dict[str, Any]]:
 
     sizes = dict(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=24, vocab_size=50)
     drops = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    given = {"input_ids": torch.randint(0, 50, (2, 7)), "labels": torch.tensor([0, 1])}
-    return BertForSequenceClassification(BertConfig(**sizes, **drops)), given
+    inputs = {"input_ids": torch.randint(0, 50, (2, 7)), "labels": torch.tensor([0, 1])}
+    return BertForSequenceClassification(BertConfig(**sizes, **drops)), inputs
 
 
 def vit() -> tuple[Any, dict[str, Any]]:
@@ -40,8 +40,8 @@ def vit() -> tuple[Any, dict[str, Any]]:
 
     sizes = dict(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=24, image_size=16)
     drops = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    given = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
-    return ViTForImageClassification(ViTConfig(patch_size=8, num_labels=2, **sizes, **drops)), given
+    inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
+    return ViTForImageClassification(ViTConfig(patch_size=8, num_labels=2, **sizes, **drops)), inputs
 
 
 def resnet() -> tuple[Any, dict[str, Any]]:
@@ -49,17 +49,17 @@ def resnet() -> tuple[Any, dict[str, Any]]:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     sizes = dict(embedding_size=4, hidden_sizes=[8, 8, 16, 16], depths=[3, 4, 6, 3], layer_type="bottleneck")
-    given = {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
-    return ResNetForImageClassification(ResNetConfig(num_labels=2, **sizes)), given
+    inputs = {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
+    return ResNetForImageClassification(ResNetConfig(num_labels=2, **sizes)), inputs
 
 
-MODELS = {made.__name__: made for made in (gpt2, bert, vit, resnet)}
+MODELS = {build.__name__: build for build in (gpt2, bert, vit, resnet)}
 
 
-def step(model: Any, given: dict[str, Any]) -> list[torch.Tensor]:
+def step(model: Any, inputs: dict[str, Any]) -> list[torch.Tensor]:
     """The loss and all gradients of one training step, copied to the CPU."""
     model.zero_grad(set_to_none=True)
-    loss = model(**given).loss
+    loss = model(**inputs).loss
     loss.backward()
     return [loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters() if p.grad is not None)]
 
@@ -81,24 +81,24 @@ def garbage(call: Callable[[], Any]) -> int:
 
 def compared(name: str, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    model, given = MODELS[name]()
+    model, inputs = MODELS[name]()
     # float64: in float32, batch norm over two values amplifies rounding errors without bound
     model.train().double().to(device)
-    given = {k: (v.double() if v.is_floating_point() else v).to(device) for k, v in given.items()}
+    inputs = {k: (v.double() if v.is_floating_point() else v).to(device) for k, v in inputs.items()}
     state = {k: v.clone() for k, v in model.state_dict().items()}
-    native = step(model, given)
+    native = step(model, inputs)
     model.load_state_dict(state)  # resets the running statistics
     opmux.enable(mode="all")
     try:
         with engine.counted() as calls:
-            ours = step(model, given)
-        left = garbage(lambda: step(model, given))
+            ours = step(model, inputs)
+        left = garbage(lambda: step(model, inputs))
     finally:
         opmux.disable()
-    far = max(float((a - b).norm() / (b.norm() + 1e-6)) for a, b in zip(ours, native, strict=True))
+    error = max(float((a - b).norm() / (b.norm() + 1e-6)) for a, b in zip(ours, native, strict=True))
     return {
         "tensors": len(native),
-        "largest distance": far,
+        "largest distance": error,
         "overloads": len(calls),
         "calls": sum(calls.values()),
         "garbage": left,

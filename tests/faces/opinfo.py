@@ -153,14 +153,14 @@ class Report:
         return self.tallies.setdefault(op, {}).setdefault(dtype, Tally())
 
     def by_dtype(self) -> dict[str, Tally]:
-        found: dict[str, Tally] = {}
+        tallies: dict[str, Tally] = {}
         for one in self.tallies.values():
             for dtype, t in one.items():
-                total = found.setdefault(dtype, Tally())
+                total = tallies.setdefault(dtype, Tally())
                 total.run += t.run
                 total.passed += t.passed
                 total.served += t.served
-        return found
+        return tallies
 
     def unexpected(self) -> list[Failure]:
         return [f for f in self.failures if (self.device, f.op, f.form) not in EXPECTED]
@@ -170,12 +170,12 @@ class Report:
         return json.dumps(plain, default=dataclasses.asdict)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Report:
-        tallies = {op: {d: Tally(**t) for d, t in one.items()} for op, one in found["tallies"].items()}
-        failures = [Failure(**f) for f in found["failures"]]
-        reached, declined = Counter(found["reached"]), Counter(found["declined"])
-        rest = (found[name] for name in ("skipped", "seconds", "units", "left"))
-        return cls(found["device"], tallies, failures, reached, declined, *rest)
+    def from_json(cls, data: dict[str, Any]) -> Report:
+        tallies = {op: {d: Tally(**t) for d, t in one.items()} for op, one in data["tallies"].items()}
+        failures = [Failure(**f) for f in data["failures"]]
+        reached, declined = Counter(data["reached"]), Counter(data["declined"])
+        rest = (data[name] for name in ("skipped", "seconds", "units", "left"))
+        return cls(data["device"], tallies, failures, reached, declined, *rest)
 
     def add(self, other: Report) -> None:
         """Add the counts and failures of another run."""
@@ -205,8 +205,8 @@ class Report:
         for dtype, total in self.by_dtype().items():
             print(f"{dtype}: {total.passed} of {total.run} samples pass, {total.served} calls served")
         run, passed = (sum(getattr(t, what) for t in self.by_dtype().values()) for what in ("run", "passed"))
-        asked = self.reached.keys() | self.declined.keys()
-        print(f"{len(self.tallies)} ops, {len(self.skipped)} left out, {len(asked)} overloads called, "
+        ops = self.reached.keys() | self.declined.keys()
+        print(f"{len(self.tallies)} ops, {len(self.skipped)} left out, {len(ops)} overloads called, "
               f"{len(self.reached)} of them served")  # fmt: skip
         print(f"{passed} of {run} samples pass; {len(self.unexpected())} failures, {len(known)} known ones, "
               f"{len(self.left)} units without time")  # fmt: skip
@@ -215,14 +215,14 @@ class Report:
 # ---- counting calls -------------------------------------------------------------------------------------------------
 
 
-class Count:
+class KernelCallCounter:
     """While active, counts by overload the calls that our kernels serve."""
 
     def __init__(self) -> None:
         self.served: Counter[str] = Counter()
         self.declined: Counter[str] = Counter()
 
-    def __enter__(self) -> Count:
+    def __enter__(self) -> KernelCallCounter:
         from opmux.core.default import get_default_manager
         from opmux.cpp import launching
         from opmux.faces.aten.overloads import Overload
@@ -245,12 +245,12 @@ class Count:
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                made = fn(*args, **kwargs)
+                result = fn(*args, **kwargs)
             except (NotSupported, BadArgument):
                 self.declined[name] += 1
                 raise
             self.served[name] += 1
-            return made
+            return result
 
         return call
 
@@ -264,7 +264,7 @@ class Count:
         get_default_manager().invalidate("calls are not counted")
 
 
-class Seen(TorchDispatchMode):
+class OpRecorder(TorchDispatchMode):
     """Records the ATen overloads that are called, including those of backward passes."""
 
     def __init__(self) -> None:
@@ -293,7 +293,7 @@ class DeviceLost(BaseException):
 
 
 def seed(device: str) -> None:
-    """As torch.manual_seed, without the 2 ms that it takes on a machine without a GPU to seed absent devices."""
+    """Like torch.manual_seed, without the 2 ms that it takes on a machine without a GPU to seed absent devices."""
     random.seed(0)
     numpy.random.seed(0)
     torch.default_generator.manual_seed(0)
@@ -303,19 +303,19 @@ def seed(device: str) -> None:
 
 def attempt(fn: Callable[[], Any], device: str = "cpu") -> Outcome:
     seed(device)
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            made = Outcome(fn())
+            outcome = Outcome(fn())
             wait(device)
         except Exception as error:
-            made = Outcome(error=error)
+            outcome = Outcome(error=error)
             try:
                 wait(device)
             except Exception as lost:
                 raise DeviceLost(f"{type(error).__name__}: {error}") from lost
-    made.warned = tuple(dict.fromkeys(_in_words(w) for w in heard if _of_torch(w)))
-    return made
+    outcome.warned = tuple(dict.fromkeys(_in_words(w) for w in warned if _is_from_torch(w)))
+    return outcome
 
 
 def wait(device: str) -> None:
@@ -324,7 +324,7 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _of_torch(warning: warnings.WarningMessage) -> bool:
+def _is_from_torch(warning: warnings.WarningMessage) -> bool:
     """Whether a warning comes from torch, and not from Triton's compiler or about Python usage."""
     return warning.category is UserWarning and "triton" not in warning.filename
 
@@ -351,9 +351,11 @@ def gradients(results: Any, wrt: list[Tensor], via: torch.dtype) -> list[Tensor 
     return list(torch.autograd.grad(outs, wrt, [cotangent(t, i, via) for i, t in enumerate(outs)], allow_unused=True))
 
 
-def cotangent(t: Tensor, at: int, via: torch.dtype) -> Tensor:
-    made = numpy.random.default_rng(at).standard_normal(tuple(t.shape))  # not drawn by torch, whose calls are recorded
-    return torch.from_numpy(numpy.asarray(made)).to(via).to(t.dtype).to(t.device)
+def cotangent(t: Tensor, index: int, via: torch.dtype) -> Tensor:
+    cotangent = numpy.random.default_rng(index).standard_normal(
+        tuple(t.shape)
+    )  # not drawn by torch, whose calls are recorded
+    return torch.from_numpy(numpy.asarray(cotangent)).to(via).to(t.dtype).to(t.device)
 
 
 def memory_copy(t: Tensor) -> Tensor:
@@ -370,38 +372,38 @@ class Unequal(AssertionError):
 
 
 def compare(
-    got: Any, wanted: Any, dtype: torch.dtype, truth: Callable[[], Any], values: bool = True, named: bool = True
+    got: Any, expected: Any, dtype: torch.dtype, truth: Callable[[], Any], values: bool = True, named: bool = True
 ) -> None:
     """Raise Unequal where results differ in any observable property."""
-    a, b = leaves(got), leaves(wanted)
+    a, b = leaves(got), leaves(expected)
     if len(a) != len(b):
         raise Unequal(f"{len(a)} results, native has {len(b)}")
-    for at, (x, y) in enumerate(zip(a, b, strict=True)):
+    for index, (x, y) in enumerate(zip(a, b, strict=True)):
         if not isinstance(y, Tensor):
             if type(x) is not type(y) or (values and x != y and not (x != x and y != y)):
-                raise Unequal(f"result {at} is {x!r}, native {y!r}")
+                raise Unequal(f"result {index} is {x!r}, native {y!r}")
             continue
-        looks = [look_of(t, named) for t in (x, y)]
+        looks = [metadata_of(t, named) for t in (x, y)]
         if looks[0] != looks[1]:
-            raise Unequal(f"result {at} is {looks[0]}, native {looks[1]}")
+            raise Unequal(f"result {index} is {looks[0]}, native {looks[1]}")
         # out= may have a wider dtype than the computation
         rtol, atol = torch.testing._comparison.default_tolerances(dtype, y)
         try:
             if values:
                 torch.testing.assert_close(x.detach(), y.detach(), equal_nan=True, rtol=rtol, atol=atol)
         except AssertionError as error:
-            close = (y.is_floating_point() or y.is_complex()) and as_true(x, y, truth, at, rtol, atol)
+            close = (y.is_floating_point() or y.is_complex()) and as_true(x, y, truth, index, rtol, atol)
             if not close:
-                raise Unequal(f"result {at}: {' '.join(str(error).split())}") from None
+                raise Unequal(f"result {index}: {' '.join(str(error).split())}") from None
 
 
-def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], at: int, rtol: float, atol: float) -> bool:
+def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], index: int, rtol: float, atol: float) -> bool:
     """Whether x is about as close as y to the truth, native's results in float64: within a factor of two.
 
     Needed for ops that torch decomposes, because it rounds after each step, and for sums in another order: elements
     that nearly cancel may have the error of the largest element.
     """
-    right = attempt(lambda: leaves(truth())[at].detach())
+    right = attempt(lambda: leaves(truth())[index].detach())
     if right.error is not None or right.value.shape != y.shape:
         return False
     if right.value.dtype is not (torch.complex128 if y.is_complex() else torch.float64):
@@ -410,12 +412,12 @@ def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], at: int, rtol: float
     some = true.isfinite()
     if not torch.equal(*(torch.nan_to_num(t[~some], 0.5) for t in (ours, true))):
         return False
-    far, fars = ((t - true).abs()[some] for t in (ours, native))
+    errors, fars = ((t - true).abs()[some] for t in (ours, native))
     allowed = atol + rtol * true[some].abs()
-    near = (far / allowed).max() <= max(1.0, 2 * (fars / allowed).max())
+    close = (errors / allowed).max() <= max(1.0, 2 * (fars / allowed).max())
     ulp = torch.finfo(y.dtype).eps * true[some].abs().max()  # the error of a sum whose terms are rounded to y.dtype
-    few = (far > allowed).sum() <= max(3, 0.1 * far.numel())
-    return bool(near or (few and far.max() <= 2 * max(fars.max(), ulp if y.dtype in FLOATS[:3] else 0.0)))
+    few = (errors > allowed).sum() <= max(3, 0.1 * errors.numel())
+    return bool(close or (few and errors.max() <= 2 * max(fars.max(), ulp if y.dtype in FLOATS[:3] else 0.0)))
 
 
 def _real(t: Tensor) -> Tensor:
@@ -424,27 +426,27 @@ def _real(t: Tensor) -> Tensor:
     return (torch.view_as_real(t) if t.is_complex() else t).double()
 
 
-def look_of(t: Tensor, named: bool) -> tuple:
+def metadata_of(t: Tensor, named: bool) -> tuple:
     """All observable properties of a tensor except its values. Strides of dimensions of size 1 are ignored."""
-    lies = t.layout is torch.strided and t.numel()
-    strides = [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if lies else t.layout
+    has_strides = t.layout is torch.strided and t.numel()
+    strides = [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if has_strides else t.layout
     gradient = None if t.grad_fn is None else type(t.grad_fn).__name__ if named else "one"
     return t.dtype, tuple(t.shape), strides, t.device, t.requires_grad, gradient, t.is_conj(), t.is_neg()
 
 
 def agree(
-    got: Outcome, wanted: Outcome, dtype: torch.dtype, truth: Callable[[], Any], values: bool, named: bool
+    got: Outcome, expected: Outcome, dtype: torch.dtype, truth: Callable[[], Any], values: bool, named: bool
 ) -> None:
     """Both return equal results or raise equal errors; where torch has no kernel at all, ours may return a result."""
-    if got.error is None and isinstance(wanted.error, NotImplementedError):
+    if got.error is None and isinstance(expected.error, NotImplementedError):
         return
-    if wanted.error is not None or got.error is not None:
-        if type(got.error) is not type(wanted.error) or str(got.error) != str(wanted.error):
-            raise Unequal(f"{_words(got)}, native {_words(wanted)}")
+    if expected.error is not None or got.error is not None:
+        if type(got.error) is not type(expected.error) or str(got.error) != str(expected.error):
+            raise Unequal(f"{_words(got)}, native {_words(expected)}")
         return
-    compare(got.value, wanted.value, dtype, truth, values, named)
-    if got.warned != wanted.warned:
-        raise Unequal(f"warns {list(got.warned)}, native {list(wanted.warned)}")
+    compare(got.value, expected.value, dtype, truth, values, named)
+    if got.warned != expected.warned:
+        raise Unequal(f"warns {list(got.warned)}, native {list(expected.warned)}")
 
 
 def _words(outcome: Outcome) -> str:
@@ -459,7 +461,7 @@ def _words(outcome: Outcome) -> str:
 class Runner:
     """Runs samples of one op natively and with our kernels."""
 
-    def __init__(self, op: Any, report: Report, count: Count, ours: Mapping[str, Any], looks: int | None):
+    def __init__(self, op: Any, report: Report, count: KernelCallCounter, ours: Mapping[str, Any], looks: int | None):
         import opmux
 
         self.op, self.report, self.count, self.ours, self.on = op, report, count, ours, opmux.use(mode="all")
@@ -468,31 +470,31 @@ class Runner:
         self.looks = looks  # the number of kinds of `out` to try for each sample
         self.dtype, self.at, self.doing = torch.float32, 0, ""
 
-    def sample(self, at: int, sample: Any) -> bool:
+    def sample(self, number: int, sample: Any) -> bool:
         """Whether every form of the call agrees with native."""
-        self.at = at
+        self.at = number
         good = self._both("call", self._call, sample)
-        looks = list(INPUTS) if self.looks is None else [list(INPUTS)[(place_of(self.op) + at) % len(INPUTS)]]
-        for look in looks if at < VARIED else ():
-            if self._crashes(look):
+        looks = list(INPUTS) if self.looks is None else [list(INPUTS)[(place_of(self.op) + number) % len(INPUTS)]]
+        for variant in looks if number < VARIED else ():
+            if self._crashes(variant):
                 continue
-            if (other := attempt(lambda look=look: INPUTS[look](sample)).value) is not None:
-                good &= self._both(f"call, {look}", self._call, other)
+            if (other := attempt(lambda look=variant: INPUTS[look](sample)).value) is not None:
+                good &= self._both(f"call, {variant}", self._call, other)
         if self.op.get_inplace() is not None and isinstance(sample.input, Tensor) and not sample.broadcasts_input:
             good &= self._both("in-place", self._in_place, sample)
         if self.op.supports_out and not sample.broadcasts_input:
             good &= self._out(sample)
         return good
 
-    def error(self, at: int, error: Any) -> bool:
-        self.at = at
+    def error(self, number: int, error: Any) -> bool:
+        self.at = number
         return self._both("error", self._call, error.sample_input)
 
     def _call(self, sample: Any) -> Any:
         """The results and gradients of a plain call."""
-        made = self.op.get_op()(sample.input, *sample.args, **sample.kwargs)
-        made = sample.output_process_fn_grad(made) if sample.output_process_fn_grad else made
-        return made, gradients(made, self._wrt(sample), self.dtype)
+        result = self.op.get_op()(sample.input, *sample.args, **sample.kwargs)
+        result = sample.output_process_fn_grad(result) if sample.output_process_fn_grad else result
+        return result, gradients(result, self._wrt(sample), self.dtype)
 
     def _in_place(self, sample: Any) -> Any:
         """The tensor written in place, and its gradients; a leaf is cloned first: torch forbids writing to it."""
@@ -518,24 +520,24 @@ class Runner:
             returned = self.op.get_op()(x, *args, **kwargs, out=out)
             return all(a is b for a, b in zip(leaves(returned), leaves(out), strict=True)), out
 
-        with Seen() as seen:
+        with OpRecorder() as recorded:
             attempt(lambda: written(torch.empty_like, sample), self.device)
         # no kernel of ours is called: torch would be compared with itself, and some of its kernels crash for a wrong
         # `out`
-        if not seen.names & self.ours.keys():
+        if not recorded.names & self.ours.keys():
             return True
         first = 0 if self.looks is None else place_of(self.op) + self.at
         some = [list(OUTS)[(first + i) % len(OUTS)] for i in range(self.looks or len(OUTS))]
-        forms = {f"out, {look}": OUTS[look] for look in some if not self._crashes(f"out, {look}")}
+        forms = {f"out, {variant}": OUTS[variant] for variant in some if not self._crashes(f"out, {variant}")}
         agreed = [self._both(form, functools.partial(written, make), sample) for form, make in forms.items()]
         return all(agreed)
 
-    def _crashes(self, look: str) -> bool:
-        return self.device != "cuda" and (self.name, look) in CRASHES
+    def _crashes(self, variant: str) -> bool:
+        return self.device != "cuda" and (self.name, variant) in CRASHES
 
     def _both(self, form: str, run: Callable[[Any], Any], sample: Any) -> bool:
         self.doing = f"{form}, native"
-        wanted = attempt(lambda: run(sample), self.device)
+        expected = attempt(lambda: run(sample), self.device)
         drawn = self._drawn()
         self.doing = f"{form}, ours"
         with self.on:
@@ -543,7 +545,7 @@ class Runner:
         try:
             # our random numbers differ from torch's
             values, named = drawn == self._drawn() and self.op.name not in UNINITIALISED, self.name not in COMPOSED
-            agree(got, wanted, self.dtype, lambda: run(widened(sample)), values, named)
+            agree(got, expected, self.dtype, lambda: run(widened(sample)), values, named)
         except Unequal as error:
             dtype, kind = str(self.dtype).removeprefix("torch."), form.partition(",")[0]
             self.report.failures.append(Failure(self.name, dtype, self.at, kind, f"{form}: {error}"[:600]))
@@ -620,19 +622,19 @@ def _fixed(t: Any) -> Any:
     return t.detach() if isinstance(t, Tensor) else t
 
 
-def _apart(t: Tensor) -> Tensor:
+def _with_gaps(t: Tensor) -> Tensor:
     """An `out` with gaps between its elements."""
     return t.new_full((*t.shape, 2), 7)[..., 0]
 
 
-def _turned(t: Tensor) -> Tensor:
+def _transposed(t: Tensor) -> Tensor:
     return t.new_full(tuple(reversed(t.shape)), 7).permute(*range(t.dim() - 1, -1, -1))
 
 
 OUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "as it is": lambda t: torch.full_like(t, 7),
-    "with gaps": _apart,
-    "turned": _turned,
+    "with gaps": _with_gaps,
+    "turned": _transposed,
     "empty": lambda t: t.new_empty(0),
     "too large": lambda t: t.new_full((*t.shape, 2), 7),
     "float64": lambda t: torch.full_like(t, 7, dtype=torch.float64),
@@ -650,7 +652,7 @@ class Session:
         from opmux.core.default import get_default_manager
         from opmux.faces.aten.overloads import table
 
-        self.device, self.ours, self.count, self.manager = device, table(), Count(), get_default_manager()
+        self.device, self.ours, self.count, self.manager = device, table(), KernelCallCounter(), get_default_manager()
 
     def __enter__(self) -> Session:
         # Forbid TF32: two kernels would round to it and then add in different orders. torch's samples forbid plain
@@ -708,10 +710,10 @@ def run(
     """Run the samples of every op that calls an overload of ours; at most `limit` samples per op and dtype, spread
     evenly.
     """
-    report, wanted = Report(device), None if ops is None else set(ops)
+    report, selected = Report(device), None if ops is None else set(ops)
     with Session(device) as session:
         for op in database():
-            if wanted is None or wanted & {op.name, name_of(op)}:
+            if selected is None or selected & {op.name, name_of(op)}:
                 chosen = dtypes(op) if callable(dtypes) else dtypes
                 if chosen:
                     say(name_of(op))
@@ -722,11 +724,11 @@ def run(
 def _run_one(runner: Runner, dtypes: Iterable[torch.dtype], limit: int | None, errors: bool) -> None:
     op, report, count = runner.op, runner.report, runner.count
     runner.doing = "native"
-    seen = attempt(lambda: calls(op, runner.device), runner.device)
-    if seen.error is not None:
-        report.skipped[runner.name] = f"its samples are not to be had: {seen.error}"
+    outcome = attempt(lambda: calls(op, runner.device), runner.device)
+    if outcome.error is not None:
+        report.skipped[runner.name] = f"its samples are not to be had: {outcome.error}"
         return
-    if not seen.value & runner.ours.keys():
+    if not outcome.value & runner.ours.keys():
         report.skipped[runner.name] = "reaches no overload of ours"
         return
     for dtype in dtypes:
@@ -751,16 +753,16 @@ def name_of(op: Any) -> str:
 
 def one_dtype(op: Any) -> tuple[torch.dtype, ...]:
     """The dtype in which a quick run tests an op, in turn float32 or another; it tests only every third op."""
-    at, left = divmod(place_of(op), 3)
+    turn, left = divmod(place_of(op), 3)
     if left:
         return ()
     others = [d for d in DTYPES[1:] if d in op.supported_dtypes("cpu")]
-    return (others[at // 2 % len(others)],) if at % 2 and others else (torch.float32,)
+    return (others[turn // 2 % len(others)],) if turn % 2 and others else (torch.float32,)
 
 
 @functools.cache
 def _places() -> dict[str, int]:
-    return {name_of(op): at for at, op in enumerate(database())}
+    return {name_of(op): i for i, op in enumerate(database())}
 
 
 def place_of(op: Any) -> int:
@@ -770,29 +772,29 @@ def place_of(op: Any) -> int:
 def calls(op: Any, device: str) -> set[str]:
     """The overloads that a few samples of an op call, forward and backward."""
     dtype = next((d for d in DTYPES if d in op.supported_dtypes(device)), None)
-    found = Seen()
-    for sample in [] if dtype is None else picked(op, device, dtype, 2):
+    recorded = OpRecorder()
+    for sample in [] if dtype is None else selected_samples(op, device, dtype, 2):
 
         def once(sample: Any = sample) -> Any:
-            made = op.get_op()(sample.input, *sample.args, **sample.kwargs)
-            return gradients(made, differentiable((sample.input, sample.args, sample.kwargs)), dtype)
+            result = op.get_op()(sample.input, *sample.args, **sample.kwargs)
+            return gradients(result, differentiable((sample.input, sample.args, sample.kwargs)), dtype)
 
-        with found:
+        with recorded:
             attempt(once, device)
-    return found.names
+    return recorded.names
 
 
-def picked(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[Any]:
+def selected_samples(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[Any]:
     """At most `limit` samples, spread over the list; with a limit, large samples are left out."""
     seed(device)
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     # op.sample_inputs would inspect the whole stack, and seed again, for each sample
     samples = op.sample_inputs_func(op, device, dtype, grad)
-    found = list(samples if limit is None else itertools.islice(samples, 8 * limit))
-    if limit is None or len(found) <= limit:
-        return found
-    found = [s for s in found if _elements(s) <= LARGE] or found
-    return [found[i * len(found) // limit] for i in range(limit)]
+    candidates = list(samples if limit is None else itertools.islice(samples, 8 * limit))
+    if limit is None or len(candidates) <= limit:
+        return candidates
+    candidates = [s for s in candidates if _elements(s) <= LARGE] or candidates
+    return [candidates[i * len(candidates) // limit] for i in range(limit)]
 
 
 def _elements(sample: Any) -> int:
@@ -802,9 +804,9 @@ def _elements(sample: Any) -> int:
 def _samples(runner: Runner, dtype: torch.dtype, limit: int | None) -> Tally:
     runner.dtype = dtype
     tally = runner.report.of(runner.name, str(dtype).removeprefix("torch."))
-    for at, sample in enumerate(picked(runner.op, runner.device, dtype, limit)):
+    for i, sample in enumerate(selected_samples(runner.op, runner.device, dtype, limit)):
         tally.run += 1
-        tally.passed += runner.sample(at, sample)
+        tally.passed += runner.sample(i, sample)
     return tally
 
 
@@ -813,9 +815,9 @@ def _errors(runner: Runner, limit: int | None) -> None:
         return
     runner.dtype = torch.float32
     tally = runner.report.of(runner.name, "errors")
-    for at, error in enumerate(list(runner.op.error_inputs_func(runner.op, runner.device))[:limit]):
+    for i, error in enumerate(list(runner.op.error_inputs_func(runner.op, runner.device))[:limit]):
         tally.run += 1
-        tally.passed += runner.error(at, error)
+        tally.passed += runner.error(i, error)
 
 
 # ---- many processes -------------------------------------------------------------------------------------------------
@@ -826,9 +828,9 @@ class Worker:
 
     def __init__(self, device: str, limit: int | None):
         self._heard = tempfile.TemporaryFile()  # noqa: SIM115  # its output, shown when it crashes
-        told = ["--worker", "--device", device, *([] if limit is None else ["--limit", str(limit)])]
+        options = ["--worker", "--device", device, *([] if limit is None else ["--limit", str(limit)])]
         self._process = subprocess.Popen(
-            [sys.executable, __file__, *told],
+            [sys.executable, __file__, *options],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._heard, bufsize=0,
         )  # fmt: skip
         self._rest = b""
@@ -854,16 +856,16 @@ class Worker:
         return line.decode()
 
     def end(self) -> str:
-        """Its exit status and the end of its output."""
+        """The process's exit status and the end of its output."""
         self._process.kill() if self._process.poll() is None else None
         status = self._process.wait()
         self._heard.seek(0)
-        said = self._heard.read().decode(errors="replace").strip().splitlines()
+        lines = self._heard.read().decode(errors="replace").strip().splitlines()
         self._heard.close()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
-        return f"exit status {status}; {' / '.join(said[-4:])}"[:600]
+        return f"exit status {status}; {' / '.join(lines[-4:])}"[:600]
 
 
 def work(device: str, limit: int | None) -> None:
@@ -893,11 +895,11 @@ def work(device: str, limit: int | None) -> None:
             print(report.as_json(), file=results, flush=True)
 
 
-class Crew:
+class WorkerPool:
     """Workers that share the units; one thread serves each worker."""
 
-    def __init__(self, given: argparse.Namespace, units: list[str], report: Report):
-        self.given, self.report, self.until = given, report, time.monotonic() + given.seconds
+    def __init__(self, options: argparse.Namespace, units: list[str], report: Report):
+        self.given, self.report, self.until = options, report, time.monotonic() + options.seconds
         self.waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
         for unit in units:
             self.waiting.put(unit)
@@ -940,10 +942,10 @@ class Crew:
         except BrokenPipeError:
             line = ""
         if line:
-            found = Report.from_json(json.loads(line))
+            report = Report.from_json(json.loads(line))
             with self.lock:
-                self.report.add(found)
-            if not any(f.form == "device" for f in found.failures):
+                self.report.add(report)
+            if not any(f.form == "device" for f in report.failures):
                 return worker
             worker.end()
             return None
@@ -969,7 +971,7 @@ class Crew:
                 part.replace(self.given.json)
 
 
-def _hurry() -> None:
+def _use_quick_interpreter() -> None:
     """Makes interpreted kernels twice as fast."""
     from opmux.kernels.lib import quick_interpret
 
@@ -977,38 +979,40 @@ def _hurry() -> None:
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    asked.add_argument("--device", default="toy")
-    asked.add_argument("--dtypes", nargs="*", help="float32; with --processes all that a GPU is tried with")
-    asked.add_argument("--ops", nargs="*")
-    asked.add_argument("--limit", type=int, help="samples of each op and dtype")
-    asked.add_argument("--processes", type=int, default=0)
-    asked.add_argument("--seconds", type=float, default=560, help="for all of it, with --processes")
-    asked.add_argument("--unit-seconds", type=float, default=150, help="for one op and dtype, with --processes")
-    asked.add_argument("--json", help="where the report goes")
-    asked.add_argument("--resume", help="a report of an earlier run, whose units are not run again")
-    asked.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    asked.add_argument("--verbose", action="store_true")
-    given = asked.parse_args()
-    if given.device not in ("cuda", "cpu") and (given.worker or not given.processes):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="toy")
+    parser.add_argument("--dtypes", nargs="*", help="float32; with --processes all that a GPU is tried with")
+    parser.add_argument("--ops", nargs="*")
+    parser.add_argument("--limit", type=int, help="samples of each op and dtype")
+    parser.add_argument("--processes", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=560, help="for all of it, with --processes")
+    parser.add_argument("--unit-seconds", type=float, default=150, help="for one op and dtype, with --processes")
+    parser.add_argument("--json", help="where the report goes")
+    parser.add_argument("--resume", help="a report of an earlier run, whose units are not run again")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    if options.device not in ("cuda", "cpu") and (options.worker or not options.processes):
         from opmux.tools.simulator import simulate
 
-        simulate(given.device)
-        _hurry()
-    if given.worker:
-        work(given.device, given.limit)
+        simulate(options.device)
+        _use_quick_interpreter()
+    if options.worker:
+        work(options.device, options.limit)
         return 0
-    if not given.processes:
-        dtypes = [getattr(torch, d) for d in given.dtypes or ["float32"]]
-        report = run(given.device, dtypes, given.ops, given.limit, print if given.verbose else str)
-        if given.json:
-            Path(given.json).write_text(report.as_json())
+    if not options.processes:
+        dtypes = [getattr(torch, d) for d in options.dtypes or ["float32"]]
+        report = run(options.device, dtypes, options.ops, options.limit, print if options.verbose else str)
+        if options.json:
+            Path(options.json).write_text(report.as_json())
     else:
-        report = Report.from_json(json.loads(Path(given.resume).read_text())) if given.resume else Report(given.device)
-        dtypes = given.dtypes or [str(d).removeprefix("torch.") for d in ON_A_GPU]
-        names = [name_of(op) for op in database() if given.ops is None or {op.name, name_of(op)} & set(given.ops)]
+        report = (
+            Report.from_json(json.loads(Path(options.resume).read_text())) if options.resume else Report(options.device)
+        )
+        dtypes = options.dtypes or [str(d).removeprefix("torch.") for d in ON_A_GPU]
+        names = [name_of(op) for op in database() if options.ops is None or {op.name, name_of(op)} & set(options.ops)]
         units = [f"{name} {dtype}" for dtype in dtypes for name in names]
-        Crew(given, [u for u in units if u not in set(report.units)], report).run()
+        WorkerPool(options, [u for u in units if u not in set(report.units)], report).run()
     report.show()
     return 1 if report.unexpected() or report.left else 0
 

@@ -42,9 +42,11 @@ def of_rewritten_source(function):
     from opmux.faces.te import rewrite, torch_names
 
     imports = frozenset({(torch_names.FAKE, "is_fake")})
-    made: dict = dict(function.__globals__)
-    exec(rewrite.rewritten(textwrap.dedent(inspect.getsource(function)).encode(), "linear.py", "cpu", imports), made)
-    return made[function.__name__]
+    namespace: dict = dict(function.__globals__)
+    exec(
+        rewrite.rewritten(textwrap.dedent(inspect.getsource(function)).encode(), "linear.py", "cpu", imports), namespace
+    )
+    return namespace[function.__name__]
 
 
 @pytest.mark.parametrize("kind", ["identity", "hybrid"])
@@ -115,13 +117,13 @@ def test_every_quantizer_without_tensors_is_an_opaque_constant(te):
     from transformer_engine.pytorch.dynamo import is_value_opaque_quantizer
 
     fp8 = te.DType.kFloat8E4M3
-    made = [
+    quantizers = [
         te.Float8CurrentScalingQuantizer(fp8, device=torch.device("cpu")),
         te.Float8BlockQuantizer(fp8, rowwise=True, columnwise=True),
         te.MXFP8Quantizer(fp8),
         te.NVFP4Quantizer(),
     ]
-    for quantizer in made:
+    for quantizer in quantizers:
         assert is_value_opaque_quantizer(quantizer), quantizer
         assert type(quantizer).__name__ in opaque_object.get_opaque_type_name(type(quantizer))
 
@@ -133,7 +135,7 @@ def test_compiled_linear_is_one_graph_and_matches_eager(te, name, monkeypatch):
     from transformer_engine.common import recipe as recipes
     from transformer_engine.pytorch import quantization
 
-    made = {
+    modules = {
         "block": recipes.Float8BlockScaling(),
         "mxfp8": recipes.MXFP8BlockScaling(),
         "nvfp4": recipes.NVFP4BlockScaling(disable_stochastic_rounding=True),
@@ -144,7 +146,7 @@ def test_compiled_linear_is_one_graph_and_matches_eager(te, name, monkeypatch):
     layer, x = te.Linear(128, 128, params_dtype=BF16), torch.randn(128, 128, dtype=BF16, requires_grad=True)
 
     def step(x):
-        with te.autocast(enabled=True, recipe=made):
+        with te.autocast(enabled=True, recipe=modules):
             return layer(x)
 
     results = []

@@ -13,10 +13,10 @@ MASKS = list(itertools.product((True, False), repeat=3))
 last = torch.channels_last
 
 
-def per_channel(dtype, *wanted, c=6):
-    """A random tensor per channel, or None where not wanted; the last two are running statistics."""
-    made = [torch.randn(c, dtype=dtype) if w else None for w in wanted]
-    return [t if i < 3 or t is None else t.abs() + 0.5 for i, t in enumerate(made)]
+def per_channel(dtype, *present, c=6):
+    """A random tensor per channel, or None where not `present`; the last two are running statistics."""
+    tensors = [torch.randn(c, dtype=dtype) if w else None for w in present]
+    return [t if i < 3 or t is None else t.abs() + 0.5 for i, t in enumerate(tensors)]
 
 
 def test_adapter_signatures_match_aten(adapters):
@@ -40,13 +40,15 @@ def test_batch_norm_out_overloads_that_change_statistics_stay_with_torch():
 
 
 def group(adapters, x, groups, weight, bias, masks=([True] * 3,)):
-    n, c, places = x.shape[0], x.shape[1], x.shape[2:].numel()
-    served = adapters.agrees("native_group_norm", x, weight, bias, n, c, places, groups, 1e-5)
-    _, mean, rstd = aten.native_group_norm(x, weight, bias, n, c, places, groups, 1e-5)
+    n, c, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
+    served = adapters.agrees("native_group_norm", x, weight, bias, n, c, positions, groups, 1e-5)
+    _, mean, rstd = aten.native_group_norm(x, weight, bias, n, c, positions, groups, 1e-5)
     dy = torch.randn_like(x)
     for dx, dw, db in masks:
         mask = [dx, dw and weight is not None, db and weight is not None]
-        served += adapters.agrees("native_group_norm_backward", dy, x, mean, rstd, weight, n, c, places, groups, mask)
+        served += adapters.agrees(
+            "native_group_norm_backward", dy, x, mean, rstd, weight, n, c, positions, groups, mask
+        )
     return served == 1 + len(masks)
 
 
@@ -61,7 +63,7 @@ def test_group_norm_matches_aten(dtype, adapters):
         assert group(adapters, torch.randn(2, 6, 4, 5, dtype=dtype), 3, weight.float(), bias.float())
 
 
-def test_group_norm_without_weight_or_bias(adapters):
+def test_group_norm_needs_no_weight_or_bias(adapters):
     x, (weight, bias) = torch.randn(2, 6, 5), per_channel(torch.float32, True, True)
     assert group(adapters, x, 3, weight, bias, MASKS)
     assert group(adapters, x, 3, None, None) and group(adapters, x, 3, weight, None)
@@ -122,10 +124,10 @@ def batch(adapters, x, weight, bias, mean, var, masks=([True] * 3,)):
         assert adapters.agrees("_native_batch_norm_legit.no_stats", x, weight, bias, True, 0.3, 1e-3)
     else:
         assert adapters.agrees("_native_batch_norm_legit_no_training", x, weight, bias, mean, var, 0.3, 1e-3)
-    _, *kept = aten.native_batch_norm(x, weight, bias, None, None, True, 0.3, 1e-3)
+    _, *statistics = aten.native_batch_norm(x, weight, bias, None, None, True, 0.3, 1e-3)
     for dx, dw, db in masks:
         mask = [dx, dw and weight is not None, db and weight is not None]
-        args = (torch.randn_like(x), x, weight, mean, var, *kept, True, 1e-3, mask)
+        args = (torch.randn_like(x), x, weight, mean, var, *statistics, True, 1e-3, mask)
         assert adapters.agrees("native_batch_norm_backward", *args)
 
 
@@ -143,7 +145,7 @@ def test_batch_norm_accepts_parameters_of_a_wider_dtype(dtype, adapters):
     assert not adapters.agrees("native_batch_norm", x, *halves[:2], *params[2:], True, 0.1, 1e-5)
 
 
-def test_batch_norm_without_weight_bias_or_running_statistics(adapters):
+def test_batch_norm_needs_no_weight_bias_or_running_statistics(adapters):
     x = torch.randn(3, 6, 4)
     for w, b, running in ((False, False, False), (True, False, True), (False, True, True)):
         batch(adapters, x, *per_channel(torch.float32, w, b, running, running))
@@ -159,13 +161,13 @@ def test_batch_norm_updates_running_statistics_once(adapters, monkeypatch):
 
 
 def test_batch_norm_statistics_on_other_chips_match_cuda(adapters, monkeypatch):
-    """As on CUDA: float32 statistics for 16-bit input, and in evaluation the given statistics."""
+    """Statistics are float32 for 16-bit input, and in evaluation the given ones, as on CUDA."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     x = torch.randn(3, 6, 4, dtype=torch.bfloat16)
     for wide in (torch.bfloat16, torch.float32):
         w, b, mean, var = per_channel(wide, True, True, True, True)
-        _, *kept = adapters.run("native_batch_norm", x, w.bfloat16(), b.bfloat16(), mean, var, True, 0.1, 1e-5)
-        assert {t.dtype for t in kept} == {torch.float32}
+        _, *statistics = adapters.run("native_batch_norm", x, w.bfloat16(), b.bfloat16(), mean, var, True, 0.1, 1e-5)
+        assert {t.dtype for t in statistics} == {torch.float32}
         _, saved, invstd = adapters.run("native_batch_norm", x, w, b, mean, var, False, 0.1, 1e-5)
         torch.testing.assert_close(saved, mean.float(), rtol=0, atol=0)
         torch.testing.assert_close(invstd, torch.rsqrt(var.float() + 1e-5))
@@ -189,16 +191,16 @@ def test_batch_norm_leaves_invalid_calls_to_torch(adapters):
     assert adapters.declines("native_batch_norm", x, w, b, None, None, False, 0.1, 1e-5)
     assert adapters.declines("native_batch_norm.out", x, w, b, mean, var, True, 0.1, 1e-5)
     assert adapters.declines("_native_batch_norm_legit.no_stats", x, w, b, False, 0.1, 1e-5)
-    _, *kept = aten.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)
+    _, *statistics = aten.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)
     backward = "native_batch_norm_backward"
-    assert adapters.declines(backward, x, x, w, mean, var, *kept, False, 1e-5, [True] * 3)
+    assert adapters.declines(backward, x, x, w, mean, var, *statistics, False, 1e-5, [True] * 3)
     assert adapters.declines(backward, x, x, w, mean, var, None, None, True, 1e-5, [True] * 3)
-    assert adapters.declines(backward, x, x, None, mean, var, *kept, True, 1e-5, [True] * 3)
-    assert adapters.declines(backward, x.double(), x, w, mean, var, *kept, True, 1e-5, [True] * 3)
-    assert adapters.declines(backward, x[:2], x, w, mean, var, *kept, True, 1e-5, [True] * 3)
+    assert adapters.declines(backward, x, x, None, mean, var, *statistics, True, 1e-5, [True] * 3)
+    assert adapters.declines(backward, x.double(), x, w, mean, var, *statistics, True, 1e-5, [True] * 3)
+    assert adapters.declines(backward, x[:2], x, w, mean, var, *statistics, True, 1e-5, [True] * 3)
     assert adapters.faults_are_no_refusals("native_batch_norm", x, w, b, mean, var, True, 0.1, 1e-5)
     assert adapters.faults_are_no_refusals("_native_batch_norm_legit_no_training", x, w, b, mean, var, 0.1, 1e-5)
-    assert adapters.faults_are_no_refusals(backward, x, x, w, mean, var, *kept, True, 1e-5, [True] * 3)
+    assert adapters.faults_are_no_refusals(backward, x, x, w, mean, var, *statistics, True, 1e-5, [True] * 3)
 
 
 # ---- weight norm ----------------------------------------------------------------------------------------------------

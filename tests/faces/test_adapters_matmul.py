@@ -32,21 +32,21 @@ def close(got, want):
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
-def test_scaled_mm_with_one_scale_per_tensor(dtype):
+def test_scaled_mm_accepts_one_scale_per_tensor(dtype):
     a, b, one, two = fp8(M, K), fp8(N, K).t(), torch.tensor(0.1), torch.tensor(0.5)
     bias = None if dtype is F32 else torch.randn(N, dtype=dtype)
     args = (a, b, one, two, bias, None, dtype, False)
     close(adapted("_scaled_mm", *args), torch._scaled_mm(*args[:4], bias=bias, out_dtype=dtype))
 
 
-def test_scaled_mm_with_a_scale_per_row_and_column():
+def test_scaled_mm_accepts_a_scale_per_row_and_column():
     a, b, sa, sb = fp8(M, K), fp8(N, K).t(), torch.rand(M, 1) * 0.1, torch.rand(1, N)
     want = (sa * a.float() @ (b.float() * sb)).to(BF16)
     close(adapted("_scaled_mm", a, b, sa, sb, None, None, BF16, False), want)
 
 
 @pytest.mark.parametrize("rows, columns", [(1, 128), (1, 1), (128, 1)])
-def test_scaled_mm_with_block_scales(rows, columns):
+def test_scaled_mm_accepts_block_scales(rows, columns):
     a, b = fp8(M, K), fp8(N, K)
     # each column of scales is contiguous
     scale = lambda x, r: torch.rand(tuple(reversed(gemm.scales_shape(x, r)))).t() * 0.1
@@ -55,7 +55,7 @@ def test_scaled_mm_with_block_scales(rows, columns):
     close(adapted("_scaled_mm", a, b.t(), sa, sb.t(), None, None, BF16, False), want.to(BF16))
 
 
-def test_grouped_mm_with_groups_of_rows():
+def test_grouped_mm_accepts_groups_of_rows():
     offs = torch.tensor([8, 8, M], dtype=torch.int32)
     a, b = torch.randn(M, K, dtype=BF16), torch.randn(GROUPS, K, N, dtype=BF16) * K**-0.5
     for matrices in (b, b.mT.contiguous().mT):
@@ -65,14 +65,14 @@ def test_grouped_mm_with_groups_of_rows():
     close(adapted("_grouped_mm", x.t(), dy, offs, None, None), torch._grouped_mm(x.t(), dy, offs=offs))
 
 
-def test_grouped_mm_with_groups_of_columns():
+def test_grouped_mm_accepts_groups_of_columns():
     offs = torch.tensor([8, 8, N], dtype=torch.int32)
     a, b = torch.randn(GROUPS, M, K, dtype=BF16) * K**-0.5, torch.randn(K, N, dtype=BF16)
     for matrix in (b, b.t().contiguous().t()):
         close(adapted("_grouped_mm", a, matrix, offs, None, None), torch._grouped_mm(a, matrix, offs=offs))
 
 
-def test_grouped_mm_of_batches_without_offsets():
+def test_grouped_mm_accepts_batches_without_offsets():
     a, b = torch.randn(GROUPS, M, K, dtype=BF16) * K**-0.5, torch.randn(GROUPS, K, N, dtype=BF16)
     for matrices in (b, b.mT.contiguous().mT):
         close(adapted("_grouped_mm", a, matrices, None, None, None), torch._grouped_mm(a, matrices))
@@ -80,14 +80,14 @@ def test_grouped_mm_of_batches_without_offsets():
 
 @pytest.mark.parametrize("m, k, n", [(20, 256, 32), (1, 40, 9), (3, 1, 2), (0, 4, 4), (4, 0, 4), (150, 1000, 70)])
 def test_int_mm_is_exact(m, k, n):
-    """Also for the largest products, and for transposed matrices."""
+    """Includes the largest products, and transposed matrices."""
     a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((m, k), (k, n)))
     for left, right in ((a, b), (a, b.t().contiguous().t()), (a.t().contiguous().t(), b), (a * 0 - 128, b * 0 - 128)):
         got, want = adapted("_int_mm", left, right), torch._int_mm(left, right)
         assert got.dtype is torch.int32 and got.stride() == want.stride() and torch.equal(got, want)
 
 
-def test_scaled_grouped_mm():
+def test_scaled_grouped_mm_matches_the_formula():
     a, b, offs = fp8(M, K), fp8(GROUPS, N, K).mT, torch.tensor([8, 8, M], dtype=torch.int32)
     sa, sb = torch.rand(M) * 0.1, torch.rand(GROUPS, N)
     x, w = (a.float() * sa[:, None]), b.float() * sb[:, None]

@@ -53,7 +53,7 @@ def test_layer_norm_matches_aten(dtype, adapters):
         assert both(adapters, *drawn(shape, k, dtype))
 
 
-def test_layer_norm_without_weight_or_bias(adapters):
+def test_layer_norm_needs_no_weight_or_bias(adapters):
     for k, w, b in itertools.product((1, 2), (True, False), (True, False)):
         x, dims, weight, bias = drawn((2, 3, 7), k, torch.float32)
         assert both(adapters, x, dims, weight if w else None, bias if b else None)
@@ -88,7 +88,7 @@ def test_layer_norm_backward_returns_none_for_masked_gradients(adapters):
 
 
 def test_layer_norm_on_an_unknown_chip_returns_float32_statistics(adapters, monkeypatch):
-    """As on CUDA: float32 statistics for 16-bit input, and no weight of a wider dtype."""
+    """Statistics are float32 for 16-bit input, and a weight of a wider dtype is declined, as on CUDA."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     for k in (1, 2):
         x, dims, weight, bias = drawn((2, 3, 7), k, torch.bfloat16)
@@ -97,12 +97,12 @@ def test_layer_norm_on_an_unknown_chip_returns_float32_statistics(adapters, monk
             assert y.dtype is torch.bfloat16 and mean.dtype is rstd.dtype is torch.float32
             assert mean.shape == rstd.shape == (*x.shape[:-k], *(1 for _ in dims))
             dx, *_ = adapters.run("native_layer_norm_backward", y, x, dims, mean, rstd, w, bias, [True, False, False])
-            wanted = torch.autograd.functional.vjp(
+            expected = torch.autograd.functional.vjp(
                 lambda x, w=w, d=dims: torch.nn.functional.layer_norm(x, d, None if w is None else w.float()),
                 x.float(),
                 y.float(),
             )[1]
-            torch.testing.assert_close(dx.float(), wanted, rtol=3e-2, atol=3e-2)
+            torch.testing.assert_close(dx.float(), expected, rtol=3e-2, atol=3e-2)
         assert adapters.declines("native_layer_norm", x, dims, weight.float(), None, 1e-5)
         assert adapters.declines("_fused_rms_norm", x, dims, weight.float(), 1e-5)
         y, rstd = adapters.run("_fused_rms_norm", x, dims, weight, None)
@@ -137,11 +137,11 @@ def test_rms_norm_backward_matches_the_gradient_of_the_decomposition(dtype, adap
         leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
         y, rstd = aten._fused_rms_norm(leaves[0], dims, None if bare else leaves[1], 1e-5)
         dy = torch.randn_like(x)
-        wanted = torch.autograd.grad(y, leaves[: 1 if bare else 2], dy.double())
+        expected = torch.autograd.grad(y, leaves[: 1 if bare else 2], dy.double())
         stat = rstd.detach().to(torch.promote_types(dtype, torch.float32))
         args = (dy, x, dims, stat, None if bare else weight)
         got = adapters.run("_fused_rms_norm_backward", *args, [True, not bare])
-        for a, b in zip(got, wanted, strict=False):
+        for a, b in zip(got, expected, strict=False):
             assert a.dtype is dtype and a.is_contiguous() and a.shape == b.shape
             torch.testing.assert_close(a.double(), b, rtol=2e-2, atol=3e-2)
         assert len(got) == 2 and (got[1] is None) == bare
@@ -158,8 +158,8 @@ def test_rms_norm_creates_its_weight_of_ones_once(adapters):
 def test_cache_of_ones_weights_drops_the_oldest_entry(monkeypatch):
     monkeypatch.setattr(norm, "_ones", HeldTensors(most=2))
     x = torch.randn(3)
-    made = [norm.ones(n, x.dtype, x) for n in (1, 2, 3)]
-    assert [norm.ones(n, x.dtype, x) is t for n, t in zip((3, 2, 1), reversed(made), strict=True)] == [
+    weights = [norm.ones(n, x.dtype, x) for n in (1, 2, 3)]
+    assert [norm.ones(n, x.dtype, x) is t for n, t in zip((3, 2, 1), reversed(weights), strict=True)] == [
         True,
         True,
         False,
@@ -210,7 +210,7 @@ def test_norms_leave_invalid_calls_to_torch(adapters):
 
 
 def test_an_impl_may_serve_atens_own_call_before_the_adapter():
-    """Also for `out=`; if the impl returns None, the adapter serves the call."""
+    """The impl also serves `out=`; if it returns None, the adapter serves the call."""
     marks = [torch.full((2, 3), 7.0), torch.full((2, 1), 8.0), torch.full((2, 1), 9.0)]
     of_one = lambda x, dims, weight, bias, eps: tuple(marks) if len(dims) == 1 else None
     fields = dict(fn=specs.layer_norm.reference, aten={"native_layer_norm": of_one})
@@ -219,8 +219,8 @@ def test_an_impl_may_serve_atens_own_call_before_the_adapter():
     for name, more in (("native_layer_norm", {}), ("native_layer_norm.out", dict(zip(("out0", "out1", "out2"), into)))):
         overload = table()[name]
         run = fitted(overload.shape, specs.layer_norm.spec, overload.adapter, impl)
-        found = run(torch.randn(2, 3), [3], torch.ones(3), None, 1e-5, **more)
-        assert all(map(torch.equal, found, marks))
+        result = run(torch.randn(2, 3), [3], torch.ones(3), None, 1e-5, **more)
+        assert all(map(torch.equal, result, marks))
     x = torch.randn(2, 3)
     run = fitted(table()["native_layer_norm"].shape, specs.layer_norm.spec, table()["native_layer_norm"].adapter, impl)
     torch.testing.assert_close(run(x, [2, 3], None, None, 1e-5)[0], torch.layer_norm(x, [2, 3]))

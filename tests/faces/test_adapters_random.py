@@ -120,8 +120,8 @@ def test_draws_have_the_right_mean_and_deviation(name, adapters):
     values = first.double()
     assert abs(values.mean() - mean) < 5 * std / math.sqrt(N)
     assert abs(values.std() - std) < 0.15 * std
-    wanted = torch.float32 if isinstance(args[0], (list, float)) else kwargs.get("dtype") or args[0].dtype
-    assert first.dtype is wanted
+    expected = torch.float32 if isinstance(args[0], (list, float)) else kwargs.get("dtype") or args[0].dtype
+    assert first.dtype is expected
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -161,10 +161,10 @@ def test_results_have_atens_strides(adapters):
             ("bernoulli", ()),
             ("bernoulli.p", (0.5,)),
         ):
-            packet, _, of = name.partition(".")
-            wanted = getattr(getattr(aten, packet), of or "default")(t, *args)
+            packet, _, overload = name.partition(".")
+            expected = getattr(getattr(aten, packet), overload or "default")(t, *args)
             got = adapters.run(name, t, *args)
-            assert got.stride() == wanted.stride() and got.dtype is wanted.dtype, name
+            assert got.stride() == expected.stride() and got.dtype is expected.dtype, name
         y, mask = adapters.run("native_dropout", t, 0.5, True)
         assert y.stride() == mask.stride() == torch.empty_like(t).stride() and mask.dtype is torch.bool
         assert torch.equal(y, t * mask * 2)

@@ -52,19 +52,19 @@ def tiny(kind: str):
 
 def inputs(padded: str):
     ids = torch.randint(3, 97, (2, LENGTH), generator=torch.Generator().manual_seed(1))
-    seen = torch.ones_like(ids)
+    visible = torch.ones_like(ids)
     if padded:
-        seen[0, slice(0, 3) if padded == "left" else slice(LENGTH - 3, LENGTH)] = 0
-    return {"input_ids": ids, "attention_mask": seen} if padded else {"input_ids": ids}
+        visible[0, slice(0, 3) if padded == "left" else slice(LENGTH - 3, LENGTH)] = 0
+    return {"input_ids": ids, "attention_mask": visible} if padded else {"input_ids": ids}
 
 
-def step(model, given):
+def step(model, inputs):
     """The logits and gradients of a training step; the logits of padding are undefined and left out."""
     model.train()
     model.zero_grad()
     torch.manual_seed(2)  # for routers that add noise
-    seen = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
-    logits = model(**given).logits[seen]
+    visible = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+    logits = model(**inputs).logits[visible]
     logits.square().mean().backward()
     return logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -94,15 +94,15 @@ class Calls:
 @pytest.mark.parametrize("padded", ["", "left", "right"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_training_steps_match_eager_attention(kind, padded, monkeypatch):
-    model, given = tiny(kind), inputs(padded)
-    logits, gradients = step(model, given)
+    model, batch = tiny(kind), inputs(padded)
+    logits, gradients = step(model, batch)
     model.set_attn_implementation("opmux")
     calls = Calls(monkeypatch)
-    made, found = step(model, given)
-    torch.testing.assert_close(made, logits, atol=2e-5, rtol=2e-5)
-    assert found.keys() == gradients.keys()
+    our_logits, our_gradients = step(model, batch)
+    torch.testing.assert_close(our_logits, logits, atol=2e-5, rtol=2e-5)
+    assert our_gradients.keys() == gradients.keys()
     for name, want in gradients.items():
-        torch.testing.assert_close(found[name], want, atol=2e-5, rtol=2e-4, msg=name)
+        torch.testing.assert_close(our_gradients[name], want, atol=2e-5, rtol=2e-4, msg=name)
     assert len(calls.biases) == 2
     if kind != "llama4_text":  # chunked attention passes the whole mask as a bias
         assert all(calls.causal) and set(calls.biases) == {(2, 1, 1, LENGTH) if padded else None}
@@ -116,12 +116,12 @@ def test_training_steps_match_eager_attention(kind, padded, monkeypatch):
 @pytest.mark.parametrize("padded", ["", "left"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_greedy_generation_gives_the_same_tokens(kind, padded, cache, monkeypatch):
-    model, given = tiny(kind).eval(), inputs(padded)
+    model, batch = tiny(kind).eval(), inputs(padded)
     more = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, cache_implementation=cache, disable_compile=True)
-    want = model.generate(**given, **more)
+    want = model.generate(**batch, **more)
     model.set_attn_implementation("opmux")
     calls = Calls(monkeypatch)
-    assert torch.equal(model.generate(**given, **more), want)
+    assert torch.equal(model.generate(**batch, **more), want)
     if cache == "dynamic" and kind != "llama4_text":
         full = {"mistral": 0, "phimoe": 0, "gemma2": 1, "gpt_oss": 1}.get(kind, 2)  # number of layers without a window
         # every token after the first; padding that has left the window masks nothing
@@ -134,16 +134,18 @@ def test_encoder_masks_padding_with_one_row_per_sequence(monkeypatch):
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=97
     )
     torch.manual_seed(0)
-    model, given = transformers.BertModel(config).eval(), inputs("right")
-    seen = given["attention_mask"].bool()
-    for way in (given, {"input_ids": given["input_ids"]}):
+    model, batch = transformers.BertModel(config).eval(), inputs("right")
+    visible = batch["attention_mask"].bool()
+    for inputs_ in (batch, {"input_ids": batch["input_ids"]}):
         model.set_attn_implementation("eager")
-        want = model(**way).last_hidden_state
+        want = model(**inputs_).last_hidden_state
         model.set_attn_implementation("opmux")
         calls = Calls(monkeypatch)
-        made = model(**way).last_hidden_state
-        torch.testing.assert_close(made[seen], want[seen], atol=2e-5, rtol=2e-5)
-        assert set(calls.biases) == {(2, 1, 1, LENGTH) if "attention_mask" in way else None} and not any(calls.causal)
+        hidden = model(**inputs_).last_hidden_state
+        torch.testing.assert_close(hidden[visible], want[visible], atol=2e-5, rtol=2e-5)
+        assert set(calls.biases) == {(2, 1, 1, LENGTH) if "attention_mask" in inputs_ else None} and not any(
+            calls.causal
+        )
 
 
 def test_t5_position_bias_matches_eager_attention():
@@ -159,42 +161,42 @@ def test_t5_position_bias_matches_eager_attention():
     )
     torch.manual_seed(0)
     model = transformers.T5ForConditionalGeneration(config)
-    given = {**inputs("right"), "labels": inputs("")["input_ids"][:, :7].clone()}
+    batch = {**inputs("right"), "labels": inputs("")["input_ids"][:, :7].clone()}
 
     def run():
         model.zero_grad()
-        out = model(**given)
+        out = model(**batch)
         out.loss.backward()
         return out.logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
 
     model.set_attn_implementation("eager")
     logits, gradients = run()
     model.set_attn_implementation("opmux")
-    made, found = run()
-    torch.testing.assert_close(made, logits, atol=2e-5, rtol=2e-5)
+    our_logits, our_gradients = run()
+    torch.testing.assert_close(our_logits, logits, atol=2e-5, rtol=2e-5)
     for name, want in gradients.items():
-        torch.testing.assert_close(found[name], want, atol=2e-5, rtol=2e-4, msg=name)
+        torch.testing.assert_close(our_gradients[name], want, atol=2e-5, rtol=2e-4, msg=name)
 
 
 def test_a_mask_passed_by_the_user_is_applied_in_full():
     """A mask that our function made and the user then changed loses its short description."""
     model, ids = tiny("llama").eval(), inputs("")["input_ids"]
-    seen = torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)) > 0.4
-    seen |= torch.eye(LENGTH, dtype=torch.bool)
-    bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    visible = torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)) > 0.4
+    visible |= torch.eye(LENGTH, dtype=torch.bool)
+    bias = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
     want = model(input_ids=ids, attention_mask=bias).logits
     model.set_attn_implementation("opmux")
-    for own in (seen, bias):
+    for own in (visible, bias):
         torch.testing.assert_close(model(input_ids=ids, attention_mask=own).logits, want, atol=2e-5, rtol=2e-5)
-    made = interface.mask(
+    full_mask = interface.mask(
         batch_size=2,
         q_length=4,
         kv_length=4,
         config=model.config,
         attention_mask=torch.tensor([[False] + [True] * 3] * 2),
     )
-    assert getattr(made, interface.BRIEF).causal
-    assert not hasattr(made & made, interface.BRIEF) and not made[:, :, :, 0].any()
+    assert getattr(full_mask, interface.BRIEF).causal
+    assert not hasattr(full_mask & full_mask, interface.BRIEF) and not full_mask[:, :, :, 0].any()
 
 
 def test_attention_interface_supports_dropout_and_a_gradient_of_q_only():
@@ -211,9 +213,9 @@ def test_attention_interface_supports_dropout_and_a_gradient_of_q_only():
 def test_queries_with_batch_1_are_broadcast_to_all_sequences():
     layer = types.SimpleNamespace(is_causal=False)
     q, k = torch.randn(1, 4, 3, 8), torch.randn(2, 4, 6, 8)
-    made, _ = interface.attend(layer, q, k, k, None)
+    output, _ = interface.attend(layer, q, k, k, None)
     want = torch.nn.functional.scaled_dot_product_attention(q.expand(2, -1, -1, -1), k, k).transpose(1, 2)
-    torch.testing.assert_close(made, want)
+    torch.testing.assert_close(output, want)
 
 
 @pytest.mark.parametrize("name", interface.NOT_TAKEN)
@@ -226,28 +228,28 @@ def test_unsupported_options_raise(name):
 
 @pytest.mark.slow
 def test_compiled_models_have_the_same_logits():
-    model, given = tiny("mistral").eval(), inputs("left")
-    seen = given["attention_mask"].bool()
+    model, batch = tiny("mistral").eval(), inputs("left")
+    visible = batch["attention_mask"].bool()
     model.set_attn_implementation("opmux")
     with torch.no_grad():
-        want = model(**given).logits
+        want = model(**batch).logits
         torch._dynamo.reset()
-        made = torch.compile(model, backend="aot_eager", fullgraph=True)(**given).logits
-    torch.testing.assert_close(made[seen], want[seen], atol=2e-5, rtol=2e-5)
+        logits = torch.compile(model, backend="aot_eager", fullgraph=True)(**batch).logits
+    torch.testing.assert_close(logits[visible], want[visible], atol=2e-5, rtol=2e-5)
 
 
 def test_patched_models_can_use_the_attention_interface():
-    model, given = tiny("llama"), inputs("")
+    model, batch = tiny("llama"), inputs("")
     model.set_attn_implementation("opmux")
-    logits, gradients = step(model, given)
+    logits, gradients = step(model, batch)
     opmux.patch_model(model)
-    made, found = step(model, given)
-    torch.testing.assert_close(made, logits, atol=2e-5, rtol=2e-5)
+    our_logits, our_gradients = step(model, batch)
+    torch.testing.assert_close(our_logits, logits, atol=2e-5, rtol=2e-5)
     for name, want in gradients.items():
-        torch.testing.assert_close(found[name], want, atol=2e-5, rtol=2e-4, msg=name)
+        torch.testing.assert_close(our_gradients[name], want, atol=2e-5, rtol=2e-4, msg=name)
 
 
 def test_only_register_attention_imports_transformers():
     code = "import sys, opmux; opmux.register_attention; assert 'transformers' not in sys.modules"
-    done = fresh.run([sys.executable, "-c", code])
-    assert done.returncode == 0, done.stderr
+    result = fresh.run([sys.executable, "-c", code])
+    assert result.returncode == 0, result.stderr

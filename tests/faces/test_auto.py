@@ -47,7 +47,7 @@ def measured(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("found", "size"),
+    ("measured", "size"),
     [
         (speed(0.9, 0.9, 0.9, host=(5, 5)), 0),
         (speed(1.2, 0.9, 0.9, host=(5, 5)), MIDDLE),
@@ -56,9 +56,9 @@ def measured(monkeypatch):
         (speed(0.9, 0.9, 1.02, host=(5, 5)), NEVER),
     ],
 )
-def test_smallest_size_at_which_we_are_as_fast(found, size):
-    assert found.smallest(BF16) == found.smallest(FP16) == size
-    assert found.smallest(FP32) == NEVER
+def test_ops_are_overridden_from_the_smallest_size_that_is_as_fast(measured, size):
+    assert measured.smallest(BF16) == measured.smallest(FP16) == size
+    assert measured.smallest(FP32) == NEVER
 
 
 def test_a_longer_host_time_must_be_hidden_by_the_kernel():
@@ -140,14 +140,14 @@ def test_unmeasured_overloads_use_the_times_of_their_functional_overload(measure
     monkeypatch.setattr(gate, "may_launch", lambda device, shape, family: True)
     fast, slow = speed(0.5, 0.5, 0.5, host=(5, 5), native=LONG), speed(1.5, 1.5, 1.5, host=(5, 5), native=LONG)
     names = ["mul.Tensor", "mul_.Tensor", "mul.out", "masked_fill.Scalar", "masked_fill_.Scalar", "_softmax.out"]
-    taken = lambda: [n for n in names if decisions.decide(table()[n], "cpu").taken]
+    overridden = lambda: [n for n in names if decisions.decide(table()[n], "cpu").taken]
     measured({"mul.Tensor": fast, "masked_fill.Scalar": fast, "_softmax": fast}, gated=True)
-    assert taken() == names[:-2]
+    assert overridden() == names[:-2]
     limits = lambda name: decisions.decide(table()[name], "cpu").limits[BF16]
     assert limits("mul.Tensor") == limits("mul_.Tensor") == 0
     assert SMALL < limits("mul.out") < MIDDLE  # `out` overloads run in Python
     measured({"mul.Tensor": fast, "mul_.Tensor": slow}, gated=True)
-    assert taken() == ["mul.Tensor", "mul.out"]
+    assert overridden() == ["mul.Tensor", "mul.out"]
 
 
 def test_calls_that_run_in_python_need_a_larger_gain(measured, monkeypatch):
@@ -164,11 +164,11 @@ def test_calls_that_run_in_python_need_a_larger_gain(measured, monkeypatch):
 
 def test_calls_that_always_run_in_python_need_a_clear_gain_or_a_hidden_host_time(measured):
     """Measured: a backward that runs once per step took 64 us in a model, but 21 us in the benchmark loop."""
-    for host, taken in (((20, 14), 0), ((20, 19), None), ((20, 21), None)):
+    for host, smallest in (((20, 14), 0), ((20, 19), None), ((20, 21), None)):
         measured({"nll_loss_backward": speed(0.5, 0.5, 0.5, host=host, native=LONG)}, gated=True)
         limit = decisions.decide(table()["nll_loss_backward"], "cpu").limits[BF16]
         # torch's kernel takes 60 us there: twice the time of a call in Python
-        assert limit == taken if taken is not None else MIDDLE < limit < LARGE
+        assert limit == smallest if smallest is not None else MIDDLE < limit < LARGE
 
 
 def test_an_op_that_only_loses_on_the_host_says_so(measured):
@@ -264,10 +264,10 @@ def test_a_hundred_rounds_of_enable_and_disable_change_and_leak_nothing():
     x = torch.randn(3, 5)
     names = opmux.enable(mode="all")
     opmux.disable()
-    told = lambda: [torch._C._dispatch_dump(f"aten::{n}") for n in names]
+    registrations = lambda: [torch._C._dispatch_dump(f"aten::{n}") for n in names]
     kernel = lambda: torch.library.get_kernel("aten::_softmax", "CPU").call_boxed
     own = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-    before, wanted = told(), kernel()(own, x, -1, False)
+    before, expected = registrations(), kernel()(own, x, -1, False)
 
     def rounds(count):
         for _ in range(count):
@@ -284,8 +284,8 @@ def test_a_hundred_rounds_of_enable_and_disable_change_and_leak_nothing():
         grown = tracemalloc.get_traced_memory()[0] - start
     finally:
         tracemalloc.stop()
-    assert told() == before
-    assert torch.equal(kernel()(own, x, -1, False), wanted) and torch.equal(torch.softmax(x, -1), wanted)
+    assert registrations() == before
+    assert torch.equal(kernel()(own, x, -1, False), expected) and torch.equal(torch.softmax(x, -1), expected)
     assert grown < 200_000, f"{grown} bytes are kept of 100 rounds"
 
 
@@ -321,8 +321,8 @@ def test_explain_names_kernels_of_torchs_native_registry():
     registry = pytest.importorskip("torch._native.registry")
     (op, key), nodes = next(iter(registry._graphs.items()))
     theirs = sorted({n.dsl_name for n in nodes if n.active})
-    shown = opmux.faces.aten.extension._of_torch_native(f"aten::{op}", {"CUDA": "cuda", "CPU": "cpu"}[key])
-    assert not theirs or theirs[0] in shown
+    rows = opmux.faces.aten.extension._of_torch_native(f"aten::{op}", {"CUDA": "cuda", "CPU": "cpu"}[key])
+    assert not theirs or theirs[0] in rows
 
 
 def test_ops_that_torch_decomposes_count_as_having_a_kernel():

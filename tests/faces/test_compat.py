@@ -95,12 +95,12 @@ def test_each_installer_only_undoes_its_own_install(script):
     if importlib.util.find_spec("transformer_engine") is None:
         pytest.skip("needs opmux[te]")
     orders = ["TCct", "TCtc", "CTct", "CTtc", "CTTtc"]
-    done = run("run", script(HOLDERS), json.dumps(orders))
-    assert done.returncode == 0, done.stderr
-    for so_far, te, tex, plugins, found in json.loads(done.stdout):
+    result = run("run", script(HOLDERS), json.dumps(orders))
+    assert result.returncode == 0, result.stderr
+    for so_far, te, tex, plugins, installed in json.loads(result.stdout):
         te_wants, compat_wants = ("T" in so_far and "t" not in so_far), ("C" in so_far and "c" not in so_far)
         assert te == tex == (te_wants or compat_wants), so_far  # as long as one of the two needs the layer
-        assert plugins == found == te, so_far
+        assert plugins == installed == te, so_far
 
 
 WITHOUT_LAYER = """
@@ -122,8 +122,8 @@ WITHOUT_LAYER = """
 
 
 def test_without_transformer_engine_errors_say_what_to_install(script):
-    done = run("run", script(WITHOUT_LAYER))
-    layer, plugin, te, left = done.stdout.splitlines()
+    result = run("run", script(WITHOUT_LAYER))
+    layer, plugin, te, left = result.stdout.splitlines()
     assert layer.startswith("No module named 'transformer_engine.pytorch'") and layer.endswith("pip install opmux[te]")
     assert plugin == "No module named 'transformer_engine.plugins.no_such'"
     assert te == "transformer_engine is not installed: pip install opmux[te]" and left == "False"
@@ -161,17 +161,17 @@ LIGER = """
 
 
 def test_liger_kernel_is_served_without_importing_transformers(script):
-    done = run("run", "--as", "liger_kernel", script(LIGER))
-    assert done.stdout.splitlines() == ["(2, 4) opmux.faces.liger.norms False"], done.stderr
+    result = run("run", "--as", "liger_kernel", script(LIGER))
+    assert result.stdout.splitlines() == ["(2, 4) opmux.faces.liger.norms False"], result.stderr
 
 
 def test_run_passes_arguments_and_the_exit_code(script):
-    done = run("run", "--as", "transformer_engine", script(PLUGINS), "--one", "two")
-    assert (done.returncode, done.stdout, done.stderr) == (3, "True ['--one', 'two']\n", "")
+    result = run("run", "--as", "transformer_engine", script(PLUGINS), "--one", "two")
+    assert (result.returncode, result.stdout, result.stderr) == (3, "True ['--one', 'two']\n", "")
 
 
 def test_run_rejects_missing_files_and_unknown_libraries(tmp_path):
-    done = run("run", tmp_path / "nothing.py")
-    assert done.returncode == 2 and "there is no file" in done.stderr
-    done = run("run", "--as", "liger", tmp_path)
-    assert done.returncode == 2
+    result = run("run", tmp_path / "nothing.py")
+    assert result.returncode == 2 and "there is no file" in result.stderr
+    result = run("run", "--as", "liger", tmp_path)
+    assert result.returncode == 2

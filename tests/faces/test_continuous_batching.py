@@ -58,20 +58,20 @@ def prompts(*lengths):
     return [torch.randint(3, 97, (n,), generator=source).tolist() for n in lengths]
 
 
-def generated(model, given):
+def generated(model, prompts):
     """The new tokens of each prompt, generated one prompt at a time."""
-    each = (torch.tensor([ids]) for ids in given)
+    each = (torch.tensor([ids]) for ids in prompts)
     return [model.generate(ids, max_new_tokens=NEW, do_sample=False)[0, ids.shape[1] :].tolist() for ids in each]
 
 
-def batched(model, given, kept=False, **options):
+def batched(model, prompts, persistent=False, **options):
     """The new tokens by `generate_batch`; prompts over 16 tokens are split and batched with tokens of other prompts."""
     options = {PAGE_NAME: PAGE, "num_blocks": 64, "max_batch_tokens": 16} | options
-    how = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    generation = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
     config = transformers.ContinuousBatchingConfig(**options)
-    made = model.generate_batch(given, how, config, progress_bar=False, persistent_manager=kept)
-    assert all(out.error is None for out in made.values())
-    return [out.generated_tokens for out in made.values()]
+    answers = model.generate_batch(prompts, generation, config, progress_bar=False, persistent_manager=persistent)
+    assert all(out.error is None for out in answers.values())
+    return [out.generated_tokens for out in answers.values()]
 
 
 class Calls:
@@ -99,13 +99,13 @@ class Calls:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_generate_batch_gives_the_tokens_of_generate(kind, monkeypatch):
-    model, given = tiny(kind), prompts(3, 11, 19)
-    want = generated(model, given)
+    model, requests = tiny(kind), prompts(3, 11, 19)
+    want = generated(model, requests)
     # the tokens vary, so wrong attention would change them
     assert len({token for each in want for token in each}) > NEW
     model.set_attn_implementation("opmux")
     calls = Calls(monkeypatch)
-    assert batched(model, given) == want
+    assert batched(model, requests) == want
     assert model.config._attn_implementation == "opmux"  # the manager has stopped and restored the name
     assert set(calls.pages) == {PAGE if kind in WITH_TABLES else 1}
     assert 3 in calls.requests  # one step decodes all requests with one call per layer
@@ -115,19 +115,19 @@ def test_generate_batch_gives_the_tokens_of_generate(kind, monkeypatch):
 
 def test_the_paged_prefix_is_accepted(recwarn):
     """transformers 5.17 needs the prefix; 5.23 warns and removes it."""
-    model, given = tiny("llama"), prompts(5, 9)
-    want = generated(model, given)
+    model, requests = tiny("llama"), prompts(5, 9)
+    want = generated(model, requests)
     model.set_attn_implementation("paged|opmux")
-    assert batched(model, given) == want
+    assert batched(model, requests) == want
 
 
 def test_requests_longer_than_a_block_table_give_the_same_tokens(monkeypatch):
-    """Their cache is read through indices, as in models with windows."""
-    model, given = tiny("llama"), prompts(2, 7)
-    want = generated(model, given)
+    """The cache of such requests is read through indices, as in models with windows."""
+    model, requests = tiny("llama"), prompts(2, 7)
+    want = generated(model, requests)
     model.set_attn_implementation("opmux")
     calls = Calls(monkeypatch)
-    assert batched(model, given, max_blocks_per_request=3) == want
+    assert batched(model, requests, max_blocks_per_request=3) == want
     assert set(calls.pages) == {PAGE, 1}
 
 
@@ -148,55 +148,55 @@ def test_padded_batches_give_the_same_tokens(kind, monkeypatch):
 
     monkeypatch.setattr(ModelRunner, "__init__", padding)
     monkeypatch.setattr(paged, "attention", attention)
-    model, given = tiny(kind), prompts(3, 11, 23)
-    want = generated(model, given)
+    model, requests = tiny(kind), prompts(3, 11, 23)
+    want = generated(model, requests)
     model.set_attn_implementation("opmux")
     calls = Calls(monkeypatch)
     sizes = {"q_padding_interval_size": 8, "kv_padding_interval_size": 32}
-    assert batched(model, given, max_requests_per_batch=4, use_cuda_graph=False, **sizes) == want
+    assert batched(model, requests, max_requests_per_batch=4, use_cuda_graph=False, **sizes) == want
     assert any(undefined) and set(calls.requests) <= {1, 2, 4} and (4 in calls.requests) is (kind == "llama")
 
 
 @pytest.mark.slow
 def test_compiled_models_give_the_same_tokens(monkeypatch):
-    model, given = tiny("llama"), prompts(3, 11)
-    want = generated(model, given)
+    model, requests = tiny("llama"), prompts(3, 11)
+    want = generated(model, requests)
     model.set_attn_implementation("opmux")
     calls = Calls(monkeypatch)
-    how = transformers.CompileConfig(backend="aot_eager", mode="default", fullgraph=False)
+    compile_options = transformers.CompileConfig(backend="aot_eager", mode="default", fullgraph=False)
     torch._dynamo.reset()
-    assert batched(model, given, decode_compile_config=how, max_requests_per_batch=2) == want
+    assert batched(model, requests, decode_compile_config=compile_options, max_requests_per_batch=2) == want
     assert 2 in calls.requests
 
 
 def test_prompts_with_a_common_prefix_share_pages(monkeypatch):
     """The shared pages are written once and read by all requests."""
     model, (start,) = tiny("llama"), prompts(9)
-    given = [[*start, 5, 6], [*start, 7], start]
-    want = generated(model, given)
+    requests = [[*start, 5, 6], [*start, 7], start]
+    want = generated(model, requests)
     model.set_attn_implementation("opmux")
     calls = Calls(monkeypatch)
-    assert batched(model, given, max_batch_tokens=12) == want
+    assert batched(model, requests, max_batch_tokens=12) == want
     assert any(len(table) == 3 and len(set(table[:, 0].tolist())) == 1 for table in calls.tables)
 
 
 def test_a_persistent_manager_can_be_reused(monkeypatch):
-    model, given = tiny("llama"), prompts(5, 9)
-    want = generated(model, given)
+    model, requests = tiny("llama"), prompts(5, 9)
+    want = generated(model, requests)
     model.set_attn_implementation("opmux")
     for _ in range(2):
         calls = Calls(monkeypatch)
-        assert batched(model, given, kept=True) == want and calls.pages
+        assert batched(model, requests, persistent=True) == want and calls.pages
         assert model.config._attn_implementation == "opmux"
     model.destroy_cached_continuous_batching_manager()
 
 
 def test_other_attention_implementations_still_work():
-    model, given = tiny("llama"), prompts(5)
-    want = generated(model, given)
-    assert batched(model, given) == want
+    model, requests = tiny("llama"), prompts(5)
+    want = generated(model, requests)
+    assert batched(model, requests) == want
     model.set_attn_implementation("sdpa")
-    assert batched(model, given) == want
+    assert batched(model, requests) == want
     config = transformers.ContinuousBatchingConfig(max_blocks_per_request=3)
     initialization.ensure_decode_fast_path_is_available(model.config, config, False)
     assert config.max_blocks_per_request == 0
@@ -211,8 +211,8 @@ def test_registering_again_changes_nothing():
 def test_an_encoder_in_a_model_uses_dense_attention_without_a_cache():
     q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
     layer = types.SimpleNamespace(is_causal=False)
-    made, _ = paged.attend(layer, q, k, k, None, scaling=0.3)
-    assert torch.equal(made, interface.attend(layer, q, k, k, None, scaling=0.3)[0])
+    output, _ = paged.attend(layer, q, k, k, None, scaling=0.3)
+    assert torch.equal(output, interface.attend(layer, q, k, k, None, scaling=0.3)[0])
 
 
 def test_unsupported_arguments_raise():

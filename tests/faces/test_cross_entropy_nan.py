@@ -15,24 +15,24 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def arguments(seed):
-    of, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    rows, classes = of.choice(SHAPES)
-    dtype, ignore_index = of.choice(DTYPES), of.choice((-100, 0, 1))
-    x = (torch.randn(rows, classes, generator=generator) * of.choice((1, 30, 1e4))).to(dtype)
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rows, classes = rng.choice(SHAPES)
+    dtype, ignore_index = rng.choice(DTYPES), rng.choice((-100, 0, 1))
+    x = (torch.randn(rows, classes, generator=generator) * rng.choice((1, 30, 1e4))).to(dtype)
     target = torch.randint(classes, (rows,), generator=generator)
     target[torch.rand(rows, generator=generator) < 0.5] = ignore_index
     weights = (None, torch.rand(classes, generator=generator), torch.randint(2, (classes,), generator=generator))
-    weight = of.choice(weights)
+    weight = rng.choice(weights)
     options = dict(
-        ignore_index=ignore_index, label_smoothing=of.choice((0.0, 0.1)), reduction=of.choice(("mean", "sum", "none"))
+        ignore_index=ignore_index, label_smoothing=rng.choice((0.0, 0.1)), reduction=rng.choice(("mean", "sum", "none"))
     )
     return (
         x,
         target,
         None if weight is None else weight.to(dtype),
         options,
-        of.choice((0.0, 1.0)),
-        of.choice((None, 30.0)),
+        rng.choice((0.0, 1.0)),
+        rng.choice((None, 30.0)),
     )
 
 

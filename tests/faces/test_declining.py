@@ -44,22 +44,22 @@ def outcome(request):
 
 
 def words(differ):
-    return "\n".join(f"{name}: {got}, torch: {wanted}" for name, (got, wanted) in differ.items())
+    return "\n".join(f"{name}: {got}, torch: {expected}" for name, (got, expected) in differ.items())
 
 
 def test_torch_answers_when_our_impls_decline(outcome):
-    device, found = outcome
-    found = found["declining"]
-    assert not found["differ"], words(found["differ"])
-    assert found["overridden"] >= 645 and not found["not overridden"]
+    device, results = outcome
+    results = results["declining"]
+    assert not results["differ"], words(results["differ"])
+    assert results["overridden"] >= 645 and not results["not overridden"]
     # in these families torch accepts all generated arguments
-    wrong = {n: e for n, e in found["errors"].items() if table()[n].family in BY_SCHEMA}
+    wrong = {n: e for n, e in results["errors"].items() if table()[n].family in BY_SCHEMA}
     assert set(wrong) == REFUSED[device], wrong
-    assert found["gradients"] > 200
+    assert results["gradients"] > 200
 
 
 def test_gradients_are_right_if_opmux_is_switched_between_forward_and_backward(outcome):
-    device, found = outcome
-    found = found["crossing"]
-    assert not found["differ"], words(found["differ"])
-    assert found["compared"] >= (200 if device != "cpu" else 6)
+    device, results = outcome
+    results = results["crossing"]
+    assert not results["differ"], words(results["differ"])
+    assert results["compared"] >= (200 if device != "cpu" else 6)

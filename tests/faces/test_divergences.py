@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.faces.test_functional_traced import Largest
+from largest_tensor import LargestTensor
 
 import opmux.functional as ours
 from opmux import nn
@@ -22,10 +22,10 @@ def logs(*shape, dtype=torch.float64, grad=True):
     return torch.randn(shape, dtype=dtype).log_softmax(-1).requires_grad_(grad)
 
 
-def same(got, want, *leaves, **how):
-    torch.testing.assert_close(got, want, **how)
+def same(got, want, *leaves, **tolerances):
+    torch.testing.assert_close(got, want, **tolerances)
     grads = [torch.autograd.grad(y.sin().sum(), leaves) for y in (got, want)]
-    torch.testing.assert_close(*grads, **how)
+    torch.testing.assert_close(*grads, **tolerances)
 
 
 def true_jsd(x, y, beta, labels=None):
@@ -68,8 +68,8 @@ def test_jsd_matches_the_formula(beta, labels):
     y.requires_grad_()
     same(nn.JSD(beta)(x, y, labels), true_jsd(x, y, beta, labels), x, y)
     if labels is not None:  # also 3-D input whose rows are not contiguous
-        turned = [t.view(3, 4, V).transpose(0, 1) for t in (x, y.detach())]
-        same(ours.jsd(*turned, labels.view(3, 4).t(), beta), true_jsd(x, y.detach(), beta, labels), x)
+        transposed = [t.view(3, 4, V).transpose(0, 1) for t in (x, y.detach())]
+        same(ours.jsd(*transposed, labels.view(3, 4).t(), beta), true_jsd(x, y.detach(), beta, labels), x)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
@@ -102,15 +102,15 @@ def test_losses_and_gradients_are_0_if_all_labels_are_ignored():
     x, y, none = logs(N, V), logs(N, V, grad=False), torch.full((N,), -100)
     w = torch.randn(V, H, dtype=torch.float64, requires_grad=True)
     h = torch.randn(N, H, dtype=torch.float64, requires_grad=True)
-    for made in (ours.jsd(x, y, none), ours.tvd(x, y, none), ours.fused_linear_jsd(h, w, h.detach(), w.detach(), none)):
-        assert made == 0
-        made.backward()
+    for loss in (ours.jsd(x, y, none), ours.tvd(x, y, none), ours.fused_linear_jsd(h, w, h.detach(), w.detach(), none)):
+        assert loss == 0
+        loss.backward()
     assert not any(t.grad.any() for t in (x, h, w))
     for rows in (x[:0], h[:0]):  # an empty batch
         assert ours.jsd(rows, rows.detach()) == ours.tvd(rows, rows.detach()) == 0
-    made = ours.fused_linear_jsd(h[:0], w, h[:0].detach(), w.detach())
-    made.backward()
-    assert made == 0 and not w.grad.any()
+    loss = ours.fused_linear_jsd(h[:0], w, h[:0].detach(), w.detach())
+    loss.backward()
+    assert loss == 0 and not w.grad.any()
 
 
 @pytest.fixture(params=[1, 5, 1 << 20], ids=["a row at a time", "in parts", "at once"])
@@ -123,34 +123,34 @@ def parts(request, monkeypatch):
 def test_fused_linear_jsd_matches_the_formula(beta, labels, parts):
     new = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
     x, w, teacher_x, teacher_w = new(N, H), new(V, H), new(N, H + 3), new(V, H + 3)
-    kept = [t.detach().clone() for t in (x, w, teacher_x, teacher_w)]
+    originals = [t.detach().clone() for t in (x, w, teacher_x, teacher_w)]
     y = (teacher_x @ teacher_w.t() / 2).log_softmax(-1).detach()
     want = true_jsd((x @ w.t() / 2).log_softmax(-1), y, beta, labels)
     same(ours.fused_linear_jsd(x, w, teacher_x, teacher_w, labels, beta, temperature=2.0), want, x, w)
     for frozen, leaf in ((x, w), (w, x)):
         frozen.requires_grad_(False)
-        made = nn.FusedLinearJSD(beta, temperature=2.0)(x, w, teacher_x, teacher_w, labels)
-        (grad,) = torch.autograd.grad(made, leaf)
+        loss = nn.FusedLinearJSD(beta, temperature=2.0)(x, w, teacher_x, teacher_w, labels)
+        (grad,) = torch.autograd.grad(loss, leaf)
         frozen.requires_grad_()
         want = true_jsd((x @ w.t() / 2).log_softmax(-1), y, beta, labels)
         torch.testing.assert_close(grad, torch.autograd.grad(want, leaf)[0])
-    assert all(torch.equal(t, k) for t, k in zip((x, w, teacher_x, teacher_w), kept, strict=True))
+    assert all(torch.equal(t, k) for t, k in zip((x, w, teacher_x, teacher_w), originals, strict=True))
 
 
 @pytest.mark.parametrize("fn", [ours.jsd, ours.tvd, ours.kl_div], ids=lambda fn: fn.__name__)
 def test_a_second_backward_gives_equal_gradients(fn):
     x, y = logs(N, V), logs(N, V, grad=False)
-    made = fn(x, y)
-    first, second = (torch.autograd.grad(made, x, retain_graph=True)[0] for _ in range(2))
+    loss = fn(x, y)
+    first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
 
 
 def test_a_second_backward_through_fused_linear_jsd_raises():
     x, w = torch.randn(N, H, requires_grad=True), torch.randn(V, H)
-    made = ours.fused_linear_jsd(x, w, x.detach() + 1, w)
-    made.backward(retain_graph=True)
+    loss = ours.fused_linear_jsd(x, w, x.detach() + 1, w)
+    loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="fused_linear_jsd: a second backward through one loss"):
-        made.backward()
+        loss.backward()
 
 
 def test_fused_scaled_cross_entropy_returns_entropy_and_nll(parts):
@@ -159,11 +159,11 @@ def test_fused_scaled_cross_entropy_returns_entropy_and_nll(parts):
     counts = (LABELS != -100).double()
     nll = -log_p.gather(1, LABELS.clamp(min=0)[:, None])[:, 0] * counts
     entropy = -(log_p.exp() * log_p).sum(-1) * counts
-    made = ours.fused_linear_scaled_cross_entropy(x, w, LABELS, 0.7, return_entropy=True)
-    torch.testing.assert_close(tuple(made), (nll, entropy))
+    result = ours.fused_linear_scaled_cross_entropy(x, w, LABELS, 0.7, return_entropy=True)
+    torch.testing.assert_close(tuple(result), (nll, entropy))
     mix = lambda nll, entropy: (nll * torch.arange(N)).sum() - 0.3 * entropy.square().sum()
     for leaves in ((x, w), (x,), (w,)):
-        grads = [torch.autograd.grad(mix(*y), leaves, retain_graph=True) for y in (made, (nll, entropy))]
+        grads = [torch.autograd.grad(mix(*y), leaves, retain_graph=True) for y in (result, (nll, entropy))]
         torch.testing.assert_close(*grads)
     alone = ours.fused_linear_scaled_cross_entropy(x.view(3, 4, H), w, LABELS.view(3, 4), 0.7)
     same(alone, nll.view(3, 4), x, w)
@@ -188,7 +188,7 @@ def test_fused_losses_never_allocate_all_logits(monkeypatch):
     for name in ("_linear_nll_entropy", "_linear_nll_entropy_bwd"):
         monkeypatch.setattr(scaled_cross_entropy, name, getattr(scaled_cross_entropy, name)._init_fn)
     x, w = torch.randn(64, 3, requires_grad=True), torch.randn(V, 3, requires_grad=True)
-    with Largest() as largest:
+    with LargestTensor() as largest:
         ours.fused_linear_jsd(x, w, x.detach() + 1, w.detach()).backward()
         assert largest.elements == 4 * V
         ours.fused_linear_scaled_cross_entropy(x, w, torch.arange(64) % V).sum().backward()

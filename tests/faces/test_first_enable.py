@@ -89,29 +89,29 @@ def compiled_sources(path):
     return log.read_text().count("x") if log.exists() else 0
 
 
-def loses_cpp_once(found, reason):
-    (warning,) = [one for one in found["warnings"] if one.startswith("without opmux's native library")]
-    assert reason in warning and len(found["warnings"]) == len(set(found["warnings"])), found["warnings"]
-    assert found["on"] and not found["library"]
+def loses_cpp_once(report, reason):
+    (warning,) = [one for one in report["warnings"] if one.startswith("without opmux's native library")]
+    assert reason in warning and len(report["warnings"]) == len(set(report["warnings"])), report["warnings"]
+    assert report["on"] and not report["library"]
 
 
 def test_without_a_compiler_enabled_ops_run_from_python(simulated, tmp_path):
-    found = run(simulated, PATH=str(tmp_path), CXX="", OPMUX_CACHE_DIR=str(tmp_path / "cache"))
-    loses_cpp_once(found, "there is no C++ compiler")
+    report = run(simulated, PATH=str(tmp_path), CXX="", OPMUX_CACHE_DIR=str(tmp_path / "cache"))
+    loses_cpp_once(report, "there is no C++ compiler")
 
 
 def test_a_failing_compiler_is_reported_once(simulated, tmp_path, compiler):
     path = compiler(FAILS)
-    found = run(simulated, CXX=str(path), OPMUX_CACHE_DIR=str(tmp_path / "cache"))
-    loses_cpp_once(found, "error: out of ink")
-    assert not found["returned"]  # compilation ran in the background
+    report = run(simulated, CXX=str(path), OPMUX_CACHE_DIR=str(tmp_path / "cache"))
+    loses_cpp_once(report, "error: out of ink")
+    assert not report["returned"]  # compilation ran in the background
 
 
 @pytest.mark.slow
 def test_without_a_writable_folder_enabled_ops_run_from_python(simulated, compiler):
     """The folder is below /proc: root can write to every other folder."""
-    found = run(simulated, CXX=str(compiler(FAILS)), HOME="/proc", XDG_CACHE_HOME="/proc/opmux", OPMUX_CACHE_DIR="")
-    loses_cpp_once(found, "Set OPMUX_CACHE_DIR to a writable folder")
+    report = run(simulated, CXX=str(compiler(FAILS)), HOME="/proc", XDG_CACHE_HOME="/proc/opmux", OPMUX_CACHE_DIR="")
+    loses_cpp_once(report, "Set OPMUX_CACHE_DIR to a writable folder")
 
 
 @pytest.mark.slow
@@ -119,6 +119,6 @@ def test_without_a_writable_folder_enabled_ops_run_from_python(simulated, compil
 def test_eight_programs_at_once_compile_once_and_all_launch_from_cpp(simulated, tmp_path, compiler):
     path = compiler(CALLS)
     env = {"CXX": str(path), "OPMUX_CACHE_DIR": str(tmp_path / "cache")}
-    found = run_at_once(8, 250, **env)
-    assert all(one["library"] and not one["warnings"] and not one["returned"] for one in found), found
+    reports = run_at_once(8, 250, **env)
+    assert all(one["library"] and not one["warnings"] and not one["returned"] for one in reports), reports
     assert compiled_sources(path) == 2

@@ -29,11 +29,11 @@ def on_a_chip(overloads):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def enable_calls(monkeypatch):
     """Records the arguments of opmux.enable and opmux.use, because on a CPU few of the ops can be enabled."""
-    seen = []
-    monkeypatch.setattr(switch, "resolved", lambda include, exclude: seen.append((include, exclude)) or {})
-    return seen
+    options = []
+    monkeypatch.setattr(switch, "resolved", lambda include, exclude: options.append((include, exclude)) or {})
+    return options
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------
@@ -67,48 +67,48 @@ def test_flag_gems_names_select_overloads():
 # ---- switches -------------------------------------------------------------------------------------------------------
 
 
-def test_enable_excludes_the_unused_ops(gems, asked):
+def test_enable_excludes_the_unused_ops(gems, enable_calls):
     gems.enable(unused=["add", "mul_"])
-    assert asked[-1] == (None, ("add.Tensor", "mul_.Tensor"))
+    assert enable_calls[-1] == (None, ("add.Tensor", "mul_.Tensor"))
     gems.enable()
-    assert asked[-1] == (None, None)
+    assert enable_calls[-1] == (None, None)
     with pytest.warns(UserWarning, match="'no_such_op'"):
         gems.enable(unused=["no_such_op"])
     with pytest.warns(UserWarning, match="lib is not used"):
         gems.enable(torch.library.Library("aten", "IMPL"))
 
 
-def test_only_enable_selects_by_name_default_or_file(gems, asked, tmp_path):
+def test_only_enable_selects_by_name_default_or_file(gems, enable_calls, tmp_path):
     gems.only_enable(include=["softmax", "ge_scalar"])
-    assert set(asked[-1][0]) == {"_softmax", "ge.Scalar"}
+    assert set(enable_calls[-1][0]) == {"_softmax", "ge.Scalar"}
     gems.only_enable()
-    assert set(asked[-1][0]) == {"_softmax", "cumsum"}
+    assert set(enable_calls[-1][0]) == {"_softmax", "cumsum"}
     listed = tmp_path / "ops.yaml"
     listed.write_text("include: [tanh]\nexclude: [exp]\n")
     gems.only_enable(include=str(listed))
-    assert asked[-1] == (("tanh",), None)
+    assert enable_calls[-1] == (("tanh",), None)
     gems.enable(unused=str(listed))
-    assert asked[-1] == (None, ("exp",))
-    before = len(asked)
+    assert enable_calls[-1] == (None, ("exp",))
+    before = len(enable_calls)
     with pytest.warns(UserWarning, match="nothing is enabled"), pytest.warns(match="do not exist"):
         gems.only_enable(include=["lstsq_of_nothing"])
-    assert len(asked) == before
+    assert len(enable_calls) == before
 
 
 def test_use_gems_blocks_nest(gems, monkeypatch):
     monkeypatch.setattr(switch, "resolved", lambda include, exclude: on_a_chip(include or {"exp", "tanh"}))
     block = gems.use_gems()
-    with block as given:
-        assert given is None
-        wanted = lambda: set(switch.engine.STATE.requested)
-        assert wanted() == {"exp", "tanh"}
+    with block as block_object:
+        assert block_object is None
+        requested = lambda: set(switch.engine.STATE.requested)
+        assert requested() == {"exp", "tanh"}
         with gems.use_gems(include=["tanh"]), block:
-            assert wanted() == {"exp", "tanh"}
+            assert requested() == {"exp", "tanh"}
         with pytest.raises(KeyError), gems.use_gems(include=["tanh"], exclude=["tanh"]):
-            assert wanted() == {"tanh"}
+            assert requested() == {"tanh"}
             raise KeyError
-        assert wanted() == {"exp", "tanh"}
-    assert wanted() == set()
+        assert requested() == {"exp", "tanh"}
+    assert requested() == set()
 
 
 def test_registered_ops_are_listed_under_flag_gems_names(gems, monkeypatch):
@@ -124,9 +124,9 @@ def test_record_writes_each_call_to_a_log_file(gems, tmp_path, monkeypatch, once
     with gems.use_gems(record=True, once=once, path=log):
         on = switch.engine.STATE.on
         assert "add.Tensor" in on and "exp_" in on and "add.Tensor" in on and "tanh" not in on
-    found = log.read_text().splitlines()
-    assert len(found) == lines
-    assert found[:2] == ["[DEBUG] flag_gems.ops.add.add: GEMS ADD", "[DEBUG] flag_gems.ops.exp_.exp_: GEMS EXP"]
+    logged = log.read_text().splitlines()
+    assert len(logged) == lines
+    assert logged[:2] == ["[DEBUG] flag_gems.ops.add.add: GEMS ADD", "[DEBUG] flag_gems.ops.exp_.exp_: GEMS EXP"]
     assert not logging.getLogger("flag_gems").handlers
 
 
@@ -176,9 +176,11 @@ def test_fused_ops_match_torchs_composition(gems):
         (gems.geglu, lambda v: F.gelu(v, approximate="tanh")),
     ):
         z = x.clone().requires_grad_()
-        wanted = act(z[..., :4]) * z[..., 4:]
-        close(glu(x), wanted)
-        close(getattr(gems, f"d{glu.__name__}")(torch.ones_like(wanted), x), torch.autograd.grad(wanted.sum(), z)[0])
+        expected = act(z[..., :4]) * z[..., 4:]
+        close(glu(x), expected)
+        close(
+            getattr(gems, f"d{glu.__name__}")(torch.ones_like(expected), x), torch.autograd.grad(expected.sum(), z)[0]
+        )
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -193,14 +195,14 @@ def test_rotary_embedding_matches_the_formula(gems, interleaved):
         a, b = u * c - v * s, v * c + u * s
         return torch.stack((a, b), -1).flatten(-2) if interleaved else torch.cat((a, b), -1)
 
-    places = torch.arange(3).expand(2, 3)
+    positions = torch.arange(3).expand(2, 3)
     for got, t in zip(module(q, k), (q, k), strict=True):
-        torch.testing.assert_close(got, turned(t, places))
+        torch.testing.assert_close(got, turned(t, positions))
     rows = torch.randint(16, (2, 3))
-    wanted = turned(q, rows), turned(k, rows)
+    expected = turned(q, rows), turned(k, rows)
     got = gems.apply_rotary_pos_emb(q, k, cos, sin, rows, interleaved, inplace=True)
     assert got[0] is q and got[1] is k
-    torch.testing.assert_close((q, k), wanted)
+    torch.testing.assert_close((q, k), expected)
 
 
 def test_modules_match_torch(gems):

@@ -75,17 +75,17 @@ def test_losses_match_torch_if_all_targets_are_ignored():
 
 def test_z_loss_accuracy_and_predictions_are_returned_on_request():
     x, target = torch.randn(12, V), tokens()
-    made = ours.cross_entropy(
+    result = ours.cross_entropy(
         x, target, z_loss=0.5, return_z_loss=True, return_token_accuracy=True, return_predicted_tokens=True
     )
     counts = target != -100
     lse = torch.logsumexp(x, -1)
-    torch.testing.assert_close(made.z_loss, (0.5 * lse * lse * counts).sum() / counts.sum())
-    torch.testing.assert_close(made.loss - made.z_loss, F.cross_entropy(x, target))
-    torch.testing.assert_close(made.token_accuracy, (x.argmax(-1) == target).sum() / counts.sum())
-    assert torch.equal(made.predicted_tokens, torch.where(counts, x.argmax(-1), -100))
+    torch.testing.assert_close(result.z_loss, (0.5 * lse * lse * counts).sum() / counts.sum())
+    torch.testing.assert_close(result.loss - result.z_loss, F.cross_entropy(x, target))
+    torch.testing.assert_close(result.token_accuracy, (x.argmax(-1) == target).sum() / counts.sum())
+    assert torch.equal(result.predicted_tokens, torch.where(counts, x.argmax(-1), -100))
     fused = ours.fused_linear_cross_entropy(x, torch.eye(V), target, return_predicted_tokens=True)
-    assert torch.equal(fused.predicted_tokens, made.predicted_tokens) and fused.z_loss is None
+    assert torch.equal(fused.predicted_tokens, result.predicted_tokens) and fused.z_loss is None
 
 
 @pytest.fixture(params=[1, 5, 1 << 20], ids=["a row at a time", "in parts", "at once"])
@@ -99,7 +99,7 @@ def test_fused_linear_cross_entropy_matches_the_formula(options, reduction, part
     new = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
     x, w, b, target = new(12, H), new(V, H), new(V), tokens()
     weight = torch.rand(V, dtype=torch.float64) + 0.1
-    kept = [t.detach().clone() for t in (x, w, b)]
+    originals = [t.detach().clone() for t in (x, w, b)]
     for bias, ce_weight in itertools.product((None, b), (None, weight)):
         leaves = [t for t in (x, w, bias) if t is not None]
         got = ours.fused_linear_cross_entropy(x, w, target, bias, ce_weight, reduction=reduction, **options)
@@ -107,7 +107,7 @@ def test_fused_linear_cross_entropy_matches_the_formula(options, reduction, part
         torch.testing.assert_close(got, want)
         for a, c in zip(*(torch.autograd.grad(y.sin().sum(), leaves) for y in (got, want)), strict=True):
             torch.testing.assert_close(a, c)
-    assert all(torch.equal(t, k) for t, k in zip((x, w, b), kept, strict=True))
+    assert all(torch.equal(t, k) for t, k in zip((x, w, b), originals, strict=True))
 
 
 def test_token_scaling_multiplies_losses_by_detached_probabilities(parts):
@@ -135,19 +135,19 @@ def test_fused_linear_cross_entropy_accepts_frozen_empty_and_transposed_inputs(p
         F.cross_entropy((other[0] @ other[1].T).view(-1, V), target.view(-1)).backward()
         torch.testing.assert_close(leaves[1 - frozen].grad, other[1 - frozen].grad)
     assert ours.fused_linear_cross_entropy(x[:0], w, target[:0], reduction="sum") == 0
-    turned = torch.randn(H, V).t().requires_grad_()
-    ours.fused_linear_cross_entropy(x.transpose(0, 1), turned, target.t(), reduction="none").sum().backward()
-    assert turned.grad.shape == (V, H)
+    transposed = torch.randn(H, V).t().requires_grad_()
+    ours.fused_linear_cross_entropy(x.transpose(0, 1), transposed, target.t(), reduction="none").sum().backward()
+    assert transposed.grad.shape == (V, H)
 
 
 def test_a_second_backward_gives_equal_gradients_or_raises():
     x, w, target = torch.randn(12, H, requires_grad=True), torch.randn(V, H), tokens()
-    made = ours.fused_linear_cross_entropy(x, w, target)
-    made.backward(retain_graph=True)
+    result = ours.fused_linear_cross_entropy(x, w, target)
+    result.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="a second backward through one loss"):
-        made.backward()
-    made = ours.fused_linear_cross_entropy(x, w, target, reduction="none").sum()
-    first, second = (torch.autograd.grad(made, x, retain_graph=True)[0] for _ in range(2))
+        result.backward()
+    result = ours.fused_linear_cross_entropy(x, w, target, reduction="none").sum()
+    first, second = (torch.autograd.grad(result, x, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         (g,) = torch.autograd.grad(ours.fused_linear_cross_entropy(x, w, target), x, create_graph=True)
@@ -171,10 +171,10 @@ def test_accum_dtype_float32_makes_16_bit_gradients_more_accurate(monkeypatch):
 def test_autocast_rounds_only_the_matmul():
     x, w, target = torch.randn(12, H, requires_grad=True), torch.randn(V, H, requires_grad=True), tokens()
     with torch.autocast("cpu", torch.bfloat16):
-        made = ours.fused_linear_cross_entropy(x, w, target)
-    made.backward()
-    assert made.dtype is x.grad.dtype is w.grad.dtype is torch.float32
-    torch.testing.assert_close(made, F.cross_entropy((x.bfloat16() @ w.bfloat16().T).float(), target))
+        result = ours.fused_linear_cross_entropy(x, w, target)
+    result.backward()
+    assert result.dtype is x.grad.dtype is w.grad.dtype is torch.float32
+    torch.testing.assert_close(result, F.cross_entropy((x.bfloat16() @ w.bfloat16().T).float(), target))
 
 
 WRONG = {
@@ -189,12 +189,12 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_invalid_arguments_raise(wrong):
     change, words = WRONG[wrong]
-    given = {"target": torch.tensor([0, 3, 1]), **change}
+    arguments = {"target": torch.tensor([0, 3, 1]), **change}
     with pytest.raises((ValueError, TypeError, RuntimeError), match=words):
-        ours.cross_entropy(torch.randn(3, V), **given)
+        ours.cross_entropy(torch.randn(3, V), **arguments)
     if wrong != "probabilities":
         with pytest.raises((ValueError, TypeError, RuntimeError), match=words):
-            ours.fused_linear_cross_entropy(torch.randn(3, H), torch.randn(V, H), **given)
+            ours.fused_linear_cross_entropy(torch.randn(3, H), torch.randn(V, H), **arguments)
     with pytest.raises(ValueError, match=r"weight must have shape \(classes, 16\), as input is \(3, 16\); got"):
         ours.fused_linear_cross_entropy(torch.randn(3, H), torch.randn(V, H - 1), torch.tensor([0, 3, 1]))
     with pytest.raises(ValueError, match=r"target must have shape \(3,\)"):

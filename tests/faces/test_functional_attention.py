@@ -19,16 +19,16 @@ def new(*shape, dtype=torch.float64, scale=1.0):
 
 def same(mine, theirs, leaves):
     """Compare results and gradients in float64, and in bfloat16 for the same values within its rounding error."""
-    kept = [t.detach().clone() for t in leaves]
+    originals = [t.detach().clone() for t in leaves]
     listed = lambda y: y if isinstance(y, tuple) else (y,)
     loss = lambda ys: sum((y * y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum() for y in ys)
     got, want = listed(mine(*leaves)), listed(theirs(*leaves))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
-    made, true = torch.autograd.grad(loss(got), leaves), torch.autograd.grad(loss(want), leaves)
-    for a, b in zip(made, true, strict=True):
+    dx, true = torch.autograd.grad(loss(got), leaves), torch.autograd.grad(loss(want), leaves)
+    for a, b in zip(dx, true, strict=True):
         torch.testing.assert_close(a, b)
-    assert all(torch.equal(a, b) for a, b in zip(leaves, kept, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(leaves, originals, strict=True))
     short = [t.detach().bfloat16().requires_grad_() for t in leaves]
     exact = [t.detach().double().requires_grad_() for t in short]
     got, want = listed(mine(*short)), listed(theirs(*exact))
@@ -89,7 +89,7 @@ def test_mhc_coeffs_match_the_formula(options):
 
 def test_mhc_coeffs_support_functional_transforms():
     leaves = new(B, T, S, D), *coefficients()
-    loss = lambda fn: lambda *given: sum(h.sin().sum() for h in fn(*given))
+    loss = lambda fn: lambda *args: sum(h.sin().sum() for h in fn(*args))
     want = torch.autograd.grad(loss(plain_coeffs)(*leaves), leaves)
     for a, b in zip(torch.func.grad(loss(ours.mhc_coeffs), tuple(range(6)))(*leaves), want, strict=True):
         torch.testing.assert_close(a, b)
@@ -106,8 +106,8 @@ def test_mhc_stream_functions_match_the_formula():
     y, x_in = ours.mhc_apply(x, f, h_pre, h_post, h_res, return_x_in=True)
     assert torch.equal(y, ours.mhc_apply(x, f, h_pre, h_post, h_res))
     assert torch.equal(x_in, ours.mhc_pre(x, h_pre))
-    turned = x.detach().transpose(0, 1)
-    torch.testing.assert_close(ours.mhc_pre(turned, h_pre.transpose(0, 1)).transpose(0, 1), x_in)
+    transposed = x.detach().transpose(0, 1)
+    torch.testing.assert_close(ours.mhc_pre(transposed, h_pre.transpose(0, 1)).transpose(0, 1), x_in)
 
 
 def test_mhc_module_matches_the_functions():
@@ -150,9 +150,9 @@ def plain_sparsemax(x):
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["softmax", "sparsemax"])
-@pytest.mark.parametrize("how", [(1, 1, 1, 1), ((1, 1), (2, 2), 2, 2), (2, 1, 1, 1)], ids=str)
-def test_multi_token_attention_matches_the_formula(how, sparse):
-    stride, padding, dilation, groups = how
+@pytest.mark.parametrize("options", [(1, 1, 1, 1), ((1, 1), (2, 2), 2, 2), (2, 1, 1, 1)], ids=str)
+def test_multi_token_attention_matches_the_formula(options, sparse):
+    stride, padding, dilation, groups = options
     leaves = new(B, 4, 8, 8), new(6, 4 // groups, 3, 3), new(6)
 
     def plain(scores, weight, bias):
@@ -161,10 +161,10 @@ def test_multi_token_attention_matches_the_formula(how, sparse):
         y = F.conv2d(probs, weight, bias, stride, padding, dilation, groups)
         return y * torch.ones(y.shape[-2:], dtype=y.dtype).tril()
 
-    same(lambda *a: ours.multi_token_attention(*a, *how, sparse), plain, leaves)
+    same(lambda *a: ours.multi_token_attention(*a, *options, sparse), plain, leaves)
     module = opmux.nn.MultiTokenAttention(4, 6, 3, stride, padding, dilation, groups, sparse=sparse).double()
     module.load_state_dict({"weight": leaves[1], "bias": leaves[2]})
-    assert torch.equal(module(leaves[0]), ours.multi_token_attention(*leaves, *how, sparse))
+    assert torch.equal(module(leaves[0]), ours.multi_token_attention(*leaves, *options, sparse))
     with pytest.raises(BadArgument, match="scores must have shape"):
         ours.multi_token_attention(leaves[0][..., 1:], leaves[1])
 
@@ -173,10 +173,10 @@ def test_multi_token_attention_matches_the_formula(how, sparse):
 
 
 def plain_neighborhood(q, k, v, kernel_size=7, dilation=1, scale=None):
-    at = torch.arange(q.shape[-2])
-    apart = at[:, None] - at
-    near = (apart.abs() <= kernel_size // 2 * dilation) & (apart % dilation == 0)
-    return F.scaled_dot_product_attention(q, k, v, near, scale=scale)
+    positions = torch.arange(q.shape[-2])
+    distance = positions[:, None] - positions
+    in_window = (distance.abs() <= kernel_size // 2 * dilation) & (distance % dilation == 0)
+    return F.scaled_dot_product_attention(q, k, v, in_window, scale=scale)
 
 
 @pytest.mark.parametrize("options", [{}, {"kernel_size": 5, "dilation": 3, "scale": 0.7}, {"kernel_size": 99}], ids=str)
@@ -205,8 +205,8 @@ def test_attention_functions_compile_to_one_graph():
     q = new(1, 2, 9, 8)
 
     def all_of_them(v, query, norm, x, f, h_pre, h_post, h_res, q):
-        made = ours.attn_res(v, query, norm), ours.mhc_post_res(x, f, h_post, h_res), ours.mhc_pre(x, h_pre)
-        return sum(y.sin().sum() for y in (*made, ours.neighborhood_attention(q, q, q)))
+        results = ours.attn_res(v, query, norm), ours.mhc_post_res(x, f, h_post, h_res), ours.mhc_pre(x, h_pre)
+        return sum(y.sin().sum() for y in (*results, ours.neighborhood_attention(q, q, q)))
 
     leaves = (v, query, norm, x, f, h_pre, h_post, h_res, q)
     compiled = torch.compile(all_of_them, backend="aot_eager", fullgraph=True)

@@ -39,14 +39,14 @@ def of_ours(act, glu):
 def tensors(rows=(2, 5), glu=False, dtype=torch.float64, bias=True, residual=True):
     torch.manual_seed(1)
     n = 2 * N if glu else N
-    made = [torch.randn(*rows, K), torch.randn(n, K) / K**0.5, torch.randn(n) if bias else None,
+    tensors = [torch.randn(*rows, K), torch.randn(n, K) / K**0.5, torch.randn(n) if bias else None,
             torch.randn(*rows, N) if residual else None]  # fmt: skip
-    return [None if t is None else t.to(dtype) for t in made]
+    return [None if t is None else t.to(dtype) for t in tensors]
 
 
-def agree(fn, torchs, given, dtype):
+def agree(fn, torchs, args, dtype):
     """Compare values and gradients, with two backward passes through one graph; inputs must not be written."""
-    leaves = [None if t is None else t.requires_grad_() for t in given]
+    leaves = [None if t is None else t.requires_grad_() for t in args]
     doubles = [None if t is None else t.detach().double().requires_grad_() for t in leaves]
     there = lambda tensors: [t for t in tensors if t is not None]
     before = [t.detach().clone() for t in there(leaves)]
@@ -75,8 +75,8 @@ def test_linear_act_matches_torch(act, glu, dtype):
 @pytest.mark.parametrize("rows", [(), (1,), (3,), (0, 4), (2, 3, 4)])
 @pytest.mark.parametrize("glu", [False, True])
 def test_linear_act_accepts_any_rows_without_bias_and_residual(rows, glu):
-    given = tensors(rows, glu, torch.float32, False, False)
-    assert agree(of_ours("silu", glu), of_torch("silu", glu), given, torch.float32).shape == (*rows, N)
+    args = tensors(rows, glu, torch.float32, False, False)
+    assert agree(of_ours("silu", glu), of_torch("silu", glu), args, torch.float32).shape == (*rows, N)
 
 
 def test_linear_act_accepts_zero_in_or_out_features():
@@ -92,11 +92,11 @@ def test_linear_act_accepts_zero_in_or_out_features():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_float32_residual_makes_the_result_float32(dtype):
-    *given, residual = tensors(dtype=dtype)
-    agree(of_ours("gelu", False), of_torch("gelu", False), [*given, residual.float()], dtype)
-    y = ours.linear(*given, residual=residual.float())
+    *args, residual = tensors(dtype=dtype)
+    agree(of_ours("gelu", False), of_torch("gelu", False), [*args, residual.float()], dtype)
+    y = ours.linear(*args, residual=residual.float())
     assert y.dtype is torch.float32
-    torch.testing.assert_close(y - residual.float(), ours.linear(*given).float(), rtol=1e-2, atol=2e-2)
+    torch.testing.assert_close(y - residual.float(), ours.linear(*args).float(), rtol=1e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("frozen", [{0}, {1}, {2}, {3}, {0, 1}, {0, 1, 2}, {1, 2, 3}])
@@ -105,8 +105,8 @@ def test_frozen_arguments_get_no_gradient(act, glu, frozen):
     """The others get the same gradients as without frozen ones."""
     leaves = [t.requires_grad_(i not in frozen) for i, t in enumerate(tensors(glu=glu))]
     needed = [t for t in leaves if t.requires_grad]
-    found = [torch.autograd.grad(fn(act, glu)(*leaves).sin().sum(), needed) for fn in (of_ours, of_torch)]
-    torch.testing.assert_close(*found)
+    grads = [torch.autograd.grad(fn(act, glu)(*leaves).sin().sum(), needed) for fn in (of_ours, of_torch)]
+    torch.testing.assert_close(*grads)
 
 
 def test_views_are_accepted_without_a_copy():
@@ -119,35 +119,35 @@ def test_views_are_accepted_without_a_copy():
 
 def saved(fn, *leaves):
     """Number of elements saved for backward, arguments excluded; tensors that share memory count once."""
-    seen = {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.setdefault(t.data_ptr(), t), lambda t: t):
+    saved_tensors = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved_tensors.setdefault(t.data_ptr(), t), lambda t: t):
         assert fn(*leaves).requires_grad
     own = {t.data_ptr() for t in leaves if t is not None}
-    return sum(t.numel() for at, t in seen.items() if at not in own)
+    return sum(t.numel() for address, t in saved_tensors.items() if address not in own)
 
 
 def test_only_the_product_is_saved_for_backward():
-    given = [t.requires_grad_() for t in tensors(glu=True)]
-    assert saved(of_ours("silu", True), *given) == 10 * 2 * N
-    given = [t.requires_grad_() for t in tensors()]
-    assert saved(of_ours("relu", False), *given) == 10 * N
-    assert saved(of_ours(None, False), *given) == 0
-    x, w, b, r = (t.detach() for t in given)
+    args = [t.requires_grad_() for t in tensors(glu=True)]
+    assert saved(of_ours("silu", True), *args) == 10 * 2 * N
+    args = [t.requires_grad_() for t in tensors()]
+    assert saved(of_ours("relu", False), *args) == 10 * N
+    assert saved(of_ours(None, False), *args) == 0
+    x, w, b, r = (t.detach() for t in args)
     assert saved(of_ours("relu", False), x, w, b, r.requires_grad_()) == 0
 
 
 @pytest.mark.parametrize("act, glu", [("gelu", False), ("silu", True), (None, True), (None, False)])
 def test_linear_act_compiles_without_graph_breaks(act, glu):
     torch._dynamo.reset()  # all cases share one code object, and its cache of compiled graphs
-    given = [t.requires_grad_() for t in tensors(glu=glu)]
+    args = [t.requires_grad_() for t in tensors(glu=glu)]
     run = torch.compile(of_ours(act, glu), backend="aot_eager", fullgraph=True)
-    found = []
+    graphs = []
     for fn in (run, of_torch(act, glu)):
-        y = fn(*given)
-        found.append((y, *torch.autograd.grad(y.sin().sum(), given)))
-    torch.testing.assert_close(*found)
+        y = fn(*args)
+        graphs.append((y, *torch.autograd.grad(y.sin().sum(), args)))
+    torch.testing.assert_close(*graphs)
     with torch.no_grad():
-        torch.testing.assert_close(run(*given), found[1][0])
+        torch.testing.assert_close(run(*args), graphs[1][0])
 
 
 def test_compiled_graphs_contain_the_custom_op():
@@ -169,22 +169,22 @@ def test_vmap_of_grad_matches_torch():
 
 @pytest.mark.parametrize("act, glu", [("gelu", False), ("silu", True), (None, True), (None, False)])
 def test_second_derivatives_match_torch(act, glu):
-    leaves, found = [t.requires_grad_() for t in tensors(glu=glu)], []
+    leaves, results = [t.requires_grad_() for t in tensors(glu=glu)], []
     for fn in (of_ours, of_torch):
         grads = torch.autograd.grad(fn(act, glu)(*leaves).sin().sum(), leaves, create_graph=True)
-        found.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
-    torch.testing.assert_close(*found)
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
+    torch.testing.assert_close(*results)
 
 
 def test_autocast_sets_the_compute_dtype():
-    given = [t.requires_grad_() for t in tensors(dtype=torch.float32)]
+    args = [t.requires_grad_() for t in tensors(dtype=torch.float32)]
     with torch.autocast("cpu", torch.bfloat16):
-        got, want = (fn("gelu", False)(*given) for fn in (of_ours, of_torch))
-        plain = ours.linear(*given[:3], activation="relu")
-        mixed = ours.linear(*given[:3], residual=given[3].half())
+        got, want = (fn("gelu", False)(*args) for fn in (of_ours, of_torch))
+        plain = ours.linear(*args[:3], activation="relu")
+        mixed = ours.linear(*args[:3], residual=args[3].half())
     assert got.dtype is want.dtype is mixed.dtype is torch.float32 and plain.dtype is torch.bfloat16
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
-    for a, b in zip(*(torch.autograd.grad(y.sum(), given) for y in (got, want)), strict=True):
+    for a, b in zip(*(torch.autograd.grad(y.sum(), args) for y in (got, want)), strict=True):
         assert a.dtype is torch.float32
         torch.testing.assert_close(a, b, rtol=4e-2, atol=4e-2)
     with torch.autocast("cpu", torch.bfloat16):
@@ -199,7 +199,7 @@ def test_meta_tensors_give_shapes_and_dtypes():
 
 
 @pytest.mark.parametrize(
-    "change, says",
+    "change, message",
     [
         ({"weight": torch.randn(N, K + 1)}, r"^linear: weight must have shape \(n, 24\)"),
         ({"bias": torch.randn(3)}, r"^linear: bias must have shape \(16,\)"),
@@ -214,11 +214,11 @@ def test_meta_tensors_give_shapes_and_dtypes():
     ids=lambda v: v if isinstance(v, str) else "",
 )
 @pytest.mark.parametrize("grad", [False, True])
-def test_invalid_arguments_raise(change, says, grad):
+def test_invalid_arguments_raise(change, message, grad):
     x, w, b, r = tensors(dtype=torch.float32)
-    given = {"x": x.requires_grad_(grad), "weight": w, "bias": b, "residual": r} | change
-    with pytest.raises(BadArgument, match=says):
-        ours.linear(**given)
+    arguments = {"x": x.requires_grad_(grad), "weight": w, "bias": b, "residual": r} | change
+    with pytest.raises(BadArgument, match=message):
+        ours.linear(**arguments)
     if "residual" not in change or change["residual"] is None:
-        with pytest.raises(BadArgument, match=says):
-            torch.func.vjp(lambda x: ours.linear(**given | {"x": x}), x)
+        with pytest.raises(BadArgument, match=message):
+            torch.func.vjp(lambda x: ours.linear(**arguments | {"x": x}), x)

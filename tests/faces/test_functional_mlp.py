@@ -31,12 +31,12 @@ def agree(fn, torchs, *leaves, dtype=torch.float32):
     assert y.dtype is dtype
     dy = torch.cos(torch.arange(y.numel())).view(y.shape)
     dy = dy.to(dtype).double()  # representable in both dtypes
-    kept = dy.to(dtype)
-    grads = [torch.autograd.grad(y, leaves, kept, retain_graph=True) for _ in range(2)]
+    cotangent = dy.to(dtype)
+    grads = [torch.autograd.grad(y, leaves, cotangent, retain_graph=True) for _ in range(2)]
     for a, b, w in zip(*grads, torch.autograd.grad(want, doubles, dy), strict=True):
         assert torch.equal(a, b) and a.dtype is dtype
         close(a, w, dtype)
-    assert all(torch.equal(a, b) for a, b in zip(leaves, before, strict=True)) and torch.equal(kept.double(), dy)
+    assert all(torch.equal(a, b) for a, b in zip(leaves, before, strict=True)) and torch.equal(cotangent.double(), dy)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -102,11 +102,11 @@ def test_frozen_arguments_get_no_gradient(tensors, frozen):
 
 def saved(fn, x, *weights):
     """Number of elements saved for backward, weights excluded; tensors that share memory count once."""
-    seen = {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.setdefault(t.data_ptr(), t), lambda t: t):
+    saved_tensors = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved_tensors.setdefault(t.data_ptr(), t), lambda t: t):
         y = fn(x, *weights)
     assert y.requires_grad
-    return sum(t.numel() for at, t in seen.items() if at not in {w.data_ptr() for w in weights})
+    return sum(t.numel() for address, t in saved_tensors.items() if address not in {w.data_ptr() for w in weights})
 
 
 def test_mlps_save_only_input_gate_and_up():
@@ -149,10 +149,10 @@ def config(**more):
 )
 def test_modules_replace_those_of_transformers(ours_of, model, name, act):
     modeling = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
-    given = config(hidden_act=act, hidden_activation=act)
-    theirs = getattr(modeling, name)(given)
+    settings = config(hidden_act=act, hidden_activation=act)
+    theirs = getattr(modeling, name)(settings)
     more = {"num_shards": 3} if "Tiled" in ours_of.__name__ else {}
-    mine = ours_of.from_config(given, **more)
+    mine = ours_of.from_config(settings, **more)
     assert mine.load_state_dict(theirs.state_dict()) and [*mine.state_dict()] == [*theirs.state_dict()]
     x = torch.randn(2, 7, 8)
     results = []
@@ -167,16 +167,16 @@ def test_modules_replace_those_of_transformers(ours_of, model, name, act):
 
 
 def test_layers_with_bias_hook_or_another_class_are_called():
-    """Such a layer must not be bypassed by the fused computation."""
+    """The fused computation must not bypass such a layer."""
     torch.manual_seed(0)
     x = torch.randn(3, 8)
     mlp = modules.SwiGLUMLP(8, 12, bias=True)
     want = mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
     torch.testing.assert_close(mlp(x), want)
-    mlp, heard = modules.GEGLUMLP(8, 12), []
-    mlp.up_proj.register_forward_hook(lambda *_: heard.append(1))
+    mlp, calls = modules.GEGLUMLP(8, 12), []
+    mlp.up_proj.register_forward_hook(lambda *_: calls.append(1))
     mlp(x)
-    assert heard == [1]
+    assert calls == [1]
 
     class Adapted(nn.Linear):
         def forward(self, input):
@@ -198,7 +198,7 @@ def test_falcon_multipliers_come_from_the_config():
 
 @pytest.mark.parametrize("shards", [None, 1, 3, 7, 20])
 def test_tiled_mlp_matches_the_untiled_one(shards):
-    """Also if the shards do not divide the length, or outnumber it."""
+    """Includes shards that do not divide the length, or outnumber it."""
     mlp = modules.SwiGLUMLP(8, 12)
     x = torch.randn(2, 7, 8, requires_grad=True)
     leaves = (x, *mlp.parameters())
@@ -236,15 +236,15 @@ def test_autocast_sets_the_compute_dtype():
 
 def test_second_derivatives_match_torch(tensors):
     leaves = [t.requires_grad_() for t in tensors]
-    found = []
+    results = []
     for fn in (lambda *t: ours.swiglu_mlp(*t, 0.5), of_torch(lambda a: F.silu(a * 0.5))):
         grads = torch.autograd.grad(fn(*leaves).sum(), leaves, create_graph=True)
-        found.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
-    torch.testing.assert_close(*found)
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize(
-    "call, says",
+    "call, message",
     [
         (lambda t: ours.geglu(t, t, "fast"), "approximate must be 'tanh' or 'none'"),
         (lambda t: ours.swiglu(t, t[1:]), "b must have shape"),
@@ -257,6 +257,6 @@ def test_second_derivatives_match_torch(tensors):
         (lambda t: modules.GEGLUMLP(4, 4, approximate="x"), "approximate must be"),
     ],
 )
-def test_invalid_arguments_raise(call, says):
-    with pytest.raises(BadArgument, match=says):
+def test_invalid_arguments_raise(call, message):
+    with pytest.raises(BadArgument, match=message):
         call(torch.randn(4, 4))

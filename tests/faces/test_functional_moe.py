@@ -22,8 +22,8 @@ def truth(x, gate_up, down, index, weights, activation="silu"):
     y = torch.zeros_like(x)
     for e in range(gate_up.shape[0]):
         a, b = (x @ gate_up[e].T).chunk(2, -1)
-        of = (weights * (index == e)).sum(-1, keepdim=True)
-        y = y + of * ((ACTS[activation](a) * b) @ down[e].T)
+        weight_of_expert = (weights * (index == e)).sum(-1, keepdim=True)
+        y = y + weight_of_expert * ((ACTS[activation](a) * b) @ down[e].T)
     return y
 
 
@@ -49,9 +49,9 @@ def same(got, want, args, **tolerance):
 @pytest.mark.parametrize("activation", ACTS)
 def test_fused_moe_matches_a_loop_over_experts(activation):
     args = drawn()
-    kept = [a.detach().clone() for a in args]
+    originals = [a.detach().clone() for a in args]
     same(ours.fused_moe(*args, activation), truth(*args, activation), args)
-    assert all(torch.equal(a, b) for a, b in zip(args, kept, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(args, originals, strict=True))
 
 
 def test_16_bit_results_are_rounded_once():
@@ -59,13 +59,13 @@ def test_16_bit_results_are_rounded_once():
     for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)):
         args = [a.to(dtype) if i < 3 else a for i, a in enumerate(drawn(torch.float32))]
         wide = [a.double() if a.is_floating_point() else a for a in args]
-        for given in (args, wide):
-            for a in leaves(given):
+        for args_of_run in (args, wide):
+            for a in leaves(args_of_run):
                 a.detach_().requires_grad_()
-        made, want = ours.fused_moe(*args), truth(*wide)
-        assert made.dtype is dtype
-        grads = [torch.autograd.grad(y.sum(), leaves(a)) for y, a in ((made, args), (want, wide))]
-        for a, b in [(made, want), *zip(*grads, strict=True)]:
+        y, want = ours.fused_moe(*args), truth(*wide)
+        assert y.dtype is dtype
+        grads = [torch.autograd.grad(y.sum(), leaves(a)) for y, a in ((y, args), (want, wide))]
+        for a, b in [(y, want), *zip(*grads, strict=True)]:
             assert (a.double() - b).abs().max() <= most * b.abs().max()
 
 
@@ -73,11 +73,11 @@ def test_only_required_gradients_are_computed():
     args = drawn()
     want = torch.autograd.grad(truth(*args).sum(), leaves(args))
     for only in range(4):
-        given = [a.detach().requires_grad_(a is leaves(args)[only]) if a.is_floating_point() else a for a in args]
-        ours.fused_moe(*given).sum().backward()
-        made = [a.grad for a in leaves(given)]
-        assert [g is None for g in made] == [i != only for i in range(4)]
-        torch.testing.assert_close(made[only], want[only])
+        call_args = [a.detach().requires_grad_(a is leaves(args)[only]) if a.is_floating_point() else a for a in args]
+        ours.fused_moe(*call_args).sum().backward()
+        grads = [a.grad for a in leaves(call_args)]
+        assert [g is None for g in grads] == [i != only for i in range(4)]
+        torch.testing.assert_close(grads[only], want[only])
 
 
 def test_fused_moe_supports_two_backwards_views_and_3d_input():
@@ -85,9 +85,9 @@ def test_fused_moe_supports_two_backwards_views_and_3d_input():
     y = ours.fused_moe(*args)
     first, second = (torch.autograd.grad(y.sin().sum(), leaves(args), retain_graph=True) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    turned = lambda t: t.detach().mT.contiguous().mT.requires_grad_()
-    given = (x, turned(gate_up), turned(down), index.t().contiguous().t().int(), turned(weights))
-    same(ours.fused_moe(*given), truth(*given), given)
+    transposed = lambda t: t.detach().mT.contiguous().mT.requires_grad_()
+    call_args = (x, transposed(gate_up), transposed(down), index.t().contiguous().t().int(), transposed(weights))
+    same(ours.fused_moe(*call_args), truth(*call_args), call_args)
     three = ours.fused_moe(x[:10].view(2, 5, H), gate_up, down, index[:10].view(2, 5, K), weights[:10].view(2, 5, K))
     torch.testing.assert_close(three.view(10, H), y[:10])  # matmuls of other sizes sum in another order
 
@@ -133,7 +133,7 @@ def test_autocast_computes_in_bfloat16_with_float32_gradients():
 
 
 @pytest.mark.parametrize(
-    "change, says",
+    "change, message",
     [
         ({0: torch.randn(T, H + 1)}, "gate_up_proj must have shape"),
         ({1: torch.randn(2 * INNER, H)}, "gate_up_proj must be .experts, 2"),
@@ -144,11 +144,11 @@ def test_autocast_computes_in_bfloat16_with_float32_gradients():
         ({5: "swish"}, "activation must be one of"),
     ],
 )
-def test_invalid_arguments_raise(change, says):
+def test_invalid_arguments_raise(change, message):
     args = [*drawn(torch.float32), "silu"]
-    for at, value in change.items():
-        args[at] = value
-    with pytest.raises(BadArgument, match=says):
+    for position, value in change.items():
+        args[position] = value
+    with pytest.raises(BadArgument, match=message):
         ours.fused_moe(*args)
 
 
@@ -171,9 +171,9 @@ def test_module_matches_the_experts_of_transformers():
     mine.load_state_dict(theirs.state_dict())
     x, _, _, index, weights = drawn(torch.float32)
     index = index.clamp(max=E - 1)
-    made, want = mine(x, index, weights), theirs(x, index, weights)
-    torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-5)
-    of = lambda y, module: torch.autograd.grad(y.sum(), [x, weights, *module.parameters()])
-    for a, b in zip(of(made, mine), of(want, theirs), strict=True):
+    y, want = mine(x, index, weights), theirs(x, index, weights)
+    torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
+    grads_of = lambda y, module: torch.autograd.grad(y.sum(), [x, weights, *module.parameters()])
+    for a, b in zip(grads_of(y, mine), grads_of(want, theirs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert "6, 16, 12" in repr(mine)

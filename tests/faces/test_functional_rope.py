@@ -31,7 +31,7 @@ def tables(b, s, d, dtype=torch.float32, interleaved=False):
     return both.cos().to(dtype), both.sin().to(dtype)
 
 
-def lies(t):
+def strides_of(t):
     """The memory layout: the strides of dimensions with more than one element."""
     return [stride for n, stride in zip(t.shape, t.stride(), strict=True) if n > 1]
 
@@ -54,7 +54,7 @@ def same(ours, theirs, q, k, *rest, **options):
         assert a.dtype is q.dtype and a.shape == b.shape
         torch.testing.assert_close(a, b.to(a.dtype), rtol=2 * eps, atol=most)
     for a, b in zip(results[0], (q, k, q, k), strict=True):
-        assert lies(a) == lies(b)
+        assert strides_of(a) == strides_of(b)
     assert all(torch.equal(a, b) for a, b in zip(before, (q, k, *rest), strict=False))
 
 
@@ -200,7 +200,7 @@ def test_rope_compiles_without_graph_breaks():
 
 
 @pytest.mark.parametrize(
-    "call, says",
+    "call, message",
     [
         (lambda q, k, c: F.apply_rotary_pos_emb(q, k, c, c, 3), "unsqueeze_dim must be 1 or 2"),
         (lambda q, k, c: F.apply_rotary_pos_emb(q, k, c[:, :2], c[:, :2]), "cos must have 3 rows"),
@@ -214,6 +214,6 @@ def test_rope_compiles_without_graph_breaks():
         (lambda q, k, c: F.apply_multimodal_rotary_pos_emb(q, k, c[None], c[None], [3]), "mrope_section must add up"),
     ],
 )
-def test_invalid_arguments_raise(call, says):
-    with pytest.raises(BadArgument, match=says):
+def test_invalid_arguments_raise(call, message):
+    with pytest.raises(BadArgument, match=message):
         call(torch.randn(1, 2, 3, 8), torch.randn(1, 1, 3, 8), torch.randn(1, 3, 8))

@@ -63,15 +63,15 @@ def test_results_and_gradients_match_the_formula(options, same):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize(("layout", "at"), [("bshd", (0, 2, 1, 3)), ("sbhd", (2, 0, 1, 3))])
-def test_results_of_each_layout_match(layout, at):
+@pytest.mark.parametrize(("layout", "dim_order"), [("bshd", (0, 2, 1, 3)), ("sbhd", (2, 0, 1, 3))])
+def test_results_of_each_layout_match(layout, dim_order):
     q, k, v = new(B, H, S, D), new(B, G, K, D), new(B, G, K, D)
     want, lse = ours.attention(q, k, v, softcap=2.0, return_lse=True)
     got, same = ours.attention(
-        *(t.permute(at).contiguous() for t in (q, k, v)), softcap=2.0, layout=layout, return_lse=True
+        *(t.permute(dim_order).contiguous() for t in (q, k, v)), softcap=2.0, layout=layout, return_lse=True
     )
     assert got.is_contiguous()
-    torch.testing.assert_close(got, want.permute(at))
+    torch.testing.assert_close(got, want.permute(dim_order))
     torch.testing.assert_close(same, lse)
 
 
@@ -99,13 +99,13 @@ def test_backward_uses_the_dropout_mask_of_the_forward():
     q, k = new(1, 2, 64, 16), new(1, 2, 65, 16)
     v = torch.eye(65, dtype=torch.float64).expand(1, 2, 65, 65).clone().requires_grad_()
     p = plain(q, k, v)  # v is the identity, so o contains the probabilities
-    made = ours.attention(q, k, v, dropout_p=0.25, generator=torch.Generator().manual_seed(1))
-    keep = made != 0
+    output = ours.attention(q, k, v, dropout_p=0.25, generator=torch.Generator().manual_seed(1))
+    keep = output != 0
     want = p / 0.75 * keep
-    torch.testing.assert_close(made, want)
+    torch.testing.assert_close(output, want)
     assert abs(keep.double().mean() - 0.75) < 0.02
-    g = torch.randn_like(made)
-    dq, dk, dv = torch.autograd.grad(made, (q, k, v), g)
+    g = torch.randn_like(output)
+    dq, dk, dv = torch.autograd.grad(output, (q, k, v), g)
     torch.testing.assert_close((dq, dk), torch.autograd.grad(want, (q, k), g))
     torch.testing.assert_close(dv, want.mT @ g)
 

@@ -6,27 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from largest_tensor import LargestTensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import opmux.functional as ours
 from opmux.functional import chunked, losses
 
 V, H = 50, 16
-
-
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any op returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        self.elements = max([self.elements, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))])
-        return made
 
 
 def drawn(dtype=torch.float32):
@@ -70,12 +56,12 @@ def test_fake_tensors_give_shapes_and_dtypes(reduction):
     with FakeTensorMode():
         x, w = (torch.empty(n, H, requires_grad=True) for n in (6, V))
         target, weight = torch.zeros(6, dtype=torch.int64), torch.ones(V)
-        for made in (
+        for result in (
             ours.fused_linear_cross_entropy(x, w, target, None, weight, reduction=reduction),
             ours.cross_entropy(x @ w.t(), target, weight, reduction=reduction),
         ):
-            assert made.shape == (() if reduction == "mean" else (6,)) and made.dtype is torch.float32
-            dx, dw = torch.autograd.grad(made.sum(), (x, w))
+            assert result.shape == (() if reduction == "mean" else (6,)) and result.dtype is torch.float32
+            dx, dw = torch.autograd.grad(result.sum(), (x, w))
             assert dx.shape == x.shape and dw.shape == w.shape
 
 
@@ -90,9 +76,9 @@ def test_options_accept_numpy_numbers():
 def test_forward_mode_and_second_derivatives_match_torch_or_raise():
     x, w, target = drawn()
     tangent = torch.randn_like(w)
-    wanted = torch.func.jvp(lambda w: F.cross_entropy(x @ w.t(), target), (w,), (tangent,))
+    expected = torch.func.jvp(lambda w: F.cross_entropy(x @ w.t(), target), (w,), (tangent,))
     torch.testing.assert_close(
-        torch.func.jvp(lambda w: ours.cross_entropy(x @ w.t(), target), (w,), (tangent,)), wanted
+        torch.func.jvp(lambda w: ours.cross_entropy(x @ w.t(), target), (w,), (tangent,)), expected
     )
     with pytest.raises((NotImplementedError, RuntimeError), match="jvp|setup_context"):
         torch.func.jvp(lambda w: ours.fused_linear_cross_entropy(x, w, target), (w,), (tangent,))
@@ -102,9 +88,9 @@ def test_forward_mode_and_second_derivatives_match_torch_or_raise():
     ]
     torch.testing.assert_close(*twice)
     for reduction in ("sum", "none"):
-        made = ours.fused_linear_cross_entropy(x, w, target, reduction=reduction).sum()
+        loss = ours.fused_linear_cross_entropy(x, w, target, reduction=reduction).sum()
         with pytest.raises(RuntimeError, match="cannot be differentiated again"):
-            torch.autograd.grad(made, x, create_graph=True)
+            torch.autograd.grad(loss, x, create_graph=True)
 
 
 def test_no_gradient_is_computed_if_none_is_required(monkeypatch):
@@ -121,10 +107,10 @@ def test_fused_losses_never_allocate_all_logits(monkeypatch):
         monkeypatch.setattr(losses, name, getattr(losses, name)._init_fn)
     x, w = torch.randn(64, 3, requires_grad=True), torch.randn(V, 3, requires_grad=True)
     target = torch.randint(V, (64,))
-    with Largest() as largest:
+    with LargestTensor() as largest:
         ours.fused_linear_cross_entropy(x, w, target).backward()
         ours.fused_linear_cross_entropy(x, w, target, reduction="none").sum().backward()
     assert largest.elements == 4 * V
-    with Largest() as largest:
+    with LargestTensor() as largest:
         F.cross_entropy(x @ w.t(), target)
     assert largest.elements == 64 * V

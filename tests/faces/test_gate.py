@@ -35,49 +35,58 @@ def called(library):
     lib = torch.library.Library("aten", "IMPL")
 
     def override(name):
-        kept = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
+        native = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
         keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
         def call(*args, **kwargs):
             calls.append(name)
             args = [a if name not in ("add.Tensor", "mul.Tensor") or isinstance(a, torch.Tensor)
                     else torch.tensor(a) for a in args]  # fmt: skip
-            return kept(keys, *args, **kwargs)
+            return native(keys, *args, **kwargs)
 
         return call
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in (*FREQUENT, *OTHERS):
-            made = gate.make("cpu", OverloadSchema(name), "CPU")
+            new_gate = gate.make("cpu", OverloadSchema(name), "CPU")
             lib.impl(name, override(name), "CPU")
-            made.install()
-            gates.append(made)
+            new_gate.install()
+            gates.append(new_gate)
     yield calls
     gate.select(frozenset(), None)
-    for made in gates:
-        made.remove()
+    for new_gate in gates:
+        new_gate.remove()
     lib._destroy()
 
 
 def program():
     """Call each overload once: with a number for a tensor, undefined tensors, lists, None, and a given `out`."""
     x = torch.linspace(-1, 1, 24).view(4, 6)
-    made = [x + x, x * 2, 2 * x, torch.exp(x), x.clone().add_(x, alpha=3), x.sum(1), torch.cat([x, x]), torch.arange(5)]
-    made += torch.native_layer_norm(x, (6,), None, None, 1e-5)
-    made += torch.ops.aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)
+    results = [
+        x + x,
+        x * 2,
+        2 * x,
+        torch.exp(x),
+        x.clone().add_(x, alpha=3),
+        x.sum(1),
+        torch.cat([x, x]),
+        torch.arange(5),
+    ]
+    results += torch.native_layer_norm(x, (6,), None, None, 1e-5)
+    results += torch.ops.aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)
     many = [x.clone(), x[0].clone()]
     torch._foreach_neg_(many)
-    return [*made, *many, *torch._foreach_div(many, many), torch.exp(x, out=torch.empty(4, 6))]
+    return [*results, *many, *torch._foreach_div(many, many), torch.exp(x, out=torch.empty(4, 6))]
 
 
 def test_selected_ops_call_the_override_and_other_ops_call_atens_kernel(called):
-    wanted = program()
+    expected = program()
     assert called == []
     gate.select(frozenset((*FREQUENT, *OTHERS)), None)
     got = program()
     assert sorted(set(called)) == sorted((*FREQUENT, *OTHERS)) and called.count("mul.Tensor") == 2
-    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
     called.clear()
     gate.select(frozenset({"exp"}), None)
     program()
@@ -134,9 +143,9 @@ def test_frequent_signatures_have_a_typed_entry(library):
     """The typed entry is found by the schema's text: if torch changes it, nothing else would fail."""
     for names, kind in ((FREQUENT, 2), (MORE, 2), (OTHERS, 1)):
         for name in names:
-            made = gate.make("cpu", OverloadSchema(name), "CPU")
-            assert library.gate_install(made._made) == kind, name
-            made.remove()
+            new_gate = gate.make("cpu", OverloadSchema(name), "CPU")
+            assert library.gate_install(new_gate._made) == kind, name
+            new_gate.remove()
 
 
 def test_overloads_that_cpp_can_launch_have_a_typed_entry(library):
@@ -144,12 +153,12 @@ def test_overloads_that_cpp_can_launch_have_a_typed_entry(library):
     stacked = set()
     for name, overload in table().items():
         shape = overload.shape
-        asked = name in gate.MORE or overload.family in launching.FAMILIES
-        if asked and shape.kind != "out" and native.exists(shape, "CPU"):
-            made = gate.Gate("cpu", shape, "CPU")
-            if library.gate_install(made._made) == 1:
+        expected = name in gate.MORE or overload.family in launching.FAMILIES
+        if expected and shape.kind != "out" and native.exists(shape, "CPU"):
+            new_gate = gate.Gate("cpu", shape, "CPU")
+            if library.gate_install(new_gate._made) == 1:
                 stacked.add(name)
-            made.remove()
+            new_gate.remove()
     assert stacked == gate.RARE
 
 
@@ -175,5 +184,5 @@ def test_cpp_can_be_disabled_and_a_failed_build_logs_one_line(monkeypatch, caplo
     with caplog.at_level(logging.INFO, logger="opmux"):
         assert not native_library.available()
         assert not native_library.available()
-    (said,) = (r.getMessage() for r in caplog.records)
-    assert "Python does what C++ would" in said and said.endswith("there is no C++ compiler")
+    (line,) = (r.getMessage() for r in caplog.records)
+    assert "Python does what C++ would" in line and line.endswith("there is no C++ compiler")

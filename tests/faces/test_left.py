@@ -10,12 +10,12 @@ from opmux.faces.aten.schema import OverloadSchema, overloads
 
 
 def test_each_overload_has_a_kernel_or_a_reason():
-    found = {
+    undecided = {
         name: aten_coverage.status(name)
         for name in left.flaggems_names()
         if OverloadSchema(name) in overloads(_op(name))
     }
-    forgotten = sorted(n for n, what in found.items() if what == NOT_YET and n not in left.not_yet())
+    forgotten = sorted(n for n, what in undecided.items() if what == NOT_YET and n not in left.not_yet())
     assert not forgotten, f"add a kernel, or a reason in faces/aten/left.py: {forgotten}"
 
 
@@ -23,7 +23,7 @@ def test_overridden_ops_are_not_listed_as_left_to_torch():
     ours = aten_coverage.ours()
     assert not sorted(n for n in left.not_yet() if n in ours), "delete these lines of NOT_YET"
     both = {row: [n for n in ours if row in (n, _op(n))] for row in left.LEFT}
-    assert not {row: found for row, found in both.items() if found}, "delete these rows of LEFT"
+    assert not {row: overlap for row, overlap in both.items() if overlap}, "delete these rows of LEFT"
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="the rows are of torch 2.13; earlier ones have fewer ops")

@@ -73,16 +73,16 @@ def plain(signature):
 
 @pytest.mark.parametrize("module", sorted({module for module, _ in served() if module}))
 def test_signatures_match_ligers(module):
-    at = importlib.import_module(f"liger_kernel.{module}")
+    liger_module = importlib.import_module(f"liger_kernel.{module}")
     rows = {name: text for where, name, text in TABLE if where == module}
     wrong = {}
     for name, text in rows.items():
         first, _, member = name.partition(".")
         if (module, first) not in served():
             continue
-        found = getattr(at, first)
-        found = getattr(found, member) if member else found
-        if (signature := plain(inspect.signature(found))) != text:
+        theirs = getattr(liger_module, first)
+        theirs = getattr(theirs, member) if member else theirs
+        if (signature := plain(inspect.signature(theirs))) != text:
             wrong[name] = signature, text
     assert not wrong
 
@@ -107,8 +107,8 @@ def test_modules_are_subclasses_of_opmux_nn():
     import opmux
 
     ours = tuple(getattr(opmux.nn, name) for name in opmux.nn.__all__)
-    found = [getattr(importlib.import_module(f"liger_kernel.{at}"), name) for at, name in served() if at]
-    classes = [c for c in found if isinstance(c, type) and issubclass(c, torch.nn.Module)]
+    members = [getattr(importlib.import_module(f"liger_kernel.{module}"), name) for module, name in served() if module]
+    classes = [c for c in members if isinstance(c, type) and issubclass(c, torch.nn.Module)]
     assert {c.__name__ for c in classes if not issubclass(c, ours)} == NOT_OF_NN
 
 
@@ -135,10 +135,14 @@ def test_modules_can_be_pickled_and_have_ligers_attributes():
     from liger_kernel import chunked_loss
     from liger_kernel.transformers import LigerCrossEntropyLoss, LigerFusedAddRMSNorm, LigerVocabParallelCrossEntropy
 
-    for made in (LigerFusedAddRMSNorm(8), LigerCrossEntropyLoss(torch.ones(9)), chunked_loss.LigerFusedLinearDPOLoss()):
-        again = pickle.loads(pickle.dumps(made))
-        assert type(again) is type(made) and repr(again) == repr(made)
-        assert again.state_dict().keys() == made.state_dict().keys()
+    for module in (
+        LigerFusedAddRMSNorm(8),
+        LigerCrossEntropyLoss(torch.ones(9)),
+        chunked_loss.LigerFusedLinearDPOLoss(),
+    ):
+        again = pickle.loads(pickle.dumps(module))
+        assert type(again) is type(module) and repr(again) == repr(module)
+        assert again.state_dict().keys() == module.state_dict().keys()
     loss = LigerCrossEntropyLoss(torch.ones(9), lse_square_scale=0.5)
     assert not loss.state_dict() and loss.weight is not None and loss.lse_square_scale == 0.5
     logits, target = normal(4, 9), labels(4, 9)
@@ -222,15 +226,15 @@ class Constant:
 def grpo(logits, old, ref, ids, advantages, mask, temperature, beta, low, high, inplace):
     x = (logits[:, :-1] / temperature).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
     ratio, a = (x - old).exp(), advantages[:, None]
-    made = -torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
-    made = made + beta * ((ref - x).exp() - (ref - x) - 1)
-    return ((made * mask).sum(-1) / mask.sum(-1)).mean()
+    loss = -torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
+    loss = loss + beta * ((ref - x).exp() - (ref - x) - 1)
+    return ((loss * mask).sum(-1) / mask.sum(-1)).mean()
 
 
 def experts(x, gate_up, down, index, weights):
     halves = torch.einsum("th,tkih->tki", x, gate_up[index]).chunk(2, -1)
-    made = torch.einsum("tki,tkhi->tkh", F.silu(halves[0]) * halves[1], down[index])
-    return (made * weights[..., None]).sum(1)
+    y = torch.einsum("tki,tkhi->tkh", F.silu(halves[0]) * halves[1], down[index])
+    return (y * weights[..., None]).sum(1)
 
 
 def attn_res(v, query, weight, eps):
@@ -240,15 +244,15 @@ def attn_res(v, query, weight, eps):
 
 def multi_token(scores, weight, bias, stride, padding):
     future = torch.ones(scores.shape[-2:]).triu(1).bool()
-    made = F.conv2d(scores.masked_fill(future, -1e9).softmax(-1), weight, bias, stride, padding)
-    return made.tril()
+    scores_out = F.conv2d(scores.masked_fill(future, -1e9).softmax(-1), weight, bias, stride, padding)
+    return scores_out.tril()
 
 
 def neighborhood(q, k, v, size, dilation, scale):
-    at = torch.arange(q.shape[2])
-    apart = at[:, None] - at
-    near = (apart % dilation == 0) & (apart.abs() <= size // 2 * dilation)
-    return ((q @ k.mT) * scale).masked_fill(~near, -torch.inf).softmax(-1) @ v
+    positions = torch.arange(q.shape[2])
+    distance = positions[:, None] - positions
+    in_window = (distance % dilation == 0) & (distance.abs() <= size // 2 * dilation)
+    return ((q @ k.mT) * scale).masked_fill(~in_window, -torch.inf).softmax(-1) @ v
 
 
 def mhc_coeffs(x, phi, b, pre, post, res, allow, tmax, rms_eps, pre_eps, sinkhorn_eps, post_mult):
@@ -451,16 +455,16 @@ def gradients(call, args, twice=False):
     own = [a.clone().requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
     own = [a.value.clone() if isinstance(a, Constant) else a for a in own]
     args = [a.value if isinstance(a, Constant) else a for a in args]
-    made = call(*own)
-    made = [t for t in (made if isinstance(made, tuple) else (made,)) if t is not None and t.requires_grad]
-    incoming = [normal(*t.shape, seed=7).to(t.dtype) for t in made]
-    wanted = [a for a in own if torch.is_tensor(a) and a.requires_grad]
-    found = ()
+    outs = call(*own)
+    outs = [t for t in (outs if isinstance(outs, tuple) else (outs,)) if t is not None and t.requires_grad]
+    incoming = [normal(*t.shape, seed=7).to(t.dtype) for t in outs]
+    inputs = [a for a in own if torch.is_tensor(a) and a.requires_grad]
+    grads = ()
     for last in range(1 + twice):
-        found = torch.autograd.grad(made, wanted, incoming, retain_graph=last < twice, allow_unused=True)
+        grads = torch.autograd.grad(outs, inputs, incoming, retain_graph=last < twice, allow_unused=True)
     assert all(torch.equal(a, b) for a, b in zip(own, args, strict=True) if torch.is_tensor(a))
     assert all(torch.equal(t, normal(*t.shape, seed=7).to(t.dtype)) for t in incoming)
-    return [t.detach() for t in made], found
+    return [t.detach() for t in outs], grads
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -539,23 +543,23 @@ def test_forward_and_backward_functions_match_autograd():
     torch.testing.assert_close(liger_dyt_fwd(x, w[:1], w, shift[0]), want.detach())
     torch.testing.assert_close(liger_dyt_bwd(dy, x, w[:1], w, shift[0]), torch.autograd.grad(want, own, dy))
     q, k, (cos, sin) = normal(2, 3, 5, 8), normal(2, 1, 5, 8), angles(1, 5, 4)
-    turned = ops.rope_forward(q, k, cos, sin)
-    torch.testing.assert_close(turned[:2], rope(q, k, cos, sin))
-    torch.testing.assert_close(ops.rope_backward(*turned), (q, k))  # the transpose undoes a rotation
+    rotated = ops.rope_forward(q, k, cos, sin)
+    torch.testing.assert_close(rotated[:2], rope(q, k, cos, sin))
+    torch.testing.assert_close(ops.rope_backward(*rotated), (q, k))  # the transpose undoes a rotation
     from liger_kernel.ops.llama4_rope import llama4_rope_forward
     from liger_kernel.ops.qwen2vl_mrope import qwen2vl_mrope_backward, qwen2vl_mrope_forward
 
     cos, sin = angles(3, 2, 5, 4)
-    turned = qwen2vl_mrope_forward(q, k, cos, sin, [2, 1, 1])
-    torch.testing.assert_close(qwen2vl_mrope_backward(*turned, [2, 1, 1]), (q, k))
+    rotated = qwen2vl_mrope_forward(q, k, cos, sin, [2, 1, 1])
+    torch.testing.assert_close(qwen2vl_mrope_backward(*rotated, [2, 1, 1]), (q, k))
     q, k, freqs = normal(2, 5, 3, 8), normal(2, 5, 1, 8), torch.polar(torch.ones(9, 4), normal(9, 4))
-    turned = llama4_rope_forward(q, k, freqs)  # the first 5 rows of freqs are used
-    torch.testing.assert_close(turned, llama4_rope(q, k, freqs[:5], None))
-    torch.testing.assert_close(llama4_rope_forward(*turned, torch.view_as_real(freqs), imag_sign=-1.0), (q, k))
+    rotated = llama4_rope_forward(q, k, freqs)  # the first 5 rows of freqs are used
+    torch.testing.assert_close(rotated, llama4_rope(q, k, freqs[:5], None))
+    torch.testing.assert_close(llama4_rope_forward(*rotated, torch.view_as_real(freqs), imag_sign=-1.0), (q, k))
 
 
 def test_loss_forwards_return_the_gradient():
-    """In a new tensor: no input is overwritten."""
+    """The gradient is a new tensor: no input is overwritten."""
     from liger_kernel import ops
 
     x, target = normal(5, 9), labels(5, 9)
@@ -573,8 +577,8 @@ def test_loss_forwards_return_the_gradient():
     loss, *_, dx, dw, db = ops.fused_linear_cross_entropy_forward(own[0], own[1], target)
     torch.testing.assert_close(loss, want.detach())
     assert dx is db is None  # no gradient is required for either
-    made = ops.fused_linear_cross_entropy_backward(torch.tensor(2.0), dx, dw, db)
-    torch.testing.assert_close(made[1], torch.autograd.grad(want, own[1])[0] * 2)
+    grads = ops.fused_linear_cross_entropy_backward(torch.tensor(2.0), dx, dw, db)
+    torch.testing.assert_close(grads[1], torch.autograd.grad(want, own[1])[0] * 2)
     each = normal(5, seed=3)
     loss, *_, dw, _ = ops.fused_linear_cross_entropy_forward(*own, target, reduction="none", token_grad_output=each)
     want = F.cross_entropy(F.linear(*own), target, reduction="none")
@@ -588,19 +592,19 @@ def test_losses_return_the_requested_extra_values():
 
     hidden, head, target = normal(6, 4), normal(9, 4), labels(6, 9)
     logits = F.linear(hidden, head)
-    wanted = {"return_z_loss": True, "return_token_accuracy": True, "return_predicted_tokens": True}
-    for made in (
-        LigerCrossEntropyLoss(lse_square_scale=0.1, **wanted)(logits, target),
-        LigerFusedLinearCrossEntropyLoss(lse_square_scale=0.1, **wanted)(head, hidden, target),
+    options = {"return_z_loss": True, "return_token_accuracy": True, "return_predicted_tokens": True}
+    for loss in (
+        LigerCrossEntropyLoss(lse_square_scale=0.1, **options)(logits, target),
+        LigerFusedLinearCrossEntropyLoss(lse_square_scale=0.1, **options)(head, hidden, target),
     ):
-        assert isinstance(made, CrossEntropyOutput)
+        assert isinstance(loss, CrossEntropyOutput)
         counts = target != -100
         z = 0.1 * (torch.logsumexp(logits, -1) ** 2)[counts].mean()
-        torch.testing.assert_close(made.z_loss, z)
-        torch.testing.assert_close(made.loss, F.cross_entropy(logits, target) + z)
+        torch.testing.assert_close(loss.z_loss, z)
+        torch.testing.assert_close(loss.loss, F.cross_entropy(logits, target) + z)
         best = logits.argmax(-1)
-        torch.testing.assert_close(made.token_accuracy, (best == target)[counts].float().mean())
-        assert made.predicted_tokens.tolist() == torch.where(counts, best, -1).tolist()
+        torch.testing.assert_close(loss.token_accuracy, (best == target)[counts].float().mean())
+        assert loss.predicted_tokens.tolist() == torch.where(counts, best, -1).tolist()
     each = LigerCrossEntropyLoss(reduction="none", return_token_accuracy=True)(logits, target)
     assert each.token_accuracy.tolist() == (best == target).float().tolist() and each.predicted_tokens is None
     assert LigerCrossEntropyLoss()(logits.bfloat16(), target).dtype is torch.bfloat16  # as torch does
@@ -629,8 +633,10 @@ def test_chunked_losses_match_their_formula():
     alone, _ = chunked_loss.LigerFusedLinearDPOLoss(beta=0.2, use_ref_model=False)(w, x, target, None, ref, ref_w)
     torch.testing.assert_close(alone, functional.liger_fused_linear_dpo(x, w, target, beta=0.2)[0])
     for name, count in (("CPO", 7), ("SimPO", 7), ("ORPO", 9)):
-        made = getattr(chunked_loss, f"LigerFusedLinear{name}Loss")()(w, x, target)
-        assert made[0].requires_grad and len(made[1]) == count and more[4] == 0 != made[1][4]  # value 4 is the NLL loss
+        module = getattr(chunked_loss, f"LigerFusedLinear{name}Loss")()(w, x, target)
+        assert (
+            module[0].requires_grad and len(module[1]) == count and more[4] == 0 != module[1][4]
+        )  # value 4 is the NLL loss
     chosen = torch.tensor([True, False, True, False])
     kto = torch.where(chosen, 1 - torch.sigmoid(0.1 * ratio), 1 - torch.sigmoid(-0.1 * ratio)).mean()
     loss, more = chunked_loss.LigerFusedLinearKTOLoss(use_ref_model=True)(x, w, target, None, chosen, ref, ref_w)
@@ -638,8 +644,8 @@ def test_chunked_losses_match_their_formula():
     assert len(more) == 6
     ids, mask = target.clamp(min=0), torch.ones(4, 5)
     for beta, count in ((0.1, 2), (0.0, 1)):
-        made = chunked_loss.LigerFusedLinearGRPOLoss(beta=beta, loss_type="bnpo")
-        loss, more = made(x, w, ids, mask, torch.ones(4), ref_input=ref, ref_weight=ref_w)
+        module = chunked_loss.LigerFusedLinearGRPOLoss(beta=beta, loss_type="bnpo")
+        loss, more = module(x, w, ids, mask, torch.ones(4), ref_input=ref, ref_weight=ref_w)
         assert loss.requires_grad and len(more) == count
 
 
@@ -656,11 +662,11 @@ def test_distillation_losses_match_their_formula():
     jsd = (F.kl_div(m, p, log_target=True, reduction="sum") + F.kl_div(m, q, log_target=True, reduction="sum")) / 2
     soft = {"JSD": jsd / counts.sum(), "CosineSimilarity": 0.5 * (1 - F.cosine_similarity(s, t)).mean()}
     for name, each in soft.items():
-        made = getattr(chunked_loss, f"LigerFusedLinear{name}Loss")
+        loss_class = getattr(chunked_loss, f"LigerFusedLinear{name}Loss")
         options = {"weight_hard_loss": 0.3, "weight_soft_loss": 0.7, "temperature": 2.0}
-        got = made(**options, return_soft_hard_loss=True)(x, w, teacher, teacher_w, target)
+        got = loss_class(**options, return_soft_hard_loss=True)(x, w, teacher, teacher_w, target)
         torch.testing.assert_close(got, (0.3 * hard + 0.7 * each, each.detach(), hard.detach()))
-        loss = made(**options)(x, w, teacher, teacher_w, target)
+        loss = loss_class(**options)(x, w, teacher, teacher_w, target)
         torch.testing.assert_close(
             torch.autograd.grad(loss, w), torch.autograd.grad(0.3 * hard + 0.7 * each, w, retain_graph=True)
         )
@@ -696,10 +702,10 @@ def megatron(monkeypatch):
     """A stub of the parts of megatron-core that opmux replaces."""
 
     def module(name, **names):
-        made = types.ModuleType(f"megatron.core.{name}")
-        vars(made).update(names)
-        monkeypatch.setitem(sys.modules, f"megatron.core.{name}", made)
-        return made
+        new_module = types.ModuleType(f"megatron.core.{name}")
+        vars(new_module).update(names)
+        monkeypatch.setitem(sys.modules, f"megatron.core.{name}", new_module)
+        return new_module
 
     class WrappedTorchNorm:
         def __init__(self, config, hidden_size, eps=1e-5):
@@ -759,7 +765,7 @@ def test_megatron_modules_compute_their_formula():
     with pytest.raises(ValueError, match="config.normalization must be 'RMSNorm'; got 'LayerNorm'"):
         LigerMegatronRMSNorm(SimpleNamespace(normalization="LayerNorm"), 8)
     torch.testing.assert_close(LigerMegatronSwiGLU()(x), F.silu(x[:, :4]) * x[:, 4:])
-    assert LigerMegatronSwiGLU(lambda *given: len(given))(x, normal(8)) == 4
+    assert LigerMegatronSwiGLU(lambda *args: len(args))(x, normal(8)) == 4
     with pytest.raises(RuntimeError, match="a bias, which it does not support; pass fallback_impl"):
         LigerMegatronSwiGLU()(x, normal(8))
     if importlib.util.find_spec("megatron") is None:
@@ -831,9 +837,9 @@ def test_other_norms_and_row_modules_match_their_formula():
     torch.testing.assert_close(LigerSparsemax(dim=1)(x), sparsemax(x, 1))
     torch.testing.assert_close(LigerSoftmax()(x), x.softmax(-1))
     m, ids = LigerEmbedding(5, 3, padding_idx=1), torch.tensor([[1, 2], [4, 1]])
-    made = m(ids)
-    assert not made[0, 0].any() and torch.equal(made[0, 1], m.weight[2])
-    made.sum().backward()
+    y = m(ids)
+    assert not y[0, 0].any() and torch.equal(y[0, 1], m.weight[2])
+    y.sum().backward()
     assert m.weight.grad.sum(-1).tolist() == [0, 0, 3, 0, 3]
 
 
@@ -858,10 +864,10 @@ def test_mlps_match_their_formula():
     for m in (LigerMLP(CONFIG), LigerTiledSwiGLUMLP(CONFIG, 2)):
         own = x.clone().requires_grad_()
         want = m.down_proj(F.silu(m.gate_proj(own)) * m.up_proj(own))
-        wanted = [own, *m.parameters()]
+        leaves = [own, *m.parameters()]
         torch.testing.assert_close(m(own), want)
-        made = torch.autograd.grad(m(own).sum(), wanted), torch.autograd.grad(want.sum(), wanted)
-        torch.testing.assert_close(*made)
+        grads = torch.autograd.grad(m(own).sum(), leaves), torch.autograd.grad(want.sum(), leaves)
+        torch.testing.assert_close(*grads)
     for m in (LigerGEGLUMLP(GELU), LigerGEGLUMLPForGemma4(GELU, 3), LigerTiledGEGLUMLP(GELU)):
         torch.testing.assert_close(m(x), m.down_proj(F.gelu(m.gate_proj(x), approximate="tanh") * m.up_proj(x)))
     assert [LigerGEGLUMLPForGemma4(GELU, i).intermediate_size for i in (None, 1, 2)] == [12, 12, 24]
@@ -908,7 +914,7 @@ def test_attention_modules_match_their_formula():
 
 
 def test_modules_compile_to_one_graph():
-    """Also at first use, when names are resolved."""
+    """The first use, when names are resolved, compiles to one graph too."""
     from liger_kernel.ops import _replace_with_vendor_ops
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss, LigerRMSNorm, LigerSwiGLUMLP
 
@@ -1006,9 +1012,12 @@ def test_a_vendors_function_with_ligers_arguments_fits_the_op(name):
     ctx = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     params = inspect.signature(getattr(ops, name).apply).parameters.values()
     forward.__signature__ = inspect.Signature([ctx, *params])
-    made = type(name, (torch.autograd.Function,), {"forward": staticmethod(forward)})
+    function_class = type(name, (torch.autograd.Function,), {"forward": staticmethod(forward)})
     spec = specs.lookup(liger_names.FUNCTION_OPS[name], ("opmux",))
-    assert Fit.of(spec, OpImpl(spec.key, "vendor.acme", BackendImplKind.VENDOR, vendor="acme", fn=made)).refusal is None
+    assert (
+        Fit.of(spec, OpImpl(spec.key, "vendor.acme", BackendImplKind.VENDOR, vendor="acme", fn=function_class)).refusal
+        is None
+    )
 
 
 # ---- models ---------------------------------------------------------------------------------------------------------
@@ -1040,7 +1049,7 @@ def patched(model):
 
 
 def test_a_model_instance_is_patched(llama):
-    """Only this instance and only the parts that the flags name; loss and gradients stay the same."""
+    """Patches only this instance and only the parts that the flags name; loss and gradients stay the same."""
     from liger_kernel.transformers import _apply_liger_kernel_to_instance, apply_liger_kernel_to_llama
 
     import opmux

@@ -20,8 +20,8 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 IDS = torch.randint(CLASSES, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
 MASK = torch.ones(BATCH, LENGTH, dtype=torch.bool)
-for place in MASKED:
-    MASK[place] = False
+for position in MASKED:
+    MASK[position] = False
 TARGET = torch.where(MASK, IDS, -100)
 WEIGHT, TEACHER, BIAS = drawn(CLASSES, HIDDEN, seed=2), drawn(CLASSES, HIDDEN, seed=3), drawn(CLASSES, seed=4)
 LABELS = torch.tensor([True, False, True, True])
@@ -35,8 +35,8 @@ def grpo(x, w, b, loss_type):
 
 
 def cross_entropy(x, w, b, **options):
-    made = ours.fused_linear_cross_entropy(x, w, TARGET, b, z_loss=0.1, label_smoothing=0.1, **options)
-    return sum(t.sum() for t in made[:2]) if isinstance(made, tuple) else made.sum()
+    loss = ours.fused_linear_cross_entropy(x, w, TARGET, b, z_loss=0.1, label_smoothing=0.1, **options)
+    return sum(t.sum() for t in loss[:2]) if isinstance(loss, tuple) else loss.sum()
 
 
 LINEAR = {
@@ -66,11 +66,11 @@ LINEAR = {
 PADDING = (float("nan"), float("inf"), -float("inf"))
 
 
-def gradients(loss, *given):
-    leaves = [t.clone().requires_grad_() for t in given]
-    made = loss(*leaves)
-    grads = torch.autograd.grad(made, leaves, allow_unused=True)
-    return [made.detach(), *(g for g in grads if g is not None)]
+def gradients(loss, *args):
+    leaves = [t.clone().requires_grad_() for t in args]
+    losses = loss(*leaves)
+    grads = torch.autograd.grad(losses, leaves, allow_unused=True)
+    return [losses.detach(), *(g for g in grads if g is not None)]
 
 
 def with_padding(clean, value):

@@ -23,7 +23,7 @@ print(json.dumps(model_steps.main("toy", {{names}})))
 
 
 @pytest.fixture(scope="module")
-def found(request):
+def results(request):
     """Runs all models in one process, because importing transformers takes longer than a step."""
     try:
         build.compiler()
@@ -35,7 +35,7 @@ def found(request):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "resnet"])
-def test_losses_and_gradients_match_torch(name, found):
-    assert found[name]["largest distance"] < 1e-6, found
-    assert found[name]["overloads"] > 20 and found[name]["calls"] > 100, found
-    assert found[name]["garbage"] == 0, found
+def test_losses_and_gradients_match_torch(name, results):
+    assert results[name]["largest distance"] < 1e-6, results
+    assert results[name]["overloads"] > 20 and results[name]["calls"] > 100, results
+    assert results[name]["garbage"] == 0, results

@@ -147,16 +147,16 @@ def test_a_patched_model_matches_the_original(kind):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     plain, (loss, grads) = answers(model), trained(model)
     report = opmux.patch_model(model)
-    wanted = {**TYPES, **VISION_LANGUAGE}[kind]
-    assert {row.name for row in report.replaced} >= wanted, report
-    patched, (ours, found) = answers(model), trained(model)
-    assert are_late(ours) == ("loss" in wanted) and not are_late(patched)
+    expected = {**TYPES, **VISION_LANGUAGE}[kind]
+    assert {row.name for row in report.replaced} >= expected, report
+    patched, (ours, our_grads) = answers(model), trained(model)
+    assert are_late(ours) == ("loss" in expected) and not are_late(patched)
     close(patched.logits, plain.logits)
     close(patched.loss, plain.loss)
     close(ours.loss, loss.loss)
-    assert found.keys() == grads.keys()
+    assert our_grads.keys() == grads.keys()
     for name, grad in grads.items():
-        close(found[name], grad)
+        close(our_grads[name], grad)
     assert model.state_dict().keys() == before.keys()
     opmux.unpatch_model(model)
     assert not any(KEY in module.__dict__ for module in model.modules())
@@ -338,10 +338,10 @@ def test_gradient_accumulation_counts_tokens_of_the_whole_batch():
     expected, grads = trained(model, num_items_in_batch=count)
     for parts in ("loss", "cross_entropy"):
         opmux.patch_model(model, include=[parts])
-        out, found = trained(model, num_items_in_batch=count)
+        out, our_grads = trained(model, num_items_in_batch=count)
         assert are_late(out) == (parts == "loss")
         close(out.loss, expected.loss)
-        close(found["lm_head.weight"], grads["lm_head.weight"])
+        close(our_grads["lm_head.weight"], grads["lm_head.weight"])
 
 
 def test_ligers_cross_entropy_flag_patches_only_the_loss():
@@ -351,10 +351,10 @@ def test_ligers_cross_entropy_flag_patches_only_the_loss():
     expected, grads = trained(model)
     apply = patching.MODEL_TYPE_TO_APPLY_LIGER_FN["llama"]
     apply(model=model, cross_entropy=True, fused_linear_cross_entropy=False)
-    out, found = trained(model)
+    out, our_grads = trained(model)
     assert not are_late(out)
     close(out.loss, expected.loss)
-    close(found["lm_head.weight"], grads["lm_head.weight"])
+    close(our_grads["lm_head.weight"], grads["lm_head.weight"])
 
 
 def test_router_losses_are_added():
@@ -371,9 +371,9 @@ def test_gradient_checkpointing_and_tuple_outputs_work():
     expected, grads = trained(model)
     opmux.patch_model(model)
     model.gradient_checkpointing_enable()
-    out, found = trained(model)
+    out, our_grads = trained(model)
     close(out.loss, expected.loss)
-    close(found["model.embed_tokens.weight"], grads["model.embed_tokens.weight"])
+    close(our_grads["model.embed_tokens.weight"], grads["model.embed_tokens.weight"])
     loss, *_ = model(**batch(), return_dict=False)
     close(loss, expected.loss)
 
@@ -383,9 +383,9 @@ def test_a_patched_model_matches_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         expected, grads = trained(model)
         opmux.patch_model(model)
-        out, found = trained(model)
+        out, our_grads = trained(model)
     close(out.loss, expected.loss, 2e-2)
-    close(found["model.embed_tokens.weight"], grads["model.embed_tokens.weight"], 2e-2)
+    close(our_grads["model.embed_tokens.weight"], grads["model.embed_tokens.weight"], 2e-2)
 
 
 def test_a_patched_model_generates_the_same_tokens():
@@ -398,33 +398,35 @@ def test_a_patched_model_generates_the_same_tokens():
 
 
 def test_decoding_one_query_uses_flash_attention(monkeypatch):
-    """Only in `generate` without padding; the prompt and padded rows use the kernel that torch chooses."""
+    """Flash attention runs only in `generate` without padding; prompts and padded rows use the kernel that torch
+    chooses.
+    """
     model = tiny("llama").eval()
     ids = batch()["input_ids"][:, :4]
     padded = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
     more = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    ways = [{"attention_mask": torch.ones_like(ids)}, {"attention_mask": padded}, {"cache_implementation": "static"}]
-    expected = [model.generate(ids, **more, **way) for way in ways]
-    seen = []
+    options = [{"attention_mask": torch.ones_like(ids)}, {"attention_mask": padded}, {"cache_implementation": "static"}]
+    expected = [model.generate(ids, **more, **option) for option in options]
+    calls = []
 
     def flash(query, key, value, scale):
-        seen.append(tuple(key.shape))
+        calls.append(tuple(key.shape))
         return nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True), None
 
     monkeypatch.setattr(attention, "flash", flash)
     monkeypatch.setattr(attention, "fits", lambda query, key, value: not torch.is_grad_enabled())
     opmux.patch_model(model)
-    for way, tokens in zip(ways, expected, strict=True):
+    for way, tokens in zip(options, expected, strict=True):
         assert torch.equal(model.generate(ids, **more, **way), tokens)
     layers = 2
     # only the call without padding
-    assert seen == [(2, 2, length, 8) for length in range(5, 10) for _ in range(layers)]
+    assert calls == [(2, 2, length, 8) for length in range(5, 10) for _ in range(layers)]
     opmux.unpatch_model(model)
     model.generate(ids, **more)
-    assert len(seen) == 5 * layers
+    assert len(calls) == 5 * layers
 
 
-def test_flash_attention_conditions(monkeypatch):
+def test_flash_attention_runs_only_calls_that_it_supports(monkeypatch):
     def heads(count, length, width=64, dtype=torch.bfloat16):
         return torch.empty(2, count, length, width, dtype=dtype)
 
@@ -482,12 +484,12 @@ def test_a_peft_model_can_be_patched():
     expected, grads = trained(adapted)
     report = opmux.patch_model(adapted)
     assert {row.name for row in report.replaced} == LLAMA | {"mask"}
-    out, found = trained(adapted)
+    out, our_grads = trained(adapted)
     assert are_late(out)
     close(out.loss, expected.loss)
-    assert found.keys() == grads.keys()
+    assert our_grads.keys() == grads.keys()
     for name, grad in grads.items():
-        close(found[name], grad)
+        close(our_grads[name], grad)
 
 
 def test_a_head_that_is_not_a_plain_linear_layer_computes_its_logits():
@@ -512,10 +514,10 @@ def test_a_patched_model_compiles_to_one_graph():
     model = tiny("llama")
     expected, grads = trained(model)
     opmux.patch_model(model)
-    out, found = trained(torch.compile(model, backend="aot_eager", fullgraph=True))
+    out, our_grads = trained(torch.compile(model, backend="aot_eager", fullgraph=True))
     close(out.loss, expected.loss)
     for name, grad in grads.items():
-        close(found[f"_orig_mod.{name}"], grad)
+        close(our_grads[f"_orig_mod.{name}"], grad)
 
 
 def test_no_mask_is_created_if_attention_does_not_need_it(monkeypatch):
@@ -523,29 +525,29 @@ def test_no_mask_is_created_if_attention_does_not_need_it(monkeypatch):
     model = tiny("llama", num_hidden_layers=1)
     packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)
     padded = (torch.arange(9) < torch.tensor([[9], [5]])).long()
-    ways = ({}, {"position_ids": packed}, {"attention_mask": padded})
-    expected = [trained(model, **way)[0].loss for way in ways]
+    options = ({}, {"position_ids": packed}, {"attention_mask": padded})
+    expected = [trained(model, **option)[0].loss for option in options]
     opmux.patch_model(model)
-    for way, loss_ in zip(ways, expected, strict=True):
+    for way, loss_ in zip(options, expected, strict=True):
         close(trained(model, **way)[0].loss, loss_)
     assert expected[0] != expected[1] != expected[2]
-    seen = []
+    calls = []
     attend = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
         torch.nn.functional, "scaled_dot_product_attention",
-        lambda *args, attn_mask=None, **kwargs: seen.append(attn_mask) or attend(*args, attn_mask=attn_mask, **kwargs),
+        lambda *args, attn_mask=None, **kwargs: calls.append(attn_mask) or attend(*args, attn_mask=attn_mask, **kwargs),
     )  # fmt: skip
     trained(torch.compile(model, backend="eager", fullgraph=False))
-    assert seen == [None]
+    assert calls == [None]
 
 
 def test_hooks_of_norms_are_called():
     model = tiny("llama")
-    seen = []
-    model.model.layers[0].post_attention_layernorm.register_forward_hook(lambda *args: seen.append(1))
+    calls = []
+    model.model.layers[0].post_attention_layernorm.register_forward_hook(lambda *args: calls.append(1))
     opmux.patch_model(model)
     answers(model)
-    assert seen == [1]
+    assert calls == [1]
 
 
 def test_a_copy_of_a_patched_model_is_patched():

@@ -49,7 +49,7 @@ def is_patched(model):
 
 
 @pytest.mark.parametrize(
-    ("example", "kind", "says"),
+    ("example", "kind", "message"),
     [
         (
             torch.zeros(2, 8),
@@ -65,8 +65,8 @@ def is_patched(model):
         ({"input_ids": IDS.to("meta")}, ValueError, "on the model's device, cpu; got input_ids on meta"),
     ],
 )
-def test_an_invalid_example_raises_and_the_model_is_unchanged(model, example, kind, says):
-    with pytest.raises(BadArgument, match=f"patch_model: example must.*{says}") as refused:
+def test_an_invalid_example_raises_and_the_model_is_unchanged(model, example, kind, message):
+    with pytest.raises(BadArgument, match=f"patch_model: example must.*{message}") as refused:
         opmux.patch_model(model, example=example)
     assert isinstance(refused.value, kind) and not is_patched(model)
 
@@ -146,9 +146,9 @@ time.sleep(float(sys.argv[1]))
 
 
 def start(folder, seconds):
-    kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET" and not k.startswith("OPMUX")}
+    variables = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET" and not k.startswith("OPMUX")}
     mine = {"OPMUX_CACHE_DIR": str(folder / "opmux"), "TRITON_CACHE_DIR": str(folder / "triton"), "TMPDIR": str(folder)}
-    env = {**kept, **mine, "PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
+    env = {**variables, **mine, "PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(seconds)],
         env=env,

@@ -36,46 +36,46 @@ def scaled(value):
         name = next(name for name in ("loss", "last_hidden_state", "hidden_states") if value.get(name) is not None)
         value[name] = value[name] * 1.25
         return value
-    first = next((place for place, one in enumerate(value) if floats(one)), None)
+    first = next((index for index, one in enumerate(value) if floats(one)), None)
     return None if first is None else (*value[:first], value[first] * 1.25, *value[first + 1 :])
 
 
-def forward_hook(module, seen):
+def forward_hook(module, calls):
     def hook(module, args, kwargs, output):
-        seen.append(floats([args, kwargs, output]))
+        calls.append(floats([args, kwargs, output]))
         return scaled(output)
 
     return module.register_forward_hook(hook, with_kwargs=True)
 
 
-def forward_pre_hook(module, seen):
+def forward_pre_hook(module, calls):
     def hook(module, args, kwargs):
-        seen.append(floats([args, kwargs]))
+        calls.append(floats([args, kwargs]))
         changed = scaled(args) or args
         return changed, scaled(kwargs) if "hidden_states" in kwargs else kwargs
 
     return module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def backward_hook(module, seen):
+def backward_hook(module, calls):
     def hook(module, grad_input, grad_output):
-        seen.append(floats([grad_input, grad_output]))
+        calls.append(floats([grad_input, grad_output]))
         return scaled(grad_input)
 
     return module.register_full_backward_hook(hook)
 
 
-def backward_pre_hook(module, seen):
+def backward_pre_hook(module, calls):
     def hook(module, grad_output):
-        seen.append(floats(grad_output))
+        calls.append(floats(grad_output))
         return scaled(grad_output)
 
     return module.register_full_backward_pre_hook(hook)
 
 
-def old_backward_hook(module, seen):
+def old_backward_hook(module, calls):
     """A hook of the old kind, which gets the gradients of a single autograd node."""
-    return module.register_backward_hook(lambda module, *grads: seen.append(floats(grads)))
+    return module.register_backward_hook(lambda module, *grads: calls.append(floats(grads)))
 
 
 # Not for LlamaModel: its last autograd node is in its last norm, whose nodes are ours and differ.
@@ -85,9 +85,9 @@ KINDS = (forward_hook, forward_pre_hook, backward_hook, backward_pre_hook)
 
 @functools.cache
 def expected_of(name, kind):
-    model, seen = llama(), []
-    kind(model.get_submodule(name), seen)
-    return step(model), seen
+    model, calls = llama(), []
+    kind(model.get_submodule(name), calls)
+    return step(model), calls
 
 
 # torch warns about modules whose inputs need no gradient, and about the old kind of hooks
@@ -95,28 +95,30 @@ def expected_of(name, kind):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name, kind", [*itertools.product(MODULES, KINDS), *OLD])
 def test_a_hook_gets_and_changes_the_same_values_as_in_the_model(name, kind, when):
-    (loss, grads), wanted = expected_of(name, kind)
-    model, seen = llama(), []
+    (loss, grads), expected = expected_of(name, kind)
+    model, calls = llama(), []
     if when == "before":
-        kind(model.get_submodule(name), seen)
+        kind(model.get_submodule(name), calls)
     opmux.patch_model(model)
     if when == "after":
-        kind(model.get_submodule(name), seen)
-    found, ours = step(model)
-    close(found, loss)
-    assert ours.keys() == grads.keys() and len(seen) == len(wanted)
+        kind(model.get_submodule(name), calls)
+    result, ours = step(model)
+    close(result, loss)
+    assert ours.keys() == grads.keys() and len(calls) == len(expected)
     close(ours, grads, 1e-4)
-    close(seen, wanted, 1e-4)
+    close(calls, expected, 1e-4)
 
 
 GLOBAL = {
-    "forward": lambda seen: everywhere.register_module_forward_hook(lambda m, i, o: seen.append(type(m)) and None),
-    "forward_pre": lambda seen: everywhere.register_module_forward_pre_hook(lambda m, i: seen.append(type(m)) and None),
-    "backward": lambda seen: everywhere.register_module_full_backward_hook(
-        lambda m, i, o: seen.append(type(m)) and None
+    "forward": lambda calls: everywhere.register_module_forward_hook(lambda m, i, o: calls.append(type(m)) and None),
+    "forward_pre": lambda calls: everywhere.register_module_forward_pre_hook(
+        lambda m, i: calls.append(type(m)) and None
     ),
-    "backward_pre": lambda seen: everywhere.register_module_full_backward_pre_hook(
-        lambda m, o: seen.append(type(m)) and None
+    "backward": lambda calls: everywhere.register_module_full_backward_hook(
+        lambda m, i, o: calls.append(type(m)) and None
+    ),
+    "backward_pre": lambda calls: everywhere.register_module_full_backward_pre_hook(
+        lambda m, o: calls.append(type(m)) and None
     ),
 }
 
@@ -126,25 +128,25 @@ GLOBAL = {
 def test_global_module_hooks_are_called_for_every_module(kind):
     calls = []
     for patched in (False, True):
-        model, seen = llama(), []
+        model, hook_calls = llama(), []
         if patched:
             opmux.patch_model(model)
-        handle = GLOBAL[kind](seen)
+        handle = GLOBAL[kind](hook_calls)
         try:
-            calls.append((step(model), seen))
+            calls.append((step(model), hook_calls))
         finally:
             handle.remove()
-    ((loss, grads), wanted), ((found, ours), seen) = calls
-    close(found, loss)
+    ((loss, grads), expected_calls), ((result, ours), hook_calls) = calls
+    close(result, loss)
     close(ours, grads, 1e-4)
-    assert len(wanted) > 20 and sorted(map(str, seen)) == sorted(map(str, wanted))
+    assert len(expected_calls) > 20 and sorted(map(str, hook_calls)) == sorted(map(str, expected_calls))
 
 
 def test_removing_a_hook_enables_the_fused_code_again(monkeypatch):
     model = llama()
     opmux.patch_model(model)
-    norm, seen = model.model.layers[0].post_attention_layernorm, []
-    handle = norm.register_forward_hook(lambda *args: seen.append(1))
+    norm, hook_calls = model.model.layers[0].post_attention_layernorm, []
+    handle = norm.register_forward_hook(lambda *args: hook_calls.append(1))
     model(**batch())
     handle.remove()
     calls = []
@@ -152,7 +154,7 @@ def test_removing_a_hook_enables_the_fused_code_again(monkeypatch):
         type(norm), "__call__", lambda self, *args: calls.append(self) or nn.Module.__call__(self, *args)
     )
     model(**batch())
-    assert seen == [1] and model.model.norm in calls and norm not in calls
+    assert hook_calls == [1] and model.model.norm in calls and norm not in calls
 
 
 def test_the_report_names_the_modules_that_are_called_because_of_hooks():
@@ -178,8 +180,8 @@ def test_a_users_activation_is_called_even_with_a_known_name():
 
     expected = llama()
     model = llama()
-    for made in (expected, model):
-        made.model.layers[0].mlp.act_fn = SiLU()
+    for target in (expected, model):
+        target.model.layers[0].mlp.act_fn = SiLU()
     opmux.patch_model(model)
     close(step(model), step(expected))
 
@@ -191,8 +193,8 @@ def test_an_activation_of_a_subclass_is_called():
 
     expected, model = llama(), llama()
     opmux.patch_model(model)
-    for made in (expected, model):
-        made.model.layers[0].mlp.act_fn = Doubled()
+    for target in (expected, model):
+        target.model.layers[0].mlp.act_fn = Doubled()
     close(step(model), step(expected))
 
 
@@ -255,9 +257,9 @@ def test_a_function_replaced_after_patching_runs(name, again, monkeypatch):
     monkeypatch.setattr(home, name, replaced[name])
     if again:
         opmux.patch_model(model)
-    found, wanted = step(model), step(expected)
-    assert not torch.allclose(wanted[0], plain)
-    close(found, wanted)
+    actual, want = step(model), step(expected)
+    assert not torch.allclose(want[0], plain)
+    close(actual, want)
 
 
 def test_the_next_patch_notices_a_replaced_helper(monkeypatch):

@@ -64,8 +64,8 @@ def test_accelerates_hooks_can_be_removed_from_a_patched_model(when):
     close(step(model), expected)
     opmux.unpatch_model(model)
     assert not any(KEY in vars(module) for module in model.modules())
-    found = step(model)
-    assert torch.equal(found[0], expected[0])
+    result = step(model)
+    assert torch.equal(result[0], expected[0])
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ PARTS = ("norm", "mlp", "self_attn", "lm_head", "embed_tokens")
 
 
 def test_parts_kept_in_float32_work_as_in_the_original():
-    """For a bfloat16 model: where the original raises, the patched model raises too."""
+    """Tests a bfloat16 model: where the original raises, the patched model raises too."""
 
     def attempt(model):
         try:
@@ -124,12 +124,12 @@ def test_parts_kept_in_float32_work_as_in_the_original():
                 module.float()
         expected = attempt(model)
         opmux.patch_model(model)
-        found = attempt(model)
-        assert isinstance(found, str) == isinstance(expected, str), (wide, found, expected)
-        if not isinstance(found, str):
+        result = attempt(model)
+        assert isinstance(result, str) == isinstance(expected, str), (wide, result, expected)
+        if not isinstance(result, str):
             worked += 1
-            close(found[0], expected[0], 0.05)
-            assert {k: v.dtype for k, v in found[1].items()} == {k: v.dtype for k, v in expected[1].items()}
+            close(result[0], expected[0], 0.05)
+            assert {k: v.dtype for k, v in result[1].items()} == {k: v.dtype for k, v in expected[1].items()}
     assert worked >= 4
 
 
@@ -141,19 +141,19 @@ def test_float32_norms_work_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         expected = step(model)
         opmux.patch_model(model)
-        found = step(model)
-    close(found[0], expected[0], 0.05)
+        result = step(model)
+    close(result[0], expected[0], 0.05)
 
 
 def test_a_patched_model_can_be_moved_to_another_dtype():
     model = llama()
     opmux.patch_model(model)
     step(model)
-    found = step(model.to(torch.float64))
+    result = step(model.to(torch.float64))
     opmux.unpatch_model(model)
     expected = step(model)
-    close(found[0].double(), expected[0].double())
-    close(found[1], expected[1])
+    close(result[0].double(), expected[0].double())
+    close(result[1], expected[1])
 
 
 # ---- parametrizations, other layers ---------------------------------------------------------------------------------
@@ -255,28 +255,28 @@ def test_a_parametrization_can_be_removed_from_a_patched_model():
     close(step(model), step(expected))
 
 
-@pytest.mark.parametrize("kept", ["first", "last"])
-def test_the_stages_of_a_pipeline_are_patched(kept):
+@pytest.mark.parametrize("layers", ["first", "last"])
+def test_the_stages_of_a_pipeline_are_patched(layers):
     """The first stage has embeddings and no head, the last a head and no embeddings."""
 
     def run(model):
-        model.model.layers = model.model.layers[:1] if kept == "first" else model.model.layers[1:]
+        model.model.layers = model.model.layers[:1] if layers == "first" else model.model.layers[1:]
         ids = batch()["input_ids"]
-        if kept == "first":
+        if layers == "first":
             model.lm_head, model.model.norm = nn.Identity(), nn.Identity()
-            given = {"input_ids": ids}
+            inputs = {"input_ids": ids}
         else:
             model.model.embed_tokens = None
-            given = {"inputs_embeds": torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0)), "labels": ids}
-        return model, given
+            inputs = {"inputs_embeds": torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0)), "labels": ids}
+        return model, inputs
 
-    expected, given = run(llama())
+    expected, inputs = run(llama())
     model, _ = run(llama())
     opmux.patch_model(model)
-    found, wanted = model(**given), expected(**given)
-    close(found.logits, wanted.logits)
-    if kept == "last":
-        close(found.loss, wanted.loss)
+    actual, want = model(**inputs), expected(**inputs)
+    close(actual.logits, want.logits)
+    if layers == "last":
+        close(actual.loss, want.loss)
 
 
 def test_a_model_without_a_head_is_patched():
@@ -293,10 +293,12 @@ def test_disabled_adapters_use_the_original_head():
 
     def adapted():
         torch.manual_seed(0)
-        made = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+        adapted_model = peft.get_peft_model(
+            llama(), peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+        )
         with torch.no_grad():
-            made.base_model.model.lm_head.modules_to_save["default"].weight.mul_(1.5)
-        return made
+            adapted_model.base_model.model.lm_head.modules_to_save["default"].weight.mul_(1.5)
+        return adapted_model
 
     expected, model = adapted(), adapted()
     opmux.patch_model(model)
@@ -311,15 +313,15 @@ def test_two_optimizers_can_share_a_patched_model():
             torch.optim.SGD(model.lm_head.parameters(), 0.1),
             torch.optim.AdamW(model.model.parameters(), 0.01),
         )
-        found = []
+        losses = []
         for seed in range(4):
             out = model(**batch(seed=seed))
             out.loss.backward()
             for optimizer in (heads, rest) if seed % 2 else (rest,):
                 optimizer.step()
                 optimizer.zero_grad()
-            found.append(out.loss.detach())
-        return torch.stack(found)
+            losses.append(out.loss.detach())
+        return torch.stack(losses)
 
     expected, model = llama(), llama()
     opmux.patch_model(model)

@@ -76,9 +76,9 @@ def test_a_tuple_output_has_the_models_logits():
     model = llama()
     expected = model(**batch(), return_dict=False)
     opmux.patch_model(model)
-    found = model(**batch(), return_dict=False)
-    assert type(found) is tuple and len(found) == len(expected)
-    close(found[:2], expected[:2])
+    output = model(**batch(), return_dict=False)
+    assert type(output) is tuple and len(output) == len(expected)
+    close(output[:2], expected[:2])
 
 
 def test_reading_the_loss_computes_no_logits(computed):
@@ -93,7 +93,7 @@ def test_reading_the_loss_computes_no_logits(computed):
 
 @pytest.mark.parametrize("before", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
 def test_gradients_flow_through_logits_that_are_read(before):
-    """For another loss on the logits (distillation, entropy), also after a metric read them without a gradient."""
+    """Another loss on the logits needs this (distillation), also after a metric read them without a gradient."""
 
     def gradient(model):
         model.zero_grad()
@@ -110,7 +110,7 @@ def test_gradients_flow_through_logits_that_are_read(before):
 
 
 def test_reading_logits_of_an_earlier_step_raises():
-    """They would be computed with the updated weight."""
+    """The logits would be computed with the updated weight."""
     model = llama()
     opmux.patch_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

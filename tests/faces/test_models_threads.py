@@ -17,30 +17,30 @@ from opmux.faces.models.logits import are_late
 
 def losses_of_threads(model, batches, steps):
     """The losses of each thread; every thread calls the model with its own batch."""
-    found, errors, start = [[] for _ in batches], [], threading.Barrier(len(batches))
+    losses, errors, start = [[] for _ in batches], [], threading.Barrier(len(batches))
 
-    def run(place):
+    def run(index):
         start.wait()
         try:
             for _ in range(steps):
-                found[place].append(model(**batches[place]).loss.detach())
+                losses[index].append(model(**batches[index]).loss.detach())
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(batches))]
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(batches))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not errors, errors
-    return found
+    return losses
 
 
 @pytest.mark.parametrize("shapes", [[(2, 9), (2, 9)], [(2, 9), (1, 17), (3, 6), (2, 8)]])
 def test_threads_get_the_losses_of_their_own_labels(shapes):
     model = llama()
     batches = [batch(*shape, seed=seed) for seed, shape in enumerate(shapes)]
-    expected = [model(**given).loss.detach() for given in batches]
+    expected = [model(**batch).loss.detach() for batch in batches]
     assert len({round(float(loss), 3) for loss in expected}) == len(batches)
     opmux.patch_model(model)
     for losses, want in zip(losses_of_threads(model, batches, 40), expected, strict=True):
@@ -50,25 +50,25 @@ def test_threads_get_the_losses_of_their_own_labels(shapes):
 def test_nested_forwards_both_keep_their_losses():
     model = llama()
     outer, inner = batch(seed=3), batch(seed=4)
-    expected = [model(**given).loss.detach() for given in (outer, inner)]
+    expected = [model(**batch).loss.detach() for batch in (outer, inner)]
     opmux.patch_model(model)
-    found = []
+    losses = []
 
     def nested(module, args, output):
-        if not found:
-            found.append(None)
-            found[0] = model(**inner).loss.detach()
+        if not losses:
+            losses.append(None)
+            losses[0] = model(**inner).loss.detach()
 
     model.model.register_forward_hook(nested)  # runs before the outer call's head
     loss = model(**outer).loss.detach()
-    close(torch.stack([loss, found[0]]), torch.stack(expected))
+    close(torch.stack([loss, losses[0]]), torch.stack(expected))
 
 
 def test_interleaved_coroutines_keep_their_losses():
     """Each forward waits before its head until the other one has got there too."""
     model = llama()
     batches = [batch(seed=3), batch(seed=4)]
-    expected = torch.stack([model(**given).loss.detach() for given in batches])
+    expected = torch.stack([model(**batch).loss.detach() for batch in batches])
     opmux.patch_model(model)
     meeting = threading.Barrier(2)
 
@@ -78,7 +78,7 @@ def test_interleaved_coroutines_keep_their_losses():
     model.model.register_forward_hook(meet)
 
     async def both():
-        return await asyncio.gather(*(asyncio.to_thread(lambda b=given: model(**b).loss.detach()) for given in batches))
+        return await asyncio.gather(*(asyncio.to_thread(lambda b=batch: model(**b).loss.detach()) for batch in batches))
 
     close(torch.stack(asyncio.run(both())), expected)
 
@@ -165,8 +165,8 @@ def test_functional_call_in_vmap_uses_the_given_parameters():
     parameters = {name: torch.stack([p, p * 1.1]) for name, p in model.named_parameters()}
     ids = batch()["input_ids"]
 
-    def logits(given):
-        return torch.func.functional_call(model, given, (ids,), {"use_cache": False}).logits
+    def logits(parameters):
+        return torch.func.functional_call(model, parameters, (ids,), {"use_cache": False}).logits
 
     expected = torch.stack([logits({k: v[i] for k, v in parameters.items()}) for i in range(2)])
     opmux.patch_model(model)
@@ -179,8 +179,8 @@ def test_checkpointing_reruns_the_forward_in_backward(reentrant):
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     expected = step(model)
     opmux.patch_model(model)
-    found = step(model)
-    close(found, expected)
+    result = step(model)
+    close(result, expected)
 
 
 def test_a_whole_model_can_be_checkpointed():

@@ -77,24 +77,24 @@ def test_a_sample_of_each_op_agrees_in_every_dtype(dtype):
 
 
 @pytest.fixture
-def crew(monkeypatch, tmp_path):
-    """A crew with one worker at a time, a fake whose behaviour follows from the unit's name."""
+def worker_pool(monkeypatch, tmp_path):
+    """A pool with one worker at a time, a fake whose behaviour follows from the unit's name."""
     monkeypatch.syspath_prepend(HOME)
     import opinfo
 
     class Scripted:
-        made = 0
+        count = 0
 
         def __init__(self, device, limit):
-            Scripted.made += 1
+            Scripted.count += 1
             self.said = "ready"
 
         def ask(self, unit):
-            found = opinfo.Report("toy", units=[unit])
-            found.of("add", "float32").run += 1
+            report = opinfo.Report("toy", units=[unit])
+            report.of("add", "float32").run += 1
             if "lost" in unit:
-                found.failures.append(opinfo.Failure("lost", "float32", 3, "device", "illegal memory access"))
-            self.said = {"hangs float32": None, "crashes float32": ""}.get(unit, found.as_json())
+                report.failures.append(opinfo.Failure("lost", "float32", 3, "device", "illegal memory access"))
+            self.said = {"hangs float32": None, "crashes float32": ""}.get(unit, report.as_json())
 
         def answer(self, seconds):
             return self.said
@@ -103,23 +103,25 @@ def crew(monkeypatch, tmp_path):
             return "exit status -11; Segmentation fault"
 
     monkeypatch.setattr(opinfo, "Worker", Scripted)
-    given = Namespace(device="toy", limit=None, processes=1, seconds=60, unit_seconds=5, json=str(tmp_path / "r.json"))
+    options = Namespace(
+        device="toy", limit=None, processes=1, seconds=60, unit_seconds=5, json=str(tmp_path / "r.json")
+    )
 
     def run(*units):
-        made = opinfo.Crew(given, [f"{unit} float32" for unit in units], opinfo.Report("toy"))
+        pool = opinfo.WorkerPool(options, [f"{unit} float32" for unit in units], opinfo.Report("toy"))
         monkeypatch.setattr(opinfo.time, "sleep", lambda seconds: None)
-        made.run()
-        return opinfo.Report.from_json(json.loads(Path(given.json).read_text())), Scripted.made
+        pool.run()
+        return opinfo.Report.from_json(json.loads(Path(options.json).read_text())), Scripted.count
 
     return run
 
 
-def test_a_worker_that_ends_is_replaced_and_reported_by_op(crew):
-    found, workers = crew("good", "crashes", "hangs", "lost", "fine")
-    assert [(f.op, f.form) for f in found.failures] == [
+def test_a_worker_that_ends_is_replaced_and_reported_by_op(worker_pool):
+    report, workers = worker_pool("good", "crashes", "hangs", "lost", "fine")
+    assert [(f.op, f.form) for f in report.failures] == [
         ("crashes", "crash"), ("hangs", "time limit"), ("lost", "device"),
     ]  # fmt: skip
-    assert "Segmentation fault" in found.failures[0].words and "5 s" in found.failures[1].words
-    assert workers == 4 and found.left == []
-    assert found.tallies["add"]["float32"].run == 3 and len(found.units) == 5
-    assert found.unexpected() == found.failures
+    assert "Segmentation fault" in report.failures[0].words and "5 s" in report.failures[1].words
+    assert workers == 4 and report.left == []
+    assert report.tallies["add"]["float32"].run == 3 and len(report.units) == 5
+    assert report.unexpected() == report.failures

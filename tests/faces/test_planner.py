@@ -12,8 +12,8 @@ from opmux.machine import vendors
 
 
 @pytest.fixture
-def alike(monkeypatch):
-    """As if nothing was set in code: hides what other tests have registered or set."""
+def as_at_start(monkeypatch):
+    """A process in which nothing was set in code: hides what other tests have registered or set."""
     registry = get_default_manager().registry
     known = [i for i in registry.all_impls() if is_foreign(i)]
     monkeypatch.setattr(planner, "is_foreign", lambda impl: is_foreign(impl) and all(impl is not one for one in known))
@@ -26,24 +26,24 @@ def alike(monkeypatch):
     reset_global_policy()
 
 
-def test_no_planner_after_set_policy_in_code(alike):
+def test_no_planner_after_set_policy_in_code(as_at_start):
     opmux.set_policy("reference")
     assert not planner._decides_alike()
     reset_global_policy()
     assert planner._decides_alike()
 
 
-def test_a_policy_from_the_environment_allows_a_planner(alike, setenv):
+def test_a_policy_from_the_environment_allows_a_planner(as_at_start, setenv):
     setenv(OPMUX_PREFER="reference")
     assert planner._decides_alike()
 
 
-def test_a_malformed_variable_prevents_a_planner_without_an_error(alike):
-    alike.setenv("OPMUX_STRICT", "perhaps")
+def test_a_malformed_variable_prevents_a_planner_without_an_error(as_at_start):
+    as_at_start.setenv("OPMUX_STRICT", "perhaps")
     assert not planner._decides_alike()
 
 
-def test_no_planner_after_registering_an_implementation(alike):
+def test_no_planner_after_registering_an_implementation(as_at_start):
     registry = get_default_manager().registry
     registry.register_impl(
         OpImpl("softmax", "vendor.mine", BackendImplKind.VENDOR, "mine", lambda x, dim: x, outside=True)
@@ -55,25 +55,25 @@ def test_no_planner_after_registering_an_implementation(alike):
     assert planner._decides_alike()
 
 
-def test_no_planner_after_an_implementation_has_failed(alike):
-    alike.setattr(type(get_default_manager()), "failures", lambda self: ["a failure"])
+def test_no_planner_after_an_implementation_has_failed(as_at_start):
+    as_at_start.setattr(type(get_default_manager()), "failures", lambda self: ["a failure"])
     assert not planner._decides_alike()
 
 
-def test_without_cuda_no_planner_is_started(alike):
-    alike.setattr(planner.launching, "drives", lambda: False)
-    alike.setattr(planner, "_start", lambda *_: pytest.fail("a process was started"))
+def test_without_cuda_no_planner_is_started(as_at_start):
+    as_at_start.setattr(planner.launching, "drives", lambda: False)
+    as_at_start.setattr(planner, "_start", lambda *_: pytest.fail("a process was started"))
     planner.use(True)
     assert planner._PlannerState.socket is None and not gate.waiting()
 
 
-def test_a_failing_planner_is_reported_once_with_its_output(alike, caplog):
-    alike.setattr(planner, "_possible", lambda: not planner._PlannerState.failed)
-    alike.setattr(planner, "_facts", dict)
-    alike.setattr(planner, "PROGRAM", "raise OSError('no such chip')")
-    alike.setattr(planner.launching._LaunchingState, "planned", False)
+def test_a_failing_planner_is_reported_once_with_its_output(as_at_start, caplog):
+    as_at_start.setattr(planner, "_possible", lambda: not planner._PlannerState.failed)
+    as_at_start.setattr(planner, "_facts", dict)
+    as_at_start.setattr(planner, "PROGRAM", "raise OSError('no such chip')")
+    as_at_start.setattr(planner.launching._LaunchingState, "planned", False)
     for name in ("failed", "process", "socket", "errors"):
-        alike.setattr(planner._PlannerState, name, getattr(planner._PlannerState, name))
+        as_at_start.setattr(planner._PlannerState, name, getattr(planner._PlannerState, name))
     with caplog.at_level("WARNING"):
         planner.use(True)
         assert planner._PlannerState.process.wait(30) == 1
@@ -83,7 +83,7 @@ def test_a_failing_planner_is_reported_once_with_its_output(alike, caplog):
     planner.stop()
 
 
-def test_the_planner_can_be_disabled(alike):
-    alike.setenv("OPMUX_PLANNER", "0")
-    alike.setattr(planner.launching, "drives", lambda: pytest.fail("was asked"))
+def test_the_planner_can_be_disabled(as_at_start):
+    as_at_start.setenv("OPMUX_PLANNER", "0")
+    as_at_start.setattr(planner.launching, "drives", lambda: pytest.fail("was asked"))
     planner.use(True)

@@ -7,8 +7,7 @@ import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from largest_tensor import LargestTensor
 
 import opmux.functional as ours
 import opmux.nn
@@ -95,12 +94,12 @@ DPO = {  # functions of the pair's log-ratios
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "mean"])
 def test_dpo_matches_the_formula(kind, average):
     d = Data()
-    made = ours.fused_linear_dpo(
+    result = ours.fused_linear_dpo(
         d.x, d.w, d.target, d.b, *d.ref, loss_type=kind, beta=BETA, label_smoothing=EPS, average_log_prob=average
     )
     mean = average or kind == "ipo"
     ratios = log_probs(d.x, d.w, d.b, d.target, mean) - log_probs(*d.ref, d.target, mean)
-    same(made.loss, DPO[kind](*ratios.chunk(2)).mean(), d)
+    same(result.loss, DPO[kind](*ratios.chunk(2)).mean(), d)
 
 
 def test_all_kinds_of_dpo_are_tested():
@@ -109,11 +108,11 @@ def test_all_kinds_of_dpo_are_tested():
     assert set(DPO_LOSSES) == set(DPO)
 
 
-def test_dpo_without_a_reference_model(parts):
+def test_dpo_needs_no_reference_model(parts):
     d = Data()
-    made = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, beta=BETA)
+    result = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, beta=BETA)
     c, r = log_probs(d.x, d.w, d.b, d.target).chunk(2)
-    same(made.loss, dpo_term(c - r).mean(), d)
+    same(result.loss, dpo_term(c - r).mean(), d)
 
 
 def test_cpo_simpo_and_orpo_match_their_formulas(parts):
@@ -123,43 +122,43 @@ def test_cpo_simpo_and_orpo_match_their_formulas(parts):
     c, r = log_probs(d.x, d.w, d.b, d.target).chunk(2)
     mc, mr = log_probs(d.x, d.w, d.b, d.target, average=True).chunk(2)
 
-    made = ours.fused_linear_cpo(d.x, d.w, d.target, d.b, beta=BETA, label_smoothing=EPS, alpha=0.7)
-    same(made.loss, DPO["sigmoid"](c, r).mean() + 0.7 * nll, d)
-    made = ours.fused_linear_cpo(d.x, d.w, d.target, d.b, beta=BETA, compute_nll_loss=False, average_log_prob=True)
-    same(made.loss, dpo_term(mc - mr).mean(), d)
-    assert made.nll_loss == 0
+    result = ours.fused_linear_cpo(d.x, d.w, d.target, d.b, beta=BETA, label_smoothing=EPS, alpha=0.7)
+    same(result.loss, DPO["sigmoid"](c, r).mean() + 0.7 * nll, d)
+    result = ours.fused_linear_cpo(d.x, d.w, d.target, d.b, beta=BETA, compute_nll_loss=False, average_log_prob=True)
+    same(result.loss, dpo_term(mc - mr).mean(), d)
+    assert result.nll_loss == 0
 
-    made = ours.fused_linear_simpo(d.x, d.w, d.target, d.b, beta=BETA, gamma=0.4)
-    same(made.loss, -log_sigmoid(BETA * (mc - mr) - 0.4).mean(), d)
+    result = ours.fused_linear_simpo(d.x, d.w, d.target, d.b, beta=BETA, gamma=0.4)
+    same(result.loss, -log_sigmoid(BETA * (mc - mr) - 0.4).mean(), d)
 
     odds = lambda x: torch.exp(x) / (1 - torch.exp(x))
-    made = ours.fused_linear_orpo(d.x, d.w, d.target, d.b, beta=BETA)
-    same(made.loss, nll - BETA * log_sigmoid(torch.log(odds(mc) / odds(mr))).mean(), d)
-    torch.testing.assert_close(made.log_odds_chosen, torch.log(odds(mc) / odds(mr)).mean().detach())
+    result = ours.fused_linear_orpo(d.x, d.w, d.target, d.b, beta=BETA)
+    same(result.loss, nll - BETA * log_sigmoid(torch.log(odds(mc) / odds(mr))).mean(), d)
+    torch.testing.assert_close(result.log_odds_chosen, torch.log(odds(mc) / odds(mr)).mean().detach())
 
 
 @pytest.mark.parametrize("kl", [None, torch.tensor(0.2), torch.tensor([0.2]), wave(B)], ids=["", "0-d", "1", "batch"])
 def test_kto_matches_the_formula(kl, parts):
     d = Data()
-    made = ours.fused_linear_kto(d.x, d.w, d.target, LABELS, d.b, *d.ref, kl, beta=BETA)
+    result = ours.fused_linear_kto(d.x, d.w, d.target, LABELS, d.b, *d.ref, kl, beta=BETA)
     gain = log_probs(d.x, d.w, d.b, d.target) - log_probs(*d.ref, d.target) - (0.0 if kl is None else kl)
     value = torch.stack([sigmoid(BETA * g) if label else sigmoid(-BETA * g) for g, label in zip(gain, LABELS)])
-    same(made.loss, (1 - value).mean(), d)
+    same(result.loss, (1 - value).mean(), d)
 
 
 def test_log_probs_logit_means_and_rewards_are_returned():
     d = Data()
     logits, both = d.x @ d.w.T + d.b, log_probs(d.x, d.w, d.b, d.target)
-    made = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref, compute_nll_loss=True)
+    result = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref, compute_nll_loss=True)
     rewards = 0.1 * (both - log_probs(*d.ref, d.target))
     nll = -both[:2].sum() / (d.target[:2] != -100).sum()
     want = [*both.chunk(2), logits[:2].mean(), logits[2:].mean(), nll, *rewards.chunk(2)]
-    for got, one in zip(made[1:8], want, strict=True):
+    for got, one in zip(result[1:8], want, strict=True):
         torch.testing.assert_close(got, one.detach())
         assert not got.requires_grad
-    made = ours.fused_linear_kto(d.x, d.w, d.target, LABELS, d.b, *d.ref)
+    result = ours.fused_linear_kto(d.x, d.w, d.target, LABELS, d.b, *d.ref)
     want = [v[kind].sum() for v in (both, logits, rewards) for kind in (LABELS, ~LABELS)]
-    for got, one in zip(made[1:], want, strict=True):
+    for got, one in zip(result[1:], want, strict=True):
         torch.testing.assert_close(got, one.detach())
         assert not got.requires_grad
 
@@ -206,20 +205,20 @@ LIGER = {
 }
 
 
-def as_liger(made, data, numbers, logged):
-    got = [made[0].item(), *(g.abs().sum().item() for g in data.grads(made[0]))]
+def as_liger(result, data, numbers, logged):
+    got = [result[0].item(), *(g.abs().sum().item() for g in data.grads(result[0]))]
     assert got == pytest.approx(numbers, rel=2e-5, abs=2e-6)
-    assert [v.sum().item() for v in made[1:] if v is not None] == pytest.approx(logged, rel=2e-5, abs=2e-5)
+    assert [v.sum().item() for v in result[1:] if v is not None] == pytest.approx(logged, rel=2e-5, abs=2e-5)
 
 
 @pytest.mark.parametrize("kind", LIGER_DPO)
 def test_dpo_matches_liger(kind):
     d, smoothing = Data(torch.float32), 0.1 if kind in ("exo_pair", "robust") else 0.0
-    made = ours.fused_linear_dpo(
+    result = ours.fused_linear_dpo(
         d.x, d.w, d.target, d.b, *d.ref, loss_type=kind, beta=0.3, label_smoothing=smoothing, compute_nll_loss=True,
         alpha=0.5,
     )  # fmt: skip
-    as_liger(made, d, LIGER_DPO[kind], LOGGED)
+    as_liger(result, d, LIGER_DPO[kind], LOGGED)
 
 
 def test_orpo_cpo_simpo_and_kto_match_liger():
@@ -229,10 +228,10 @@ def test_orpo_cpo_simpo_and_kto_match_liger():
     as_liger(ours.fused_linear_orpo(*args), d, *LIGER["orpo"])
     as_liger(ours.fused_linear_orpo(*args, other), d, *LIGER["orpo nll_target"])
     as_liger(ours.fused_linear_cpo(*args, label_smoothing=0.1, alpha=0.5), d, *LIGER["cpo"])
-    made = ours.fused_linear_simpo(*args, beta=2.0, label_smoothing=0.1, compute_nll_loss=True)
-    as_liger(made, d, *LIGER["simpo"])
-    made = ours.fused_linear_kto(d.x, d.w, d.target, LABELS, d.b, *d.ref, torch.tensor(0.2))
-    as_liger(made, d, *LIGER["kto"])
+    result = ours.fused_linear_simpo(*args, beta=2.0, label_smoothing=0.1, compute_nll_loss=True)
+    as_liger(result, d, *LIGER["simpo"])
+    result = ours.fused_linear_kto(d.x, d.w, d.target, LABELS, d.b, *d.ref, torch.tensor(0.2))
+    as_liger(result, d, *LIGER["kto"])
 
 
 # ---- GRPO -----------------------------------------------------------------------------------------------------------
@@ -260,14 +259,14 @@ def grpo_truth(kind, level, x, ref):
     """Token by token, from the log-probabilities x, with the options that grpo_options returns."""
     of_sequences, lengths = [], MASK.sum(-1)
     for b in range(B):
-        A, at = ADVANTAGES[b].double(), [t for t in range(T) if MASK[b, t]]
+        A, kept = ADVANTAGES[b].double(), [t for t in range(T) if MASK[b, t]]
         log_ratio = x[b] - OLD[b]
-        mean = sum(log_ratio[t] for t in at) / len(at)
-        w = sum(log_ratio[t].detach() + RATIO[b, t].log() for t in at).exp()
+        mean = sum(log_ratio[t] for t in kept) / len(kept)
+        w = sum(log_ratio[t].detach() + RATIO[b, t].log() for t in kept).exp()
         k, slope = (2.0, 3.0) if A >= 0 else (3.0, 2.0)
         phi = math.exp(slope) * w**k * torch.exp(-slope * w)
         total = 0.0
-        for t in at:
+        for t in kept:
             ratio, off = torch.exp(mean if level == "sequence" else log_ratio[t]), ref[b, t] - x[b, t]
             term = policy_term(kind, x[b, t], ratio, phi, A) * (1.0 if kind == "vespo" else RATIO[b, t])
             total = total + term + 0.04 * (torch.exp(off) - off - 1) * ratio
@@ -303,16 +302,16 @@ def test_grpo_matches_the_formula(kind, level):
     padded = lambda t: torch.where(MASK, t, torch.nan)  # values outside the mask must not matter
     ref, options = padded(logp(logits(*d.ref))), grpo_options(kind, level)
     others = ADVANTAGES, MASK
-    given = ours.fused_linear_grpo(
+    fused = ours.fused_linear_grpo(
         d.x, d.w, torch.where(MASK, ids, -7), *others, d.b, padded(OLD), ref, vllm_is_ratio=padded(RATIO), **options
     )
-    same(given.loss, want, d)
-    made = ours.fused_linear_grpo(d.x, d.w, ids, *others, d.b, OLD, None, *d.ref, RATIO, **options)
-    torch.testing.assert_close(made, given)
+    same(fused.loss, want, d)
+    result = ours.fused_linear_grpo(d.x, d.w, ids, *others, d.b, OLD, None, *d.ref, RATIO, **options)
+    torch.testing.assert_close(result, fused)
     y = torch.nn.functional.pad((d.x @ d.w.T + d.b).detach(), (0, 0, 0, 1), value=torch.nan).requires_grad_()
-    made = ours.grpo_loss(y, OLD, ref, ids, *others, RATIO, **options)
-    torch.testing.assert_close(made, given)
-    (got,) = torch.autograd.grad(made.loss, y)
+    result = ours.grpo_loss(y, OLD, ref, ids, *others, RATIO, **options)
+    torch.testing.assert_close(result, fused)
+    (got,) = torch.autograd.grad(result.loss, y)
     z = y.detach()[:, :-1].requires_grad_()
     want = grpo_truth(kind, level, logp(z / 0.8), logp(logits(*d.ref)))
     torch.testing.assert_close(got[:, :-1], torch.autograd.grad(want, z)[0])
@@ -322,12 +321,14 @@ def test_grpo_matches_the_formula(kind, level):
 def test_grpo_without_reduction_returns_a_loss_per_token():
     d = Data()
     ids, options = d.target.clamp(min=0), grpo_options("bnpo", "token")
-    made = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b, OLD, None, *d.ref, reduction="none", **options)
+    result = ours.fused_linear_grpo(
+        d.x, d.w, ids, ADVANTAGES, MASK, d.b, OLD, None, *d.ref, reduction="none", **options
+    )
     whole = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b, OLD, None, *d.ref, **options)
-    for each, mean in zip(made, whole, strict=True):
+    for each, mean in zip(result, whole, strict=True):
         assert each.shape == (B, T) and not each[~MASK].any()
         torch.testing.assert_close(each.sum().double() / MASK.sum(), mean)
-    same(made.loss.sum() / MASK.sum(), whole.loss, d)
+    same(result.loss.sum() / MASK.sum(), whole.loss, d)
     each = ADVANTAGES[:, None].expand(B, T)
     torch.testing.assert_close(
         ours.fused_linear_grpo(d.x, d.w, ids, each, MASK, d.b, OLD, None, *d.ref, **options), whole
@@ -337,16 +338,16 @@ def test_grpo_without_reduction_returns_a_loss_per_token():
 def test_grpo_options_scale_and_mask_the_loss():
     d = Data()
     ids = d.target.clamp(min=0)
-    of = lambda **options: ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b, OLD, **options)
-    plain = of()
-    assert plain.kl is None and of(reduction="none").clipped.dtype is torch.bool
+    loss_of = lambda **options: ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b, OLD, **options)
+    plain = loss_of()
+    assert plain.kl is None and loss_of(reduction="none").clipped.dtype is torch.bool
     for items in (40, torch.tensor(40)):
-        torch.testing.assert_close(of(num_items_in_batch=items).loss, plain.loss * MASK.sum() / 40)
+        torch.testing.assert_close(loss_of(num_items_in_batch=items).loss, plain.loss * MASK.sum() / 40)
     for ratio in (torch.full((B, T), 0.5), torch.full((B, 1), 0.5), torch.full((B,), 0.5)):
-        torch.testing.assert_close(of(vllm_is_ratio=ratio).loss, plain.loss / 2)
-    vespo = of(loss_type="vespo").loss
+        torch.testing.assert_close(loss_of(vllm_is_ratio=ratio).loss, plain.loss / 2)
+    vespo = loss_of(loss_type="vespo").loss
     for ratio in (torch.ones(B, T), torch.ones(B, 1), torch.ones(B)):
-        torch.testing.assert_close(of(loss_type="vespo", vllm_is_ratio=ratio).loss, vespo)
+        torch.testing.assert_close(loss_of(loss_type="vespo", vllm_is_ratio=ratio).loss, vespo)
     now = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b)  # the ratio is 1, but its gradient is not 0
     torch.testing.assert_close(now.loss, -(ADVANTAGES[:, None] * MASK).sum().double() / MASK.sum())
     assert all(g.any() for g in d.grads(now.loss))
@@ -358,15 +359,17 @@ def test_grpo_options_scale_and_mask_the_loss():
 
 def test_grpo_averages_over_the_tokens_of_all_processes(monkeypatch):
     d = Data()
-    of = lambda **options: ours.fused_linear_grpo(d.x, d.w, d.target.clamp(min=0), ADVANTAGES, MASK, **options).loss
-    alone = of()
+    loss_of = lambda **options: (
+        ours.fused_linear_grpo(d.x, d.w, d.target.clamp(min=0), ADVANTAGES, MASK, **options).loss
+    )
+    alone = loss_of()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     # the other process has 30 tokens
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda count: count.add_(30))
-    torch.testing.assert_close(of(), alone * MASK.sum() / ((MASK.sum() + 30) / 2))
+    torch.testing.assert_close(loss_of(), alone * MASK.sum() / ((MASK.sum() + 30) / 2))
     for items in (40, torch.tensor(40)):
-        torch.testing.assert_close(of(num_items_in_batch=items), alone * MASK.sum() / 20)
+        torch.testing.assert_close(loss_of(num_items_in_batch=items), alone * MASK.sum() / 20)
 
 
 LIGER_GRPO = {  # format as LIGER; no padding where Liger ignores the mask (only its luspo applies it)
@@ -390,11 +393,11 @@ LIGER_GRPO = {  # format as LIGER; no padding where Liger ignores the mask (only
 def test_grpo_matches_liger(kind, level):
     d, options = Data(torch.float32), grpo_options(kind, level)
     mask = torch.ones(B, T) if kind == "luspo" else MASK
-    made = ours.fused_linear_grpo(
+    result = ours.fused_linear_grpo(
         d.x, d.w, d.target.clamp(min=0), ADVANTAGES, mask, d.b, OLD, None, *d.ref, None if kind == "vespo" else RATIO,
         **options | dict(eps_high=1.1 if kind == "cispo" else 0.3),
     )  # fmt: skip
-    as_liger(made, d, *LIGER_GRPO[kind, level])
+    as_liger(result, d, *LIGER_GRPO[kind, level])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -402,7 +405,7 @@ def test_token_log_probs_match_the_formula_and_can_write_the_gradient_in_place(t
     target = Data().target
     for dtype in (torch.float64, torch.bfloat16):
         x = (3 * wave(B, T + 1, V)).to(dtype).requires_grad_()
-        kept = x.detach().clone()
+        original = x.detach().clone()
         got = ours.token_log_probs(x, target, temperature)
         exact = (x.double() / temperature).log_softmax(-1)[:, :-1]
         want = exact.gather(-1, target.clamp(min=0)[..., None])[..., 0] * (target != -100)
@@ -411,11 +414,11 @@ def test_token_log_probs_match_the_formula_and_can_write_the_gradient_in_place(t
         assert torch.equal(grad, torch.autograd.grad(got.sin().sum(), x)[0])  # a second backward
         (expected,) = torch.autograd.grad(want.sin().sum(), x)
         torch.testing.assert_close(grad, expected, rtol=1e-2 if dtype is torch.bfloat16 else 1e-6, atol=1e-6)
-        assert torch.equal(x, kept)
+        assert torch.equal(x, original)
 
         y = x * 1
         loss = ours.token_log_probs(y, target, temperature, in_place=True).sin().sum()
-        assert torch.equal(y, kept)
+        assert torch.equal(y, original)
         (written,) = torch.autograd.grad(loss, y, retain_graph=True)
         assert torch.equal(written, grad) and written.data_ptr() == y.data_ptr()
         with pytest.raises(RuntimeError, match="a second backward with in_place=True"):
@@ -451,11 +454,11 @@ WRONG_GRPO = {
 @pytest.mark.parametrize("wrong", WRONG_GRPO)
 def test_invalid_grpo_arguments_raise(wrong):
     d, (change, words) = Data(), WRONG_GRPO[wrong]
-    given = dict(completion_ids=d.target.clamp(min=0), advantages=ADVANTAGES, old_logp=None) | change
+    arguments = dict(completion_ids=d.target.clamp(min=0), advantages=ADVANTAGES, old_logp=None) | change
     with pytest.raises(ValueError, match=f"fused_linear_grpo: .*{words}"):
-        ours.fused_linear_grpo(d.x, d.w, **given)
+        ours.fused_linear_grpo(d.x, d.w, **arguments)
     with pytest.raises(ValueError, match=f"grpo_loss: .*{words}"):
-        ours.grpo_loss(wave(B, T + 1, V), ref_logp=None, **given)
+        ours.grpo_loss(wave(B, T + 1, V), ref_logp=None, **arguments)
     with pytest.raises(ValueError, match=r"fused_linear_grpo: completion_ids must have shape \(4, 3\)"):
         ours.fused_linear_grpo(d.x, d.w, d.target[:, :2], ADVANTAGES)
     with pytest.raises(ValueError, match=r"grpo_loss: logits must have shape \(batch, length, classes\)"):
@@ -494,17 +497,17 @@ def distilled(d, kind, beta, **options):
 @over_kinds
 def test_distillation_matches_the_formula(kind, beta, parts):
     d = Data()
-    kept = [t.detach().clone() for t in (*d.leaves, *d.ref)]
-    made, want = distilled(d, kind, beta), distillation_truth(kind, d, beta)
-    for got, one in zip(made[1:], want[1:], strict=True):
+    originals = [t.detach().clone() for t in (*d.leaves, *d.ref)]
+    result, want = distilled(d, kind, beta), distillation_truth(kind, d, beta)
+    for got, one in zip(result[1:], want[1:], strict=True):
         torch.testing.assert_close(got, one.detach())
         assert not got.requires_grad
-    torch.testing.assert_close(made.loss, want[0])
+    torch.testing.assert_close(result.loss, want[0])
     with torch.no_grad():
-        torch.testing.assert_close(distilled(d, kind, beta), made)
-    for a, b in zip(torch.autograd.grad(made.loss * 2, d.leaves), d.grads(want[0] * 2), strict=True):
+        torch.testing.assert_close(distilled(d, kind, beta), result)
+    for a, b in zip(torch.autograd.grad(result.loss * 2, d.leaves), d.grads(want[0] * 2), strict=True):
         torch.testing.assert_close(a, b)
-    assert all(torch.equal(a, b) for a, b in zip(kept, (*d.leaves, *d.ref), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(originals, (*d.leaves, *d.ref), strict=True))
 
 
 LIGER_DISTILLATION = {  # format as LIGER; cosine without ignored labels, which Liger counts
@@ -527,24 +530,24 @@ def test_distillation_matches_liger(kind, beta):
 def test_distillation_accepts_a_teacher_with_more_classes_and_another_hidden_size(parts):
     d = Data()
     d.ref = [wave(B, T, H + 2, phase=3.0), 2 * wave(V + 4, H + 2, phase=4.0), wave(V + 4, phase=5.0)]
-    made = distilled(d, "jsd", 0.3, temperature=1.0, weight_hard_loss=0.0, weight_soft_loss=1.0)
+    result = distilled(d, "jsd", 0.3, temperature=1.0, weight_hard_loss=0.0, weight_soft_loss=1.0)
     s, t = torch.nn.functional.pad(d.x @ d.w.T + d.b, (0, 4)), d.ref[0] @ d.ref[1].T + d.ref[2]
     q, p = s.softmax(-1), t.softmax(-1)
     m = 0.3 * p + 0.7 * q
     counts = d.target != -100
     want = ((0.3 * KL(p, m) + 0.7 * KL(q, m)) * counts).sum() / counts.sum()
-    torch.testing.assert_close(made.loss, want)
-    for a, b in zip(torch.autograd.grad(made.loss, d.leaves), d.grads(want), strict=True):
+    torch.testing.assert_close(result.loss, want)
+    for a, b in zip(torch.autograd.grad(result.loss, d.leaves), d.grads(want), strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_distillation_accepts_16_bit_frozen_and_empty_inputs():
     d, exact = Data(torch.bfloat16), Data()
-    made = distilled(d, "jsd", 0.5, accum_dtype=torch.float32)
+    result = distilled(d, "jsd", 0.5, accum_dtype=torch.float32)
     want = distillation_truth("jsd", exact, 0.5)
-    assert made.loss.dtype is torch.float32
-    torch.testing.assert_close(made.loss.double(), want[0], rtol=0.02, atol=0.02)
-    for a, b in zip(torch.autograd.grad(made.loss, d.leaves), exact.grads(want[0]), strict=True):
+    assert result.loss.dtype is torch.float32
+    torch.testing.assert_close(result.loss.double(), want[0], rtol=0.02, atol=0.02)
+    for a, b in zip(torch.autograd.grad(result.loss, d.leaves), exact.grads(want[0]), strict=True):
         assert a.dtype is torch.bfloat16
         torch.testing.assert_close(a.double(), b, rtol=0.1, atol=0.02)
     d = Data()
@@ -558,11 +561,11 @@ def test_distillation_accepts_16_bit_frozen_and_empty_inputs():
     for kind in ("jsd", "cosine"):
         d = Data()
         d.target.fill_(-100)
-        made = distilled(d, kind, 0.5)
-        assert made.loss == 0 and not any(g.any() for g in torch.autograd.grad(made.loss, d.leaves))
+        result = distilled(d, kind, 0.5)
+        assert result.loss == 0 and not any(g.any() for g in torch.autograd.grad(result.loss, d.leaves))
         empty = [t[:0] for t in (d.x, d.ref[0], d.target)]
-        made = ours.fused_linear_distillation(empty[0], d.w, empty[1], d.ref[1], empty[2], kind=kind)
-        assert made.loss == 0 and not torch.autograd.grad(made.loss, d.w)[0].any()
+        result = ours.fused_linear_distillation(empty[0], d.w, empty[1], d.ref[1], empty[2], kind=kind)
+        assert result.loss == 0 and not torch.autograd.grad(result.loss, d.w)[0].any()
 
 
 WRONG_DISTILLATION = {
@@ -579,11 +582,11 @@ WRONG_DISTILLATION = {
 @pytest.mark.parametrize("wrong", WRONG_DISTILLATION)
 def test_invalid_distillation_arguments_raise(wrong):
     d, (change, words) = Data(), WRONG_DISTILLATION[wrong]
-    given = dict(
+    arguments = dict(
         student_input=d.x, student_weight=d.w, teacher_input=d.ref[0], teacher_weight=d.ref[1], true_labels=d.target
     )
     with pytest.raises((ValueError, RuntimeError), match=f"fused_linear_distillation: {words}"):
-        ours.fused_linear_distillation(**given | change)
+        ours.fused_linear_distillation(**arguments | change)
 
 
 # ---- modules --------------------------------------------------------------------------------------------------------
@@ -593,7 +596,7 @@ def test_modules_match_their_functions():
     d = Data()
     pairs, teacher = (d.x, d.w, d.target, d.b), (d.x, d.w, d.ref[0], d.ref[1], d.target)
     tokens = d.x, d.w, d.target.clamp(min=0), ADVANTAGES
-    for made, want in (
+    for result, want in (
         (
             opmux.nn.FusedLinearDPOLoss(loss_type="ipo")(*pairs, *d.ref),
             ours.fused_linear_dpo(*pairs, *d.ref, loss_type="ipo"),
@@ -612,7 +615,7 @@ def test_modules_match_their_functions():
         (opmux.nn.JSDDistillationLoss(beta=0.1)(*teacher), ours.fused_linear_distillation(*teacher, beta=0.1)),
         (opmux.nn.CosineDistillationLoss()(*teacher), ours.fused_linear_distillation(*teacher, kind="cosine")),
     ):
-        torch.testing.assert_close([t for t in made if t is not None], [t for t in want if t is not None])
+        torch.testing.assert_close([t for t in result if t is not None], [t for t in want if t is not None])
     assert (
         str(opmux.nn.FusedLinearDPOLoss(beta=0.2, loss_type="ipo")) == "FusedLinearDPOLoss(loss_type='ipo', beta=0.2)"
     )
@@ -638,19 +641,6 @@ def test_linear_log_probs_match_the_formula(parts):
     same(got.sum(-1).sin().sum(), log_probs(d.x / 0.7, d.w, d.b, d.target).sin().sum(), d)
 
 
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any op returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        self.numel = max([self.numel, *(t.numel() for t in tree_leaves(made) if torch.is_tensor(t))])
-        return made
-
-
 def test_fused_losses_never_allocate_all_logits(monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", 4 * V * 4)
     bodies = (
@@ -661,11 +651,11 @@ def test_fused_losses_never_allocate_all_logits(monkeypatch):
     for module, name in bodies:  # a dispatch mode does not see the ops inside a custom op
         monkeypatch.setattr(module, name, getattr(module, name)._init_fn)
     d = Data(torch.float32, tokens=64)
-    with Largest() as seen:
+    with LargestTensor() as largest:
         d.grads(ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref).loss)
         d.grads(ours.fused_linear_grpo(d.x, d.w, d.target.clamp(min=0), ADVANTAGES, None, d.b).loss)
         torch.autograd.grad(distilled(d, "jsd", 0.5).loss, d.leaves)
-    assert B * 64 * H <= seen.numel < B * 64 * V
+    assert B * 64 * H <= largest.elements < B * 64 * V
 
 
 COMPILED = {
@@ -688,7 +678,7 @@ def test_frozen_arguments_get_no_gradient_and_inputs_are_not_written():
     for frozen in range(3):
         d = Data()
         leaves = d.leaves[frozen].requires_grad_(False), *(t for i, t in enumerate(d.leaves) if i != frozen)
-        kept = [t.detach().clone() for t in (*d.leaves, *d.ref, d.target)]
+        originals = [t.detach().clone() for t in (*d.leaves, *d.ref, d.target)]
         for t in d.ref:
             t.requires_grad_()
         loss = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref).loss
@@ -696,7 +686,7 @@ def test_frozen_arguments_get_no_gradient_and_inputs_are_not_written():
         loss.backward()  # a second backward
         assert leaves[0].grad is None and all(t.grad is None for t in d.ref)
         assert all(torch.equal(a, leaf.grad) for a, leaf in zip(first, leaves[1:], strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(kept, (*d.leaves, *d.ref, d.target), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(originals, (*d.leaves, *d.ref, d.target), strict=True))
 
 
 def test_losses_accept_empty_sequences_and_empty_batches():
@@ -704,26 +694,26 @@ def test_losses_accept_empty_sequences_and_empty_batches():
     for ignored in (0, 2, slice(None)):
         target = d.target.clone()
         target[ignored] = -100
-        for made in (
+        for result in (
             ours.fused_linear_dpo(d.x, d.w, target, d.b, *d.ref, average_log_prob=True),
             ours.fused_linear_simpo(d.x, d.w, target, d.b),
             ours.fused_linear_orpo(d.x, d.w, target, d.b, compute_nll_loss=False),
             ours.fused_linear_kto(d.x, d.w, target, LABELS, d.b, average_log_prob=True),
         ):
-            assert all(t.isfinite().all() for t in (made[0], *d.grads(made[0])))
-    made = ours.fused_linear_cpo(d.x[:0], d.w, d.target[:0], d.b, compute_nll_loss=False)
-    assert made.loss.isnan() and made.chosen_log_probs.shape == (0,)  # the mean of an empty batch, as in torch
-    assert not any(g.any() for g in d.grads(made.chosen_log_probs.sum() + made.loss.nan_to_num()))
+            assert all(t.isfinite().all() for t in (result[0], *d.grads(result[0])))
+    result = ours.fused_linear_cpo(d.x[:0], d.w, d.target[:0], d.b, compute_nll_loss=False)
+    assert result.loss.isnan() and result.chosen_log_probs.shape == (0,)  # the mean of an empty batch, as in torch
+    assert not any(g.any() for g in d.grads(result.chosen_log_probs.sum() + result.loss.nan_to_num()))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_dpo_accepts_16_bit_inputs(dtype):
     d, exact = Data(dtype), Data()
-    made = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref, accum_dtype=torch.float32)
+    result = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref, accum_dtype=torch.float32)
     want = ours.fused_linear_dpo(exact.x, exact.w, exact.target, exact.b, *exact.ref)
-    assert made.loss.dtype is torch.float32
-    torch.testing.assert_close(made.loss.double(), want.loss, rtol=0.02, atol=0.02)
-    for a, b in zip(d.grads(made.loss), exact.grads(want.loss), strict=True):
+    assert result.loss.dtype is torch.float32
+    torch.testing.assert_close(result.loss.double(), want.loss, rtol=0.02, atol=0.02)
+    for a, b in zip(d.grads(result.loss), exact.grads(want.loss), strict=True):
         assert a.dtype is dtype
         torch.testing.assert_close(a.double(), b, rtol=0.1, atol=0.03)
 
@@ -731,15 +721,15 @@ def test_dpo_accepts_16_bit_inputs(dtype):
 def test_losses_accept_autocast_and_transposed_inputs():
     d = Data(torch.float32)
     want = ours.fused_linear_cpo(d.x, d.w, d.target, d.b)
-    turned = d.x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    transposed = d.x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     w = d.w.detach().t().contiguous().t()
-    made = ours.fused_linear_cpo(turned, w, d.target.t().contiguous().t(), d.b)
-    torch.testing.assert_close(torch.autograd.grad(made.loss, turned)[0], torch.autograd.grad(want.loss, d.x)[0])
+    result = ours.fused_linear_cpo(transposed, w, d.target.t().contiguous().t(), d.b)
+    torch.testing.assert_close(torch.autograd.grad(result.loss, transposed)[0], torch.autograd.grad(want.loss, d.x)[0])
     with torch.autocast("cpu", torch.bfloat16):
-        made = ours.fused_linear_cpo(d.x, d.w, d.target, d.b)
-    assert made.loss.dtype is torch.float32
-    torch.testing.assert_close(made.loss, want.loss, rtol=0.02, atol=0.02)
-    torch.testing.assert_close(made.chosen_mean_logit, want.chosen_mean_logit)
+        result = ours.fused_linear_cpo(d.x, d.w, d.target, d.b)
+    assert result.loss.dtype is torch.float32
+    torch.testing.assert_close(result.loss, want.loss, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(result.chosen_mean_logit, want.chosen_mean_logit)
 
 
 WRONG = {
@@ -759,9 +749,9 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_invalid_arguments_raise(wrong):
     d, (change, words) = Data(), WRONG[wrong]
-    given = dict(target=d.target, bias=d.b, ref_input=d.ref[0], ref_weight=d.ref[1]) | change
+    arguments = dict(target=d.target, bias=d.b, ref_input=d.ref[0], ref_weight=d.ref[1]) | change
     with pytest.raises((ValueError, RuntimeError), match=words):
-        ours.fused_linear_dpo(d.x, d.w, **given)
+        ours.fused_linear_dpo(d.x, d.w, **arguments)
 
 
 def test_kto_rejects_a_wrong_number_of_labels():
@@ -778,12 +768,12 @@ def test_kto_rejects_a_wrong_number_of_kl_values():
 
 def test_log_probs_of_transposed_and_contiguous_logits_agree():
     """Within a sum's rounding errors: torch sums non-contiguous rows in another order."""
-    d, turned = Data(), wave(B, V, T).transpose(1, 2).requires_grad_()
-    straight = turned.detach().contiguous().requires_grad_()
-    tol = 8 * torch.finfo(turned.dtype).eps * math.log2(V)
-    got, want = (ours.token_log_probs(logits, d.target) for logits in (turned, straight))
+    d, transposed = Data(), wave(B, V, T).transpose(1, 2).requires_grad_()
+    straight = transposed.detach().contiguous().requires_grad_()
+    tol = 8 * torch.finfo(transposed.dtype).eps * math.log2(V)
+    got, want = (ours.token_log_probs(logits, d.target) for logits in (transposed, straight))
     torch.testing.assert_close(got, want, rtol=tol, atol=tol)
-    grads = [torch.autograd.grad(y.sum(), x)[0] for y, x in ((got, turned), (want, straight))]
+    grads = [torch.autograd.grad(y.sum(), x)[0] for y, x in ((got, transposed), (want, straight))]
     torch.testing.assert_close(*grads, rtol=tol, atol=tol)
 
 

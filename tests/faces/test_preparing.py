@@ -48,14 +48,14 @@ def test_ops_are_enabled_when_the_other_process_has_finished(preparing):
 
 
 def test_ops_are_enabled_in_the_main_thread(preparing, monkeypatch):
-    found = []
+    enabled = []
     turn_on = switch.Selection.turn_on
-    note = lambda self, *args, **kwargs: (found.append(threading.current_thread()), turn_on(self, *args, **kwargs))
+    note = lambda self, *args, **kwargs: (enabled.append(threading.current_thread()), turn_on(self, *args, **kwargs))
     monkeypatch.setattr(switch.Selection, "turn_on", note)
     opmux.enable()
     threading.Thread(target=preparing[0], args=("",)).start()
     until(opmux.enabled_ops)
-    assert found == [threading.main_thread()]
+    assert enabled == [threading.main_thread()]
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_ops_are_enabled_if_no_process_can_be_started(preparing, monkeypatch):
 
 
 def ended(program):
-    found = []
-    background.run(program, found.append)
-    until(lambda: found)
-    return found[0]
+    ended = []
+    background.run(program, ended.append)
+    until(lambda: ended)
+    return ended[0]
 
 
 def test_the_compiling_program_succeeds():
@@ -124,19 +124,19 @@ def test_overloads_are_registered_in_short_steps(preparing, monkeypatch, tmp_pat
     chosen = opmux.enable(wait=True)
     assert len(chosen) == 3
     opmux.disable()
-    seen, register = [], engine.register_deferred
-    note = lambda *args, **kwargs: (register(*args, **kwargs), seen.append(opmux.enabled_ops()))
+    steps, register = [], engine.register_deferred
+    note = lambda *args, **kwargs: (register(*args, **kwargs), steps.append(opmux.enabled_ops()))
     monkeypatch.setattr(engine, "register_deferred", note)
     opmux.enable()
     preparing[0]("")
     if replaced:
-        until(lambda: seen)
+        until(lambda: steps)
         opmux.disable()
         time.sleep(0.3)
-        assert len(seen) <= 2 and not opmux.enabled_ops() and engine.native_of("_softmax", "cpu") is None
+        assert len(steps) <= 2 and not opmux.enabled_ops() and engine.native_of("_softmax", "cpu") is None
     else:
         until(opmux.enabled_ops)
-        assert opmux.enabled_ops() == chosen and seen[:3] == [[], [], []]
+        assert opmux.enabled_ops() == chosen and steps[:3] == [[], [], []]
 
 
 def test_an_error_in_the_main_thread_is_logged(caplog):

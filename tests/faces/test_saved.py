@@ -68,8 +68,8 @@ def test_a_deferred_override_is_created_at_its_first_call(machine):
     want = torch.softmax(x.double(), -1)
     for _ in range(3):
         torch.testing.assert_close(torch.softmax(x, -1).double(), want, rtol=1e-2, atol=1e-3)
-    kept = engine._devices["cpu"].entries["_softmax"]
-    assert not isinstance(kept, Deferred) and engine.native_of("_softmax", "cpu") is not None
+    entry = engine._devices["cpu"].entries["_softmax"]
+    assert not isinstance(entry, Deferred) and engine.native_of("_softmax", "cpu") is not None
     torch.testing.assert_close(opmux.native("_softmax")(x, -1, False).double(), want, rtol=1e-2, atol=1e-3)
 
 

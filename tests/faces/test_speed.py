@@ -42,26 +42,26 @@ def sources():
 def quick(monkeypatch, sources):
     monkeypatch.setattr(measure, "SIZES", (1 << 12, 1 << 13))
     monkeypatch.setattr(measure, "SLOW_US", float("inf"))  # never skip a size because the machine is busy and slow
-    monkeypatch.setattr(measure, "Sources", lambda *given: sources)
+    monkeypatch.setattr(measure, "Sources", lambda *args: sources)
     yield
     opmux.disable()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_arguments_have_the_requested_size(sources, name):
-    made = list(sources.cases(table()[name], 1 << 14, torch.float32))
-    assert made and all(case.numel == 1 << 14 for case in made)
+    cases_of_op = list(sources.cases(table()[name], 1 << 14, torch.float32))
+    assert cases_of_op and all(case.numel == 1 << 14 for case in cases_of_op)
     with torch.no_grad():
-        for case in made:
+        for case in cases_of_op:
             table()[name].shape.op(*case.args, **case.kwargs)
 
 
 def test_measurements_are_stored_and_read_by_auto_mode(quick, tmp_path):
     names = ["native_layer_norm", "_log_softmax"]
-    found = {n: task() for n, task in zip(names, measure.tasks_here(names, "cpu"), strict=True)}
-    assert not any("skipped" in f for f in found.values()), found
-    assert [n for n, _, _ in found["native_layer_norm"]["float32"]] == [1 << 12, 1 << 13]
-    speeds = {n: decisions.Speed.of_data(f) for n, f in found.items()}
+    results = {n: task() for n, task in zip(names, measure.tasks_here(names, "cpu"), strict=True)}
+    assert not any("skipped" in f for f in results.values()), results
+    assert [n for n, _, _ in results["native_layer_norm"]["float32"]] == [1 << 12, 1 << 13]
+    speeds = {n: decisions.Speed.of_data(f) for n, f in results.items()}
     file = tmp_path / "speeds.json"
     file.write_text(decisions.FILES.text(chip_of("cpu"), speeds, {"skipped": {}}))
     assert json.loads(file.read_text())["made_for"]["chip"] == "cpu" and decisions.FILES.read(file) == speeds
@@ -86,18 +86,20 @@ def test_every_overload_has_arguments_or_a_reason(sources):
 
 def test_arguments_that_must_fit_together_are_not_generated_from_the_schema():
     x = cases.sized(1 << 13, torch.float32, "cpu")
-    made = {n for n, o in table().items() if cases.by_schema(o, x) is not None}
-    assert {"add.Tensor", "clamp", "tril", "polygamma_"} <= made
-    assert not any("backward" in n or n.startswith("_embedding_bag") for n in made)
-    tensors = {n: sum("Tensor" in str(a.type) for a in table()[n].shape.arguments) for n in made}
+    generated = {n for n, o in table().items() if cases.by_schema(o, x) is not None}
+    assert {"add.Tensor", "clamp", "tril", "polygamma_"} <= generated
+    assert not any("backward" in n or n.startswith("_embedding_bag") for n in generated)
+    tensors = {n: sum("Tensor" in str(a.type) for a in table()[n].shape.arguments) for n in generated}
     assert {table()[n].family for n, count in tensors.items() if count > 1} == {"pointwise"}
     assert min(tensors.values()) == 1  # factories have no tensor argument, so the schema does not tell their device
 
 
 @pytest.mark.parametrize("name", ["_cdist_backward", "_pdist_backward", "_segment_reduce_backward", "gelu_backward"])
 def test_a_backward_gets_what_its_forward_saved(sources, name):
-    made = list(sources.cases(table()[name], 1 << 14, torch.float32))
-    assert made and len({t.shape for t in cases.tensors_in(made[0].args)}) == (1 if name == "gelu_backward" else 2)
+    cases_of_op = list(sources.cases(table()[name], 1 << 14, torch.float32))
+    assert cases_of_op and len({t.shape for t in cases.tensors_in(cases_of_op[0].args)}) == (
+        1 if name == "gelu_backward" else 2
+    )
 
 
 def test_the_first_tensor_has_the_dtype_of_the_case(sources):
@@ -110,15 +112,15 @@ def test_the_first_tensor_has_the_dtype_of_the_case(sources):
 
 @pytest.mark.parametrize("name", ["full", "arange.start_step", "linspace", "eye", "randint.low", "normal.float_float"])
 def test_factories_are_called_with_the_size_and_the_device(sources, name):
-    made = [c for d in sources.dtypes(table()[name]) for c in sources.cases(table()[name], 1 << 14, d)]
-    assert made and all(c.kwargs["device"].type == "cpu" and 8 * c.numel >= 1 << 14 for c in made)
+    cases_of_op = [c for d in sources.dtypes(table()[name]) for c in sources.cases(table()[name], 1 << 14, d)]
+    assert cases_of_op and all(c.kwargs["device"].type == "cpu" and 8 * c.numel >= 1 << 14 for c in cases_of_op)
 
 
 def test_cases_of_an_overload_are_few_and_distinct(sources):
     for name in ("_softmax", "cat", "_to_copy", "sum.dim_IntList"):
-        made = list(sources.cases(table()[name], 1 << 13, torch.float32))
-        assert 0 < len(made) <= cases.CASES and len({c.layout for c in made}) == len(made), name
-        assert {c.numel for c in made} == {1 << 13}, name
+        cases_of_op = list(sources.cases(table()[name], 1 << 13, torch.float32))
+        assert 0 < len(cases_of_op) <= cases.CASES and len({c.layout for c in cases_of_op}) == len(cases_of_op), name
+        assert {c.numel for c in cases_of_op} == {1 << 13}, name
 
 
 def test_a_program_ends_at_the_requested_call(monkeypatch):
@@ -175,15 +177,15 @@ def test_skipped_overloads_are_those_that_auto_mode_decides_by_another(monkeypat
     chip = chip_of("cpu")
     left_to_torch = {n for n, o in table().items() if o.shape.packet.startswith("_foreach_")}
     for name in forms.keys() - left_to_torch:
-        wanted = speed.through_python() if table()[name].shape.kind == "out" else speed
-        assert decisions._speed(table()[name], chip) == wanted, name
+        expected = speed.through_python() if table()[name].shape.kind == "out" else speed
+        assert decisions._speed(table()[name], chip) == expected, name
     for name, overload in table().items():
         if functional(overload) is not None and name not in forms:
             assert decisions._speed(overload, chip) is None, name
 
 
 @pytest.mark.parametrize(
-    ("asked", "names"),
+    ("requested", "names"),
     [
         ("_softmax", ["_softmax", "_softmax.out"]),
         ("exp", ["exp"]),
@@ -192,8 +194,8 @@ def test_skipped_overloads_are_those_that_auto_mode_decides_by_another(monkeypat
         ("relu_", ["relu_"]),
     ],
 )
-def test_an_overload_that_is_named_is_measured(asked, names):
-    assert command.chosen(table(), command.stood_for(table()), [asked]) == names
+def test_an_overload_that_is_named_is_measured(requested, names):
+    assert command.chosen(table(), command.stood_for(table()), [requested]) == names
 
 
 def test_the_report_counts_the_overloads_that_a_measurement_covers(capsys):

@@ -62,9 +62,15 @@ def test_modules_are_as_accurate_as_plain_torch(te, name, dtype):
 
 
 def test_modules_are_created_on_this_machines_device(te):
-    """Without a device argument, with "cuda" by name or index, and with a device object."""
-    for said in ({}, {"device": "cuda"}, {"device": torch.device("cuda")}, {"device": "cuda:0"}, {"device": "cpu"}):
-        assert te.Linear(16, 16, **said).weight.device == torch.device("cpu"), said
+    """Tests no device argument, "cuda" by name or index, and a device object."""
+    for arguments in (
+        {},
+        {"device": "cuda"},
+        {"device": torch.device("cuda")},
+        {"device": "cuda:0"},
+        {"device": "cpu"},
+    ):
+        assert te.Linear(16, 16, **arguments).weight.device == torch.device("cpu"), arguments
 
 
 def test_cpu_autocast_applies_to_modules(te):
@@ -176,8 +182,8 @@ def test_a_layer_with_a_paged_cache_matches_one_without(te, layout, backend):
                 lengths = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": len(x), "max_seqlen_kv": len(x)}
                 whole = layer(x, **lengths)
             else:
-                at = 0 if layout == "bshd" else 1
-                whole = layer(x.unsqueeze(at), self_attn_mask_type="causal").squeeze(at)
+                dim = 0 if layout == "bshd" else 1
+                whole = layer(x.unsqueeze(dim), self_attn_mask_type="causal").squeeze(dim)
             tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
             torch.testing.assert_close(torch.cat(results[s]), whole, rtol=tolerance, atol=tolerance)
 
@@ -186,15 +192,15 @@ def test_a_layer_with_a_paged_cache_matches_one_without(te, layout, backend):
 @pytest.mark.parametrize("layout", ["sbhd", "bshd"])
 def test_activations_can_be_offloaded_to_the_host(te, layout, backend):
     """From 256 Ki elements on, the layer copies the tensors that attention saves; they must be contiguous."""
-    made = lambda n: te.MultiheadAttention(
+    attention = lambda n: te.MultiheadAttention(
         128, 4, attention_dropout=0.0, params_dtype=torch.bfloat16, qkv_format=layout, layer_number=n
     )
-    modules = [made(n + 1) for n in range(2)]
+    modules = [attention(n + 1) for n in range(2)]
     x, dy = (torch.randn(128, 16, 128).bfloat16() for _ in range(2))
     want, _ = offloaded(te, modules, x, dy, enabled=False)
-    found, moved = offloaded(te, modules, x, dy, enabled=True)
+    results, moved = offloaded(te, modules, x, dy, enabled=True)
     assert moved > 2  # at least q, k, v and o, 0.5 MB each
-    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(results, want, strict=True))
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
@@ -317,10 +323,10 @@ def test_master_weights_of_all_kinds_are_quantized_together(te, quantizers):
     finally:
         torch.distributed.destroy_process_group()
     for name, weight, shard in zip(names, weights, shards, strict=True):
-        found = weight.dequantize(dtype=torch.float32).reshape(-1)
-        error = (found[part[name]] - shard).norm() / shard.norm()
+        values = weight.dequantize(dtype=torch.float32).reshape(-1)
+        error = (values[part[name]] - shard).norm() / shard.norm()
         assert error < (0.01 if name.startswith("none") else 0.04), (name, error)
-        assert name != "delayed" or not found[: part[name].start].any()
+        assert name != "delayed" or not values[: part[name].start].any()
 
 
 def test_quantized_tensors_without_inner_tensors_are_not_fake(quantizers, monkeypatch):
@@ -345,16 +351,16 @@ def test_rows_and_columns_may_have_different_recipes(te, quantizers, rows, colum
     """The forward uses rows, the backward columns; a direction without quantization is exact."""
     from transformer_engine.common.recipe import CustomRecipe
 
-    made = lambda role: quantizers[columns if "grad" in str(getattr(role, "tensor_type", role)) else rows]()
+    quantizer_of = lambda role: quantizers[columns if "grad" in str(getattr(role, "tensor_type", role)) else rows]()
     layer, results = te.Linear(128, 128, params_dtype=torch.bfloat16), []
     x = torch.randn(128, 128, dtype=torch.bfloat16, requires_grad=True)
     dy = torch.randn(128, 128, dtype=torch.bfloat16)
     for on in (False, True):
-        with te.autocast(enabled=on, recipe=CustomRecipe(qfactory=made)):
+        with te.autocast(enabled=on, recipe=CustomRecipe(qfactory=quantizer_of)):
             y = layer(x)
         results.append((y.detach(), *torch.autograd.grad(y, (x, layer.weight), dy)))
-    for exact, found, inexact in zip(*results, (errors[0], errors[1], errors[1]), strict=True):
-        error = (found.float() - exact.float()).norm() / exact.float().norm()
+    for exact, result, inexact in zip(*results, (errors[0], errors[1], errors[1]), strict=True):
+        error = (result.float() - exact.float()).norm() / exact.float().norm()
         assert 0.02 < error < 0.06 if inexact else error == 0
 
 
@@ -381,9 +387,9 @@ def test_the_layer_runs_on_another_chip():
         build.compiler()
     except build.CannotBuild as error:
         pytest.skip(str(error))
-    done = simulator.run("npu", SIMULATED, limit=240, env={"OMP_NUM_THREADS": "1"}, start=fresh.warm)
-    assert done.pop("default").startswith("npu") and done.pop("named").startswith("npu")
-    assert set(done.values()) == {"agrees"}
+    result = simulator.run("npu", SIMULATED, limit=240, env={"OMP_NUM_THREADS": "1"}, start=fresh.warm)
+    assert result.pop("default").startswith("npu") and result.pop("named").startswith("npu")
+    assert set(result.values()) == {"agrees"}
 
 
 # ---- no side effects ------------------------------------------------------------------------------------------------
@@ -393,9 +399,9 @@ def python(code: str, *paths: Path, **extra: str) -> dict:
     """Run a program in a new process; returns the last line of its output, parsed as JSON."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("NVTE", "TRITON_INTERPRET"))}
     env["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, SRC]))
-    done = fresh.run([sys.executable, "-W", "ignore", "-c", code], env=env | extra, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    result = fresh.run([sys.executable, "-W", "ignore", "-c", code], env=env | extra, timeout=240)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 UNTOUCHED = """
@@ -490,18 +496,18 @@ def test_uninstall_removes_all_modules_and_finders(untouched):
 
 
 @pytest.fixture
-def boot(monkeypatch):
+def installer(monkeypatch):
     """The installer, as in a process that has not called it."""
-    from opmux.faces.te import boot
+    from opmux.faces.te import boot as installer
 
-    monkeypatch.setattr(boot, "_grant", None)
-    return boot
+    monkeypatch.setattr(installer, "_grant", None)
+    return installer
 
 
-def refused(boot, *words: str) -> None:
+def refused(installer, *words: str) -> None:
     finders = list(sys.meta_path)
     with pytest.raises(ImportError) as caught:
-        boot.install()
+        installer.install()
     assert all(word in str(caught.value) for word in words), caught.value
     assert sys.meta_path == finders
 
@@ -511,31 +517,31 @@ def refused(boot, *words: str) -> None:
     [(("transformer_engine",), "transformer_engine is not"), (("einops", "pydantic"), "imports einops, pydantic")],
     ids=["the layer", "what it needs"],
 )
-def test_errors_name_the_packages_that_are_not_installed(boot, monkeypatch, absent, words):
+def test_errors_name_the_packages_that_are_not_installed(installer, monkeypatch, absent, words):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in absent else find(name, *more))
-    refused(boot, words, "pip install opmux[te]")
+    refused(installer, words, "pip install opmux[te]")
 
 
-def test_install_raises_after_nvidias_own_was_imported(boot, monkeypatch):
+def test_install_raises_after_nvidias_own_was_imported(installer, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", types.ModuleType("theirs"))
     monkeypatch.setitem(sys.modules, "transformer_engine_torch", types.ModuleType("theirs"))
-    refused(boot, "already imported", "Put `import opmux.te` before")
+    refused(installer, "already imported", "Put `import opmux.te` before")
 
 
 @pytest.mark.parametrize(("version", "warned"), [("2.20.2", False), ("2.9.1", False), ("2.12.0", True)])
-def test_an_untested_version_warns(boot, monkeypatch, version, warned):
+def test_an_untested_version_warns(installer, monkeypatch, version, warned):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        boot.check_layer(boot.interface.module())
+        installer.check_layer(installer.interface.module())
     assert [
-        w for w in seen if "2.12.0 is installed; opmux.te was tested with 2.20.x and 2.9.x" in str(w.message)
+        w for w in caught if "2.12.0 is installed; opmux.te was tested with 2.20.x and 2.9.x" in str(w.message)
     ] or not warned
-    assert len(seen) == warned
+    assert len(caught) == warned
 
 
-def test_the_version_of_an_uninstalled_source_tree_is_found(boot, monkeypatch, tmp_path):
+def test_the_version_of_an_uninstalled_source_tree_is_found(installer, monkeypatch, tmp_path):
     package = tmp_path / "transformer_engine"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -544,11 +550,11 @@ def test_the_version_of_an_uninstalled_source_tree_is_found(boot, monkeypatch, t
     spec = importlib.util.spec_from_file_location("transformer_engine", package / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: spec)
     finder = GrantFinder()
-    monkeypatch.setattr(boot, "finder", finder)
+    monkeypatch.setattr(installer, "finder", finder)
     monkeypatch.setattr(sys, "meta_path", [PathFinder])  # before `add`, which changes it
-    finder.add(boot.grant(None))
+    finder.add(installer.grant(None))
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert importlib.metadata.version("transformer_engine") == boot.layer_version() == "2.20.0.dev0"
+    assert importlib.metadata.version("transformer_engine") == installer.layer_version() == "2.20.0.dev0"
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("another")
 

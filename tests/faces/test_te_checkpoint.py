@@ -51,15 +51,15 @@ def steps(te, name, recipe, run):
     torch.manual_seed(3)
     layer = MODULES[name](te)
     x = torch.randn(128, 1, HIDDEN).to(BF16).requires_grad_()
-    made = []
+    results = []
     for _ in range(2):
         y = run(layer, x, lambda: te.autocast(enabled=True, recipe=recipe))
         y.sum().backward()
-        wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
-        made += [y.detach(), *(t.grad for t in wanted)]
+        leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
+        results += [y.detach(), *(t.grad for t in leaves)]
         x.grad = None
         layer.zero_grad(set_to_none=True)
-    return made
+    return results
 
 
 def plain(layer, x, autocast):
@@ -67,24 +67,24 @@ def plain(layer, x, autocast):
         return layer(x)
 
 
-@pytest.mark.parametrize("way", ["reentrant", "not reentrant", "torch's"])
+@pytest.mark.parametrize("mode", ["reentrant", "not reentrant", "torch's"])
 @pytest.mark.parametrize("recipe", ["delayed", "current", "block", "mxfp8", "hybrid"])
-def test_recomputation_gives_the_same_results(te, recipes, recipe, way):
+def test_recomputation_gives_the_same_results(te, recipes, recipe, mode):
     """te.checkpoint in both modes, and torch's checkpoint with autocast inside the checkpointed function."""
 
     def run(layer, x, autocast):
-        if way == "torch's":
+        if mode == "torch's":
             return torch_checkpoint(lambda x: plain(layer, x, autocast), x, use_reentrant=False)
         with autocast():
-            return te.checkpoint(layer, x, use_reentrant=way == "reentrant")
+            return te.checkpoint(layer, x, use_reentrant=mode == "reentrant")
 
-    if way == "torch's" and recipe == "delayed":
+    if mode == "torch's" and recipe == "delayed":
         pytest.skip("torch's checkpoint does not restore the amax history that delayed scaling updates in the forward")
     for name in MODULES:
-        for found, exact in zip(
+        for result, exact in zip(
             steps(te, name, recipes[recipe](), run), steps(te, name, recipes[recipe](), plain), strict=True
         ):
-            torch.testing.assert_close(found, exact, rtol=0, atol=0, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(result, exact, rtol=0, atol=0, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_torchs_checkpoint_raises_inside_te_autocast(te, recipes):

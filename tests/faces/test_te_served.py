@@ -29,8 +29,8 @@ def grads(y, *inputs):
     return torch.autograd.grad(y, inputs, slope, retain_graph=True)
 
 
-def agree(found, exact, dtype):
-    for a, b in zip(found, exact, strict=True):
+def agree(actual, exact, dtype):
+    for a, b in zip(actual, exact, strict=True):
         torch.testing.assert_close(a.float(), b.float(), **CLOSE[dtype])
 
 
@@ -44,7 +44,7 @@ def test_parallel_cross_entropy_matches_torch(te, dtype, reduce_loss, label_smoo
     x = torch.randn(3, 5, 37, dtype=dtype, requires_grad=True)
     target = torch.randint(37, (3, 5))
     target[1, 2] = target[2, 0] = -7
-    given = x.detach().clone()
+    leaf = x.detach().clone()
     loss = te.parallel_cross_entropy(x, target, label_smoothing, reduce_loss, None, -7)
     plain = x.detach().float().requires_grad_()
     exact = F.cross_entropy(
@@ -56,7 +56,7 @@ def test_parallel_cross_entropy_matches_torch(te, dtype, reduce_loss, label_smoo
     ).view(loss.shape)
     assert loss.dtype is torch.float32
     agree((loss, *grads(loss, x)), (exact, *grads(exact, plain)), dtype)
-    assert torch.equal(x.detach(), given), "the logits are preserved"
+    assert torch.equal(x.detach(), leaf), "the logits are preserved"
 
 
 def test_parallel_cross_entropy_of_ignored_rows_is_zero(te):
@@ -87,17 +87,17 @@ def pairs(mask):
 
 
 @dtypes
-def test_moe_permute_and_unpermute_with_a_mask(te, dtype):
+def test_moe_permute_and_unpermute_by_mask_match_indexing(te, dtype):
     mask = routed()
     token, expert = pairs(mask)
     x = torch.randn(TOKENS, HIDDEN, dtype=dtype, requires_grad=True)
     probs = torch.rand(TOKENS, EXPERTS, requires_grad=True)
-    rows, kept = te.moe_permute(x, mask, num_out_tokens=len(token), map_type="mask")
+    rows, row_id_map = te.moe_permute(x, mask, num_out_tokens=len(token), map_type="mask")
     agree((rows, *grads(rows, x)), (x[token], *grads(x[token], x)), dtype)
 
     rows = torch.randn(len(token), HIDDEN, dtype=dtype, requires_grad=True)
     for weights in (None, probs):
-        merged = te.moe_unpermute(rows, kept, merging_probs=weights, restore_shape=x.shape, map_type="mask")
+        merged = te.moe_unpermute(rows, row_id_map, merging_probs=weights, restore_shape=x.shape, map_type="mask")
         scaled = rows.float() if weights is None else rows.float() * weights[token, expert][:, None]
         exact = torch.zeros(TOKENS, HIDDEN).index_add(0, token, scaled)
         inputs = (rows,) if weights is None else (rows, weights)
@@ -131,22 +131,22 @@ def test_moe_permute_pads_each_expert(te):
     x = torch.randn(TOKENS, HIDDEN, requires_grad=True)
     probs = (torch.rand(TOKENS, EXPERTS) + 0.1).requires_grad_()
     counts = mask.sum(0)
-    rows, moved, kept, offsets, padded = te.moe_permute_and_pad_with_probs(x, probs, mask, counts, multiple)
+    rows, moved, row_id_map, offsets, padded = te.moe_permute_and_pad_with_probs(x, probs, mask, counts, multiple)
     start = (counts + -counts % multiple).cumsum(0) - (counts + -counts % multiple)
     rank = torch.cat([torch.arange(int(n)) for n in counts])
-    at = start[expert] + rank
-    exact = torch.zeros(int(padded.sum()), HIDDEN).index_copy(0, at, x[token])
+    row = start[expert] + rank
+    exact = torch.zeros(int(padded.sum()), HIDDEN).index_copy(0, row, x[token])
     agree((rows, *grads(rows, x)), (exact, *grads(exact, x)), torch.float32)
-    agree((moved,), (torch.zeros(len(exact)).index_copy(0, at, probs[token, expert]),), torch.float32)
-    given = torch.randn_like(exact).requires_grad_()
+    agree((moved,), (torch.zeros(len(exact)).index_copy(0, row, probs[token, expert]),), torch.float32)
+    leaf = torch.randn_like(exact).requires_grad_()
     merged = te.moe_unpermute(
-        given, kept, merging_probs=probs, restore_shape=x.shape, map_type="mask", pad_offsets=offsets
+        leaf, row_id_map, merging_probs=probs, restore_shape=x.shape, map_type="mask", pad_offsets=offsets
     )
-    plain = torch.zeros(TOKENS, HIDDEN).index_add(0, token, given[at] * probs[token, expert][:, None])
-    agree((merged, *grads(merged, given, probs)), (plain, *grads(plain, given, probs)), torch.float32)
+    plain = torch.zeros(TOKENS, HIDDEN).index_add(0, token, leaf[row] * probs[token, expert][:, None])
+    agree((merged, *grads(merged, leaf, probs)), (plain, *grads(plain, leaf, probs)), torch.float32)
 
 
-def test_moe_permute_of_fp8_moves_bytes_and_scales(te):
+def test_moe_permute_moves_bytes_and_scales_of_fp8(te):
     mask = routed(4)
     token, _ = pairs(mask)
     quantizer = te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device=torch.device("cpu"))
@@ -181,9 +181,9 @@ def test_grouped_bias_gradients_match_sums(te, dtype):
     dy, scales, bias = torch.randn(9, 6).to(dtype), torch.rand(9), torch.randn(4, 6).to(dtype)
     offsets = torch.tensor([0, 3, 3, 7, 8])  # includes an empty group, and a row that belongs to no group
     group = torch.tensor([0, 0, 0, 2, 2, 2, 2, 3])
-    given = torch.ones(4, 6)
-    exact = given.index_add(0, group, dy[:8].float())
-    agree((sums.compute_grouped_dbias(dy, offsets, 4, given.clone()),), (exact,), torch.float32)
+    ones = torch.ones(4, 6)
+    exact = ones.index_add(0, group, dy[:8].float())
+    agree((sums.compute_grouped_dbias(dy, offsets, 4, ones.clone()),), (exact,), torch.float32)
     dbias, dscales = sums.compute_grouped_dbias_dscales(dy, scales, bias, offsets)
     exact = torch.zeros(4, 6).index_add(0, group, (dy.float() * scales[:, None])[:8])
     slopes = torch.cat([(dy[:8].float() * bias.float()[group]).sum(1), torch.zeros(1)])

@@ -29,14 +29,14 @@ state["found_only"] = "opmux" in sys.modules
 def python(text, **env):
     text = "import sys; EARLIER = set(sys.modules)\n" + text
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **env}
-    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
-    return done
+    result = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
+    return result
 
 
 @pytest.mark.slow
 def test_the_layer_and_packages_that_look_for_it_work_without_an_import_of_opmux():
     """accelerate, peft and Trainer look for the layer and import it; until then no module of opmux is imported."""
-    done = python(
+    result = python(
         BEFORE
         + """
 import torch
@@ -53,8 +53,8 @@ state["trainer"] = Trainer.__name__
 print(json.dumps(state))
 """
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    state = json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr[-2000:]
+    state = json.loads(result.stdout.splitlines()[-1])
     assert state == {
         "start": [],
         "found": True,
@@ -67,8 +67,8 @@ print(json.dumps(state))
 
 
 def test_the_startup_finder_can_be_disabled():
-    done = python(BEFORE + "import transformer_engine", OPMUX_TE_STARTUP="0")
-    assert "Found empty `transformer-engine` meta package" in done.stderr
+    result = python(BEFORE + "import transformer_engine", OPMUX_TE_STARTUP="0")
+    assert "Found empty `transformer-engine` meta package" in result.stderr
 
 
 def test_nvidias_own_extension_has_precedence(tmp_path, monkeypatch):
@@ -106,8 +106,8 @@ def test_plugins_are_served_with_nvidias_own_build(tmp_path, has_plugins):
     finder.keep(lambda grant: False)
     try:
         for _ in range(2):
-            found = opmux_startup.Finder.find_spec("transformer_engine.plugins", [str(tmp_path)])
-            assert (found is None) == has_plugins
+            module_spec = opmux_startup.Finder.find_spec("transformer_engine.plugins", [str(tmp_path)])
+            assert (module_spec is None) == has_plugins
             assert len(finder.grants) == sys.meta_path.count(finder) == (not has_plugins)
     finally:
         sys.meta_path, finder.grants = before, grants
@@ -118,8 +118,8 @@ def test_another_package_with_the_layers_name_is_not_changed(tmp_path):
     package.parent.mkdir()
     package.write_text("mine = True")
     text = BEFORE + "import transformer_engine; print(transformer_engine.mine, 'opmux' in sys.modules)"
-    done = python(text, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
-    assert done.stdout == "True False\n", done.stderr
+    result = python(text, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
+    assert result.stdout == "True False\n", result.stderr
 
 
 def test_a_wheel_contains_the_startup_file(tmp_path, monkeypatch):

@@ -11,6 +11,6 @@ CHECKS = Path(__file__).with_name("te_torch_versions_checks.py")
 
 def test_the_layer_works_with_older_versions_of_torch():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(CHECKS)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=280, cwd=CHECKS.parents[2])
-    skipped = done.returncode == 5  # pytest collected no tests: Transformer Engine is not installed, or there is CUDA
-    assert done.returncode == 0 or skipped, done.stdout[-4000:] + done.stderr[-2000:]
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=280, cwd=CHECKS.parents[2])
+    skipped = result.returncode == 5  # pytest collected no tests: Transformer Engine is not installed, or there is CUDA
+    assert result.returncode == 0 or skipped, result.stdout[-4000:] + result.stderr[-2000:]

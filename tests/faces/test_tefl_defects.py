@@ -34,11 +34,11 @@ def test_the_bias_gradient_is_returned_and_not_added_to_the_weights():
 
 def test_gelu_with_grad_is_its_derivative_and_does_not_write_its_input():
     w, dy, saved = torch.randn(4, 5), torch.randn(6, 4), torch.randn(6, 5)
-    kept = saved.clone().requires_grad_()
-    F.gelu(kept, approximate="tanh").backward(dy @ w)
+    leaf = saved.clone().requires_grad_()
+    F.gelu(leaf, approximate="tanh").backward(dy @ w)
     got = gemm(w, False, dy, False, gelu=True, gelu_in=saved, grad=True)
-    torch.testing.assert_close(got[0], kept.grad)
-    assert saved.equal(kept.detach())
+    torch.testing.assert_close(got[0], leaf.grad)
+    assert saved.equal(leaf.detach())
 
 
 def test_bias_gelu_alpha_and_beta_are_all_applied():
@@ -65,10 +65,10 @@ def test_rsigma_is_float32_and_one_dimensional(dtype):
 
 def test_norms_use_ln_out_and_otype():
     x, w = torch.randn(3, 8).to(BF16), torch.ones(8).to(BF16)
-    room = torch.empty(3, 8)
-    out, mu, _ = tex.layernorm_fwd(x, w, w, 1e-5, room, None, tex.DType.kFloat32, 0, False)
-    assert out is room and mu.dtype is torch.float32 and mu.dim() == 1
-    torch.testing.assert_close(room, F.layer_norm(x.float(), (8,), w.float(), w.float(), 1e-5))
+    buffer = torch.empty(3, 8)
+    out, mu, _ = tex.layernorm_fwd(x, w, w, 1e-5, buffer, None, tex.DType.kFloat32, 0, False)
+    assert out is buffer and mu.dtype is torch.float32 and mu.dim() == 1
+    torch.testing.assert_close(buffer, F.layer_norm(x.float(), (8,), w.float(), w.float(), 1e-5))
 
 
 # ---- softmax --------------------------------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ def test_norms_use_ln_out_and_otype():
 def test_the_causal_softmax_mask_is_bottom_right_aligned():
     x = torch.randn(2, 3, 4, 16).to(BF16)
     got = tex.scaled_aligned_causal_masked_softmax_forward(x, 0.5)
-    seen = torch.ones(4, 16).tril(12).bool()
-    want = torch.softmax((x.float() * 0.5).masked_fill(~seen, -torch.inf), -1)
+    visible = torch.ones(4, 16).tril(12).bool()
+    want = torch.softmax((x.float() * 0.5).masked_fill(~visible, -torch.inf), -1)
     torch.testing.assert_close(got.float(), want, rtol=1.6e-2, atol=1e-3)
     assert got[..., 0, 13:].eq(0).all() and got[..., 0, 12].ne(0).all()
 
@@ -164,12 +164,12 @@ def test_import_prints_nothing_and_adds_no_foreign_top_level_module():
         "tops = {n.partition('.')[0] for n in set(sys.modules) - before}\n"
         "assert not tops & {'core', 'ops', 'backends', 'transformer_engine_torch', 'transformer_engine'}, tops"
     )
-    done = fresh.run(
+    result = fresh.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": str(SRC), "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
         timeout=240,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_unavailable_functions_raise_not_implemented_error():

@@ -28,12 +28,12 @@ def python(code, **env):
 
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     clean |= {"PYTHONPATH": str(SRC), **env}
-    done = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=clean, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    result = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=clean, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
-def found(name):
+def function_named(name):
     inside = interface.INSIDE.get(name)
     return getattr(tex if inside is None else getattr(tex, inside), name, None)
 
@@ -43,7 +43,7 @@ def found(name):
 
 def test_every_function_of_nvidia_exists():
     assert len(SIGNATURES) >= 176
-    missing = [name for name in SIGNATURES if not callable(found(name))]
+    missing = [name for name in SIGNATURES if not callable(function_named(name))]
     assert not missing
     assert sorted(s.name for s in interface.tex_specs()) == sorted(SIGNATURES)
 
@@ -112,7 +112,7 @@ TAIL_WITHOUT_DEFAULT = {"nvfp4_group_quantize_with_amax", "ep_initialize"}
 
 @pytest.mark.parametrize("name", sorted(SIGNATURES))
 def test_signatures_match_nvidias(name):
-    mine = written(inspect.signature(found(name)))
+    mine = written(inspect.signature(function_named(name)))
     if name in TAIL_WITHOUT_DEFAULT:
         bare = lambda text: [word.partition("=")[0] for word in text.split(", ")]
         assert bare(mine) == bare(SIGNATURES[name])
@@ -189,18 +189,18 @@ def test_enums_can_be_pickled():
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [torch.float32, 4, "DType"])
-def test_dtypes_may_be_torchs_numbers_or_texs(given):
+@pytest.mark.parametrize("value", [torch.float32, 4, "DType"])
+def test_dtypes_may_be_torchs_numbers_or_texs(value):
     x, w = torch.randn(3, 8).bfloat16(), torch.ones(8).bfloat16()
-    otype = tex.DType.kFloat32 if given == "DType" else given
+    otype = tex.DType.kFloat32 if value == "DType" else value
     assert tex.rmsnorm_fwd(x, w, 1e-5, None, None, otype, 0, False)[0].dtype is torch.float32
 
 
-@pytest.mark.parametrize("given", ["float32", 77, object(), [4]])
-def test_an_invalid_dtype_raises(given):
+@pytest.mark.parametrize("value", ["float32", 77, object(), [4]])
+def test_an_invalid_dtype_raises(value):
     x, w = torch.randn(3, 8), torch.ones(8)
     with pytest.raises(TypeError, match="rmsnorm_fwd: otype must be a DType or a torch.dtype"):
-        tex.rmsnorm_fwd(x, w, 1e-5, None, None, given, 0, False)
+        tex.rmsnorm_fwd(x, w, 1e-5, None, None, value, 0, False)
 
 
 def gemm(A, transA, B, transB, D):
@@ -281,9 +281,9 @@ def test_a_scale_update_under_a_fake_mode_does_not_affect_the_next():
 class Bare:
     """A quantized tensor like the storage classes of 2.9: it has buffers but no shape, dtype or device."""
 
-    def __init__(self, of):
+    def __init__(self, tensor):
         for name in ("_data", "_transpose", "_scale_inv", "_fp8_dtype", "_transpose_invalid"):
-            setattr(self, name, getattr(of, name, None))
+            setattr(self, name, getattr(tensor, name, None))
 
 
 Bare.__name__ = "Float8TensorStorage"
@@ -337,7 +337,7 @@ OLDER_PROGRAM = """
 """
 
 
-def test_version_2_9_of_the_interface():
+def test_version_2_9_of_the_interface_is_provided():
     version, functions, signatures, attention, backend, enums, has = python(
         OLDER_PROGRAM, OPMUX_TEX_VERSION="2.9"
     ).splitlines()

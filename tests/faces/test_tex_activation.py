@@ -88,7 +88,7 @@ def test_dgelu_is_the_derivative_of_the_tanh_gelu():
 # ---- gates with parameters, and row factors -------------------------------------------------------------------------
 
 
-def unturned(x, k):
+def untransposed(x, k):
     return x if not k else torch.cat([x.unflatten(-1, (-1, 2, k))[..., i, :].flatten(-2) for i in (0, 1)], -1)
 
 
@@ -122,19 +122,19 @@ over_scaled = pytest.mark.parametrize("spec", SCALED, ids=lambda s: s.name)
 
 
 def true_results(spec, args):
-    given = dict(zip(spec.names, args, strict=True))
+    arguments = dict(zip(spec.names, args, strict=True))
     forward = spec.name in TRUTH
     f = TRUTH[spec.name if forward else {v: k for k, v in GRAD.items()}[spec.name]]
-    numbers = {n: given[n] for n in ("beta1", "beta2", "limit", "alpha", "glu_linear_offset") if n in given}
-    x = given["input" if forward else "fwd_input"].double().requires_grad_()
-    s = given["act_scales"].double().requires_grad_() if "act_scales" in given else None
-    y = f(unturned(x, given.get("glu_interleave_size", 0)), **numbers)
+    numbers = {n: arguments[n] for n in ("beta1", "beta2", "limit", "alpha", "glu_linear_offset") if n in arguments}
+    x = arguments["input" if forward else "fwd_input"].double().requires_grad_()
+    s = arguments["act_scales"].double().requires_grad_() if "act_scales" in arguments else None
+    y = f(untransposed(x, arguments.get("glu_interleave_size", 0)), **numbers)
     if s is not None:
         y = y * s.reshape(*x.shape[:-1], 1)
     if forward:
         return [y.detach()]
     leaves = [x] if s is None else [x, s]
-    return list(torch.autograd.grad(y, leaves, given["grad"].double(), materialize_grads=True))
+    return list(torch.autograd.grad(y, leaves, arguments["grad"].double(), materialize_grads=True))
 
 
 SIGNATURES = {
@@ -164,8 +164,8 @@ def test_signatures_match_nvidias():
     assert {s.name for s in SCALED} == set(SIGNATURES) == {*TRUTH, *GRAD.values()}
     for spec in SCALED:
         params = inspect.signature(spec.reference).parameters.values()
-        said = " ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in params)
-        assert said == SIGNATURES[spec.name]
+        text = " ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in params)
+        assert text == SIGNATURES[spec.name]
 
 
 @every_dtype

@@ -78,11 +78,11 @@ class Call:
 
 
 def offsets(sizes: tuple[int, ...], gaps: bool) -> list[int]:
-    out, at = [], 1 if gaps else 0
+    out, offset = [], 1 if gaps else 0
     for n in sizes:
-        out.append(at)
-        at += n + (2 if gaps else 0)
-    return [*out, at]
+        out.append(offset)
+        offset += n + (2 if gaps else 0)
+    return [*out, offset]
 
 
 def cu(sizes: tuple[int, ...]) -> Tensor:
@@ -91,8 +91,8 @@ def cu(sizes: tuple[int, ...]) -> Tensor:
 
 def shape_of(fmt: str, heads: int, sizes: tuple[int, ...], d: int, gaps: bool) -> tuple[int, ...]:
     tokens = offsets(sizes, gaps)[-1] + 3  # more memory than tokens
-    of = {"b": len(sizes), "s": max(sizes), "h": heads, "d": d, "t": tokens}
-    return tuple(of[c] for c in fmt)
+    sizes_by_letter = {"b": len(sizes), "s": max(sizes), "h": heads, "d": d, "t": tokens}
+    return tuple(sizes_by_letter[c] for c in fmt)
 
 
 PAGE = 3
@@ -109,10 +109,10 @@ def tensors(call: Call, g: torch.Generator) -> tuple[list[Tensor], tuple[Tensor,
     (sq, sk), kv = call.lengths, call.kv_heads
     draw = lambda shape: torch.randn(shape, generator=g, dtype=F64).to(call.dtype)
     if "3" in call.layout:
-        at = call.parts[0].index("3")
+        dim = call.parts[0].index("3")
         one = shape_of(call.q_format, call.heads, sq, D, call.gaps)
-        whole = draw((*one[:at], 3, *one[at:]))
-        return [whole.select(at, i) for i in range(3)], None
+        whole = draw((*one[:dim], 3, *one[dim:]))
+        return [whole.select(dim, i) for i in range(3)], None
     q = draw(shape_of(call.q_format, call.heads, sq, D, call.gaps))
     if call.paged:
         tables = table_of(sk, 1), table_of(sk, 2)
@@ -121,16 +121,16 @@ def tensors(call: Call, g: torch.Generator) -> tuple[list[Tensor], tuple[Tensor,
         return [q, draw((*shape, D)), draw((*shape, call.dim_v))], tables
     k = shape_of(call.kv_format, kv, sk, D, call.gaps)
     if "2" in call.layout:
-        at = call.parts[1].index("2")
-        whole = draw((*k[:at], 2, *k[at:]))
-        return [q, whole.select(at, 0), whole.select(at, 1)], None
+        dim = call.parts[1].index("2")
+        whole = draw((*k[:dim], 2, *k[dim:]))
+        return [q, whole.select(dim, 0), whole.select(dim, 1)], None
     return [q, draw(k), draw((*k[:-1], call.dim_v))], None
 
 
 def sequence(t: Tensor, fmt: str, n: int, sizes: tuple[int, ...], gaps: bool) -> Tensor:
     """[tokens, heads, dim] of sequence n."""
     if fmt == "thd":
-        return t[(at := offsets(sizes, gaps)[n]) : at + sizes[n]]
+        return t[(start := offsets(sizes, gaps)[n]) : start + sizes[n]]
     by_batch = {"bshd": lambda: t[n], "sbhd": lambda: t[:, n], "bhsd": lambda: t[n].transpose(0, 1)}[fmt]()
     return by_batch[: sizes[n]]
 
@@ -146,7 +146,7 @@ def slopes(heads: int) -> list[float]:
     return [2.0 ** (-8.0 / n * (i + 1)) for i in range(n)] + more
 
 
-def seen(call: Call, i: int, j: int, nq: int, nk: int) -> bool:
+def is_visible(call: Call, i: int, j: int, nq: int, nk: int) -> bool:
     low = "BOTTOM_RIGHT" in call.mask
     diagonal = low if call.diagonal is None else call.diagonal
     middle = i + (nk - nq if diagonal else 0)
@@ -158,7 +158,7 @@ def seen(call: Call, i: int, j: int, nq: int, nk: int) -> bool:
 def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:
     """o [queries, dim], lse and the maximum score, by sequence and head."""
     sq, sk = call.lengths
-    found = {}
+    results = {}
     scale = D**-0.5
     for n, (nq, nk) in enumerate(zip(sq, sk, strict=True)):
         q = sequence(qkv[0], call.q_format, n, sq, call.gaps)
@@ -178,18 +178,22 @@ def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], 
                 shift = nk - nq if low else 0
                 away = [[-abs(i + shift - j) * slopes(call.heads)[h] for j in range(nk)] for i in range(nq)]
                 s = s + torch.tensor(away, dtype=F64).reshape(nq, nk)
-            shown = torch.tensor([[seen(call, i, j, nq, nk) for j in range(nk)] for i in range(nq)]).view(nq, nk).bool()
-            s = s.masked_fill(~shown, -math.inf)
+            visible = (
+                torch.tensor([[is_visible(call, i, j, nq, nk) for j in range(nk)] for i in range(nq)])
+                .view(nq, nk)
+                .bool()
+            )
+            s = s.masked_fill(~visible, -math.inf)
             extra = {"VANILLA_SOFTMAX": -math.inf, "OFF_BY_ONE_SOFTMAX": 0.0}.get(call.softmax)
             extra = offset.reshape(-1)[h] if extra is None else torch.tensor(extra, dtype=F64)
             with_extra = torch.cat([s, extra.expand(nq, 1)], 1)
             lse = torch.logsumexp(with_extra, 1)
-            p = torch.where(shown, torch.exp(s - torch.where(lse > -math.inf, lse, 0)[:, None]), 0)
+            p = torch.where(visible, torch.exp(s - torch.where(lse > -math.inf, lse, 0)[:, None]), 0)
             if keep is not None:
                 p = p * keep[n, h, :nq, :nk] / (1 - call.dropout)
             o, tops = p @ v[:, group], torch.cat([s, torch.full((nq, 1), -math.inf, dtype=F64)], 1).amax(1)
-            found[n, h] = (o, lse, tops)
-    return found
+            results[n, h] = (o, lse, tops)
+    return results
 
 
 def member(enum: Any, name: str) -> Any:
@@ -217,13 +221,14 @@ def forward_args(call: Call, qkv, tables, bias, offset, **other: Any) -> dict[st
     }  # fmt: skip
 
 
-def backward_args(given: dict[str, Any], o: Any, do: Any, aux: list[Tensor], **other: Any) -> dict[str, Any]:
+def backward_args(arguments: dict[str, Any], o: Any, do: Any, aux: list[Tensor], **other: Any) -> dict[str, Any]:
     more = {
-        "do_format": given["o_format"], "dqkv_layout": given["qkv_layout"], "O": o, "dO": do, "Aux_CTX_Tensors": aux,
-        "do_scale_inv_format": given["qkv_scale_inv_format"], "deterministic": False, "dp_quantizer": None,
+        "do_format": arguments["o_format"], "dqkv_layout": arguments["qkv_layout"],
+        "O": o, "dO": do, "Aux_CTX_Tensors": aux,
+        "do_scale_inv_format": arguments["qkv_scale_inv_format"], "deterministic": False, "dp_quantizer": None,
         "dqkv_quantizer": None,
     }  # fmt: skip
-    return {n: {**given, **more, **other}[n] for n in BWD.names}
+    return {n: {**arguments, **more, **other}[n] for n in BWD.names}
 
 
 def check(call: Call) -> None:
@@ -239,8 +244,8 @@ def check(call: Call) -> None:
         offset = torch.randn(1, call.heads, 1, 1, generator=g, dtype=torch.float32)
     if call.softmax == "OFF_BY_ONE_SOFTMAX":
         offset = torch.zeros(1, call.heads, 1, 1)
-    given = forward_args(call, qkv, tables, bias, offset)
-    out, *rest = FWD.reference(**given)
+    arguments = forward_args(call, qkv, tables, bias, offset)
+    out, *rest = FWD.reference(**arguments)
     stats, tops, rest = rest[0], (rest[1] if call.tops else None), rest[2 if call.tops else 1 :]
     state = rest[0]
     assert state.dtype is torch.int64 and state.shape == (2,)
@@ -267,13 +272,13 @@ def check(call: Call) -> None:
     total = torch.zeros_like(out)
     for (n, h), (o, lse, top) in want.items():
         got, grad = (sequence(t, fmt, n, sq, call.gaps)[:, h] for t in (out, do))
-        torch.testing.assert_close(got, o.detach(), msg=lambda m, at=(n, h): f"o of {at}: {m}")
+        torch.testing.assert_close(got, o.detach(), msg=lambda m, head=(n, h): f"o of {head}: {m}")
         loss = loss + (o * grad).sum()
         first = offsets(sq, call.gaps)[n]
-        at = (slice(first, first + sq[n]), h, 0) if call.q_format == "thd" else (n, h, slice(0, sq[n]), 0)
-        torch.testing.assert_close(stats[at].double(), lse.detach(), rtol=1e-6, atol=1e-6)
+        head_index = (slice(first, first + sq[n]), h, 0) if call.q_format == "thd" else (n, h, slice(0, sq[n]), 0)
+        torch.testing.assert_close(stats[head_index].double(), lse.detach(), rtol=1e-6, atol=1e-6)
         if tops is not None:
-            torch.testing.assert_close(tops[at].double(), top.detach())
+            torch.testing.assert_close(tops[head_index].double(), top.detach())
         if got.numel():
             sequence(total, fmt, n, sq, call.gaps)[:, h] = 1
     assert out[total == 0].eq(0).all(), "what is no token is 0"
@@ -281,27 +286,27 @@ def check(call: Call) -> None:
         return
     want_grads = list(torch.autograd.grad(loss, leaves))
 
-    found = BWD.reference(**backward_args(given, out, do, [stats, *rest]))
-    assert len(found) == 5
-    for name, grad, w in zip(("dQ", "dK", "dV"), found, want_grads[:3], strict=False):
+    grads = BWD.reference(**backward_args(arguments, out, do, [stats, *rest]))
+    assert len(grads) == 5
+    for name, grad, w in zip(("dQ", "dK", "dV"), grads, want_grads[:3], strict=False):
         torch.testing.assert_close(grad, w, msg=lambda m, name=name: f"{name}: {m}")
     digits = [c for c in call.layout if c.isdigit()]
-    shared = found[3 - int(digits[0]) : 3] if digits else []
+    shared = grads[3 - int(digits[0]) : 3] if digits else []
     assert len({t.untyped_storage().data_ptr() for t in shared}) == bool(digits)
-    for got, like in zip(found[:3], qkv, strict=True):
-        assert got.shape == like.shape and lies(got) == lies(like)
+    for got, like in zip(grads[:3], qkv, strict=True):
+        assert got.shape == like.shape and strides_of(got) == strides_of(like)
     if bias is not None:
-        torch.testing.assert_close(found[3], want_grads[3])
+        torch.testing.assert_close(grads[3], want_grads[3])
     else:
-        assert found[3] is None
+        assert grads[3] is None
     if call.softmax == "LEARNABLE_SOFTMAX":
-        assert found[4].shape == (1, call.heads, 1, 1) and found[4].dtype is torch.float32
-        torch.testing.assert_close(found[4].double(), want_grads[-1].double(), rtol=1e-5, atol=1e-6)
+        assert grads[4].shape == (1, call.heads, 1, 1) and grads[4].dtype is torch.float32
+        torch.testing.assert_close(grads[4].double(), want_grads[-1].double(), rtol=1e-5, atol=1e-6)
     elif offset is None:
-        assert found[4] is None
+        assert grads[4] is None
 
 
-def lies(t: Tensor) -> list[int]:
+def strides_of(t: Tensor) -> list[int]:
     return [stride for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1]
 
 
@@ -410,14 +415,14 @@ def test_values_outside_the_valid_tokens_do_not_matter(layout):
             else:
                 fmt = call.kv_format if i else call.q_format
                 sequence(t, fmt, n, call.lengths[bool(i)], call.gaps).fill_(1)
-    spoiled = [t.masked_fill(m == 0, math.nan) for t, m in zip(qkv, marked, strict=True)]
-    got = FWD.reference(**forward_args(call, spoiled, tables, None, None))
+    corrupted = [t.masked_fill(m == 0, math.nan) for t, m in zip(qkv, marked, strict=True)]
+    got = FWD.reference(**forward_args(call, corrupted, tables, None, None))
     assert torch.equal(got[0], clean[0])
     if not tables:
         do = torch.randn(clean[0].shape, generator=g, dtype=F64)
         keep = forward_args(call, qkv, tables, None, None)
         want = BWD.reference(**backward_args(keep, clean[0], do, clean[1:]))
-        keep = forward_args(call, spoiled, tables, None, None)
+        keep = forward_args(call, corrupted, tables, None, None)
         assert all(
             torch.equal(a, b)
             for a, b in zip(BWD.reference(**backward_args(keep, got[0], do, got[1:])), want)
@@ -426,18 +431,18 @@ def test_values_outside_the_valid_tokens_do_not_matter(layout):
 
 
 def test_backward_of_a_part_of_the_keys_uses_the_lse_of_all():
-    """As if a sequence's keys were on several devices: the gradients of the parts add up to those of the whole."""
+    """A sequence's keys may be on several devices: the gradients of the parts add up to those of the whole."""
     call = Call(mask="NO_MASK", square=True)
     g = torch.Generator().manual_seed(0)
     (q, k, v), _ = tensors(call, g)
-    given = forward_args(call, (q, k, v), None, None, None)
-    o, *aux = FWD.reference(**given)
+    arguments = forward_args(call, (q, k, v), None, None, None)
+    o, *aux = FWD.reference(**arguments)
     do = torch.randn(o.shape, generator=g, dtype=F64)
-    want = BWD.reference(**backward_args(given, o, do, aux))
+    want = BWD.reference(**backward_args(arguments, o, do, aux))
     parts = []
-    for way in ({"deterministic": False}, {"deterministic": True}):
+    for options in ({"deterministic": False}, {"deterministic": True}):
         halves = [
-            BWD.reference(**backward_args({**given, "K": k[:, h], "V": v[:, h]}, o, do, aux, **way))
+            BWD.reference(**backward_args({**arguments, "K": k[:, h], "V": v[:, h]}, o, do, aux, **options))
             for h in (slice(0, 2), slice(2, None))
         ]
         parts.append(halves)
@@ -479,8 +484,8 @@ def test_fp8_attention_matches_the_definition(layout, kind):
     current = lambda: quantized.Float8CurrentScalingQuantizer(columnwise=False)
     quantizer, s, o_of = fp8(), fp8() if kind == "delayed" else current(), fp8() if kind == "delayed" else current()
     held = [quantized.quantized(quantized.OPS, t.contiguous(), quantizer) for t in qkv]
-    given = forward_args(call, held, None, None, None, s_quantizer=s, o_quantizer=o_of)
-    o, *aux = FWD.reference(**given)
+    arguments = forward_args(call, held, None, None, None, s_quantizer=s, o_quantizer=o_of)
+    o, *aux = FWD.reference(**arguments)
     exact = [t.dequantize(dtype=torch.float64) for t in held]
     double = dataclasses.replace(call, dtype=F64)
     want, *_ = FWD.reference(**forward_args(double, exact, None, None, None))
@@ -493,19 +498,19 @@ def test_fp8_attention_matches_the_definition(layout, kind):
 
     do = quantized.quantized(quantized.OPS, torch.randn(want.shape).bfloat16(), fp8(dtype=enums.DType.kFloat8E5M2))
     dp, dqkv = (fp8(dtype=enums.DType.kFloat8E5M2) if kind == "delayed" else current() for _ in range(2))
-    *found, _, _ = BWD.reference(**backward_args(given, o, do, aux, dp_quantizer=dp, dqkv_quantizer=dqkv))
+    *grads, _, _ = BWD.reference(**backward_args(arguments, o, do, aux, dp_quantizer=dp, dqkv_quantizer=dqkv))
     back = backward_args(
         forward_args(double, exact, None, None, None),
         quantized.plain(quantized.OPS, o, F64),
         do.dequantize(dtype=F64),
         aux,
     )
-    for got, w in zip(found, BWD.reference(**back), strict=False):
+    for got, w in zip(grads, BWD.reference(**back), strict=False):
         assert quantized.is_quantized(got) == (kind == "delayed")
         torch.testing.assert_close(quantized.plain(quantized.OPS, got, F64), w, rtol=0.15, atol=0.03)
     if kind == "delayed":
         assert dp.amax.item() > 0 and dqkv.amax.item() > 0
-        for part, like in zip(found, qkv, strict=True):
+        for part, like in zip(grads, qkv, strict=True):
             assert part._data.stride() == like.stride()
 
 
@@ -513,7 +518,7 @@ def test_fp8_attention_matches_the_definition(layout, kind):
 
 
 @pytest.mark.parametrize(
-    ("spoiled", "says"),
+    ("invalid", "message"),
     [
         ({"qkv_layout": 99}, "qkv_layout must be a member of NVTE_QKV_Layout.*; got 99"),
         ({"attn_mask_type": "causal"}, "attn_mask_type must be a member of NVTE_Mask_Type"),
@@ -535,24 +540,24 @@ def test_fp8_attention_matches_the_definition(layout, kind):
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )
-def test_invalid_arguments_raise(spoiled, says):
+def test_invalid_arguments_raise(invalid, message):
     call = Call(mask="PADDING_MASK")
     qkv, _ = tensors(call, torch.Generator().manual_seed(0))
-    given = forward_args(call, qkv, None, None, None, **spoiled)
-    with pytest.raises((TypeError, ValueError), match=f"^fused_attn_fwd: {says}"):
-        FWD.reference(**given)
+    arguments = forward_args(call, qkv, None, None, None, **invalid)
+    with pytest.raises((TypeError, ValueError), match=f"^fused_attn_fwd: {message}"):
+        FWD.reference(**arguments)
     # dispatch catches it and then calls the reference, which checks the arguments
     with pytest.raises((TypeError, ValueError, LookupError)):
-        FWD.adapter.bind({key: part.reference for key, part in FWD.parts.items()})(**given)
+        FWD.adapter.bind({key: part.reference for key, part in FWD.parts.items()})(**arguments)
 
 
 def test_a_paged_cache_has_no_gradient():
     call = Call("Paged_KV_BSHD_BSHD_BSHD", "PADDING_MASK")
     qkv, tables = tensors(call, torch.Generator().manual_seed(0))
-    given = forward_args(call, qkv, tables, None, None)
-    o, *aux = FWD.reference(**given)
+    arguments = forward_args(call, qkv, tables, None, None)
+    o, *aux = FWD.reference(**arguments)
     with pytest.raises(NotSupported, match="^fused_attn_bwd: qkv_layout"):
-        BWD.reference(**backward_args(given, o, o, aux))
+        BWD.reference(**backward_args(arguments, o, o, aux))
 
 
 BACKEND = specs.find("tex::get_fused_attn_backend")
@@ -575,8 +580,8 @@ BACKEND = specs.find("tex::get_fused_attn_backend")
 )  # fmt: skip
 def test_get_fused_attn_backend_matches_nvidias_rules(changed, backend):
     args = dict(zip(BACKEND.names, next(iter(BACKEND.samples(torch.float32, "cpu"))).args, strict=True)) | changed
-    found = BACKEND.reference(**args)
-    assert int(found) == backend and isinstance(found, enums.NVTE_Fused_Attn_Backend)
+    result = BACKEND.reference(**args)
+    assert int(result) == backend and isinstance(result, enums.NVTE_Fused_Attn_Backend)
 
 
 def test_get_fused_attn_backend_accepts_a_single_object():
@@ -584,12 +589,12 @@ def test_get_fused_attn_backend_accepts_a_single_object():
     from types import SimpleNamespace
 
     args = dict(zip(BACKEND.names, next(iter(BACKEND.samples(torch.float32, "cpu"))).args, strict=True))
-    asked = SimpleNamespace(
+    request = SimpleNamespace(
         **args, qkv_dtype=enums.DType.kBFloat16, dropout=0.0, scaling_mode=0, batch_size=2
     )  # fmt: skip
-    assert BACKEND.reference(asked) == (enums.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, "")
-    asked.qkv_dtype = enums.DType.kFloat32
-    found, why = BACKEND.reference(asked)
-    assert found == -1 and "takes float16, bfloat16" in why
-    asked.qkv_dtype, asked.scaling_mode = enums.DType.kFloat8E4M3, 1
-    assert BACKEND.reference(asked)[0] == -1
+    assert BACKEND.reference(request) == (enums.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, "")
+    request.qkv_dtype = enums.DType.kFloat32
+    backend, why = BACKEND.reference(request)
+    assert backend == -1 and "takes float16, bfloat16" in why
+    request.qkv_dtype, request.scaling_mode = enums.DType.kFloat8E4M3, 1
+    assert BACKEND.reference(request)[0] == -1

@@ -47,13 +47,15 @@ def from_format(t: Tensor, fmt: str) -> Tensor:
     return t.unflatten(0, (B, S)) if fmt == "THD" else t.permute([fmt.index(c) for c in "BSHD"])
 
 
-def ran(layout: str, mask: str, window: tuple[int, int] = (-1, -1)) -> tuple[list[Tensor], list[tuple[str, tuple]]]:
+def run_attention(
+    layout: str, mask: str, window: tuple[int, int] = (-1, -1)
+) -> tuple[list[Tensor], list[tuple[str, tuple]]]:
     """O, S, dQ, dK and dV of one call as [b, s, h, ...], and the ops that were called."""
     fmt = layout.partition("_")[0]
     g = torch.Generator().manual_seed(0)
     q, k, v, do = (torch.randn(B, S, h, D, generator=g) for h in (H, KV, KV, H))
     cu = torch.arange(B + 1, dtype=torch.int32) * S
-    given = {
+    arguments = {
         "max_seqlen_q": S, "max_seqlen_kv": S, "is_training": True, "attn_scale": D**-0.5, "p_dropout": 0.0,
         "set_zero": True, "qkv_layout": enums.NVTE_QKV_Layout[f"NVTE_{layout}"],
         "o_format": enums.NVTE_QKV_Format[f"NVTE_{fmt}"],
@@ -66,14 +68,14 @@ def ran(layout: str, mask: str, window: tuple[int, int] = (-1, -1)) -> tuple[lis
         "rng_elts_per_thread": 16, "return_max_logit": False, "cuda_graph": False,
     }  # fmt: skip
     forward, calls = recorded(FWD)
-    o, *aux = forward(**given)
+    o, *aux = forward(**arguments)
     more = {
-        "do_format": given["o_format"], "dqkv_layout": given["qkv_layout"], "deterministic": False, "O": o,
-        "do_scale_inv_format": given["qkv_scale_inv_format"], "dO": in_format(do, fmt), "Aux_CTX_Tensors": aux,
+        "do_format": arguments["o_format"], "dqkv_layout": arguments["qkv_layout"], "deterministic": False, "O": o,
+        "do_scale_inv_format": arguments["qkv_scale_inv_format"], "dO": in_format(do, fmt), "Aux_CTX_Tensors": aux,
         "dp_quantizer": None, "dqkv_quantizer": None,
     }  # fmt: skip
     backward, more_calls = recorded(BWD)
-    grads = backward(**{n: {**given, **more}[n] for n in BWD.names})
+    grads = backward(**{n: {**arguments, **more}[n] for n in BWD.names})
     stats = from_format(aux[0], fmt) if fmt == "THD" else aux[0].transpose(1, 2)
     return [from_format(o, fmt), stats, *(from_format(t, fmt) for t in grads[:3])], [*calls, *more_calls]
 
@@ -86,7 +88,7 @@ CASES = [
 
 @pytest.mark.parametrize(("layout", "mask", "window"), CASES)
 def test_every_layout_calls_only_attention_general(layout, mask, window):
-    _, calls = ran(layout, mask, window)
+    _, calls = run_attention(layout, mask, window)
     assert [key for key, _ in calls] == ["opmux::attention_general", "opmux::attention_general_bwd"]
 
 
@@ -98,19 +100,19 @@ def of_equal_work(causal: bool) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_equal_sequences_have_one_speed_class_in_every_layout(causal):
-    """So auto mode chooses one implementation for all of them."""
-    found = {key: set() for key in ("opmux::attention_general", "opmux::attention_general_bwd")}
+    """One speed class makes auto mode choose one implementation for all layouts."""
+    classes = {key: set() for key in ("opmux::attention_general", "opmux::attention_general_bwd")}
     for layout, mask in of_equal_work(causal):
-        for key, args in ran(layout, mask)[1]:
-            found[key].add(CLASSES[key].of(*args))
-    assert all(len(classes) == 1 for classes in found.values()), found
+        for key, args in run_attention(layout, mask)[1]:
+            classes[key].add(CLASSES[key].of(*args))
+    assert all(len(classes) == 1 for classes in classes.values()), classes
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_every_layout_gives_the_same_results(causal):
     (layout, mask), *others = of_equal_work(causal)
-    want, _ = ran(layout, mask)
+    want, _ = run_attention(layout, mask)
     for layout, mask in others:
-        for name, a, b in zip(("O", "S", "dQ", "dK", "dV"), ran(layout, mask)[0], want, strict=True):
+        for name, a, b in zip(("O", "S", "dQ", "dK", "dV"), run_attention(layout, mask)[0], want, strict=True):
             what = f"{layout} {mask} {name}"
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, msg=lambda m, what=what: f"{what}: {m}")

@@ -21,7 +21,7 @@ tex = interface.module()
 
 
 @pytest.fixture(autouse=True)
-def as_it_was():
+def restore_backends():
     before = dict(registry._backends)
     yield
     for name in set(registry._backends) - set(before):
@@ -73,10 +73,10 @@ def test_a_backend_class_and_an_op_impl_register_in_the_same_registry():
     registry.register_backend(acme(rmsnorm_fwd=fives))
     impls = get_default_manager().registry.get_implementations("rmsnorm_fwd")
     assert [i.kind for i in impls if i.vendor == "acme"] == [BackendImplKind.VENDOR]
-    made = OpImpl(
+    impl = OpImpl(
         "rmsnorm_fwd", "vendor.bolt", BackendImplKind.VENDOR, "bolt", lambda x, *a: [x * 0 + 7, None, x[:, 0]]
     )
-    get_default_manager().registry.register_impl(made)
+    get_default_manager().registry.register_impl(impl)
     try:
         assert "bolt" in [r["name"] for r in tex.list_backends()]
         tex.set_backend("bolt")
@@ -108,16 +108,16 @@ def test_get_backend_returns_the_selected_backend():
 
 
 def test_backends_receive_torch_dtypes():
-    seen = []
+    dtypes = []
 
     def record(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):
-        seen.append(otype)
+        dtypes.append(otype)
         return fives(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma)
 
     registry.register_backend(acme(rmsnorm_fwd=record))
     tex.set_backend("acme")
     norm(otype=tex.DType.kBFloat16)
-    assert seen == [torch.bfloat16]
+    assert dtypes == [torch.bfloat16]
 
 
 # ---- missing backends and methods -----------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_a_method_that_raises_not_implemented_falls_back():
 
 
 def test_a_decline_applies_to_one_call_only():
-    """It depended on the arguments, so the next call of the same shape goes to the backend again."""
+    """A decline depends on the arguments, so the next call of the same shape goes to the backend again."""
     calls = []
 
     def sometimes(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):
@@ -170,8 +170,8 @@ def test_a_decline_applies_to_one_call_only():
 def test_a_method_with_a_misspelled_name_warns(caplog):
     with caplog.at_level("WARNING", logger="opmux"):
         registry.register_backend(acme(rmsnorm_fwdd=fives, own_business=fives))
-    (said,) = [r.getMessage() for r in caplog.records]
-    assert said == "tex backend 'acme' has a method 'rmsnorm_fwdd': did it mean 'rmsnorm_fwd'?"
+    (messages,) = [r.getMessage() for r in caplog.records]
+    assert messages == "tex backend 'acme' has a method 'rmsnorm_fwdd': did it mean 'rmsnorm_fwd'?"
 
 
 def test_a_missing_method_raises_if_no_fallback_is_allowed():

@@ -22,8 +22,8 @@ SAYS_WHAT_IT_NEEDS = re.compile(r"\w+: needs ").search
 def sample(spec):
     """Arguments of a valid call: the function's first sample in the first dtype that has one."""
     for dtype in (torch.bfloat16, torch.float32, torch.float16, torch.uint8):
-        for found in spec.samples(dtype, CPU):
-            return list(spec.signature.bind(*found.args, **found.kwargs).arguments.items())
+        for sample_ in spec.samples(dtype, CPU):
+            return list(spec.signature.bind(*sample_.args, **sample_.kwargs).arguments.items())
     raise AssertionError(f"{spec.name} has no sample")
 
 
@@ -64,25 +64,25 @@ def same(a, b):
 def test_an_invalid_argument_raises_with_its_name(name):
     spec, fn = SPECS[name], FUNCTIONS[name]
     faults = []
-    for at, (argument, good) in enumerate(sample(spec)):
-        for how, bad in spoiled(good):
-            given = dict(copy.deepcopy(sample(spec)))
-            given[list(given)[at]] = bad
-            kept = [t.clone() for t in tensors(given.values())]
+    for index, (argument, good) in enumerate(sample(spec)):
+        for what, bad in spoiled(good):
+            arguments = dict(copy.deepcopy(sample(spec)))
+            arguments[list(arguments)[index]] = bad
+            originals = [t.clone() for t in tensors(arguments.values())]
             try:
-                fn(**given)
+                fn(**arguments)
                 continue
             # no implementation accepts it: the message has each one's reason
             except (TypeError, ValueError, NotImplementedError) as error:
                 words = str(error)
                 if name not in words:
-                    faults.append(f"{argument} {how}: the message does not name the function: {words[:150]}")
+                    faults.append(f"{argument} {what}: the message does not name the function: {words[:150]}")
                 elif not any(p in words for p in spec.names) and not SAYS_WHAT_IT_NEEDS(words):
-                    faults.append(f"{argument} {how}: the message names no argument: {words[:150]}")
+                    faults.append(f"{argument} {what}: the message names no argument: {words[:150]}")
             except Exception as error:
-                faults.append(f"{argument} {how}: {type(error).__name__}: {str(error)[:150]}")
-            if not all(map(same, tensors(given.values()), kept)):
-                faults.append(f"{argument} {how}: refused, and something was written")
+                faults.append(f"{argument} {what}: {type(error).__name__}: {str(error)[:150]}")
+            if not all(map(same, tensors(arguments.values()), originals)):
+                faults.append(f"{argument} {what}: refused, and something was written")
     assert not faults, "\n".join(faults)
 
 
@@ -101,7 +101,7 @@ def test_a_missing_argument_raises_with_its_name(name):
     spec, fn = SPECS[name], FUNCTIONS[name]
     needed = [p.name for p in inspect.signature(fn).parameters.values() if p.default is p.empty]
     for argument in needed:
-        given = dict(sample(spec))
-        given.pop(argument, None)
+        arguments = dict(sample(spec))
+        arguments.pop(argument, None)
         with pytest.raises(TypeError, match=rf"{name}.*'{argument}'"):
-            fn(**given)
+            fn(**arguments)

@@ -146,7 +146,7 @@ def test_a_weight_gradient_accumulates_into_float32(dtype):
 @pytest.mark.parametrize("alpha, beta", [(0.5, None), (-2.0, 0.25), (1.0, 0.0), (np.float32(0.5), np.float32(2.0))])
 @pytest.mark.parametrize("epilogue", ["", "bias", "gelu", "dgelu"])
 def test_alpha_and_beta_apply_before_the_epilogue(epilogue, alpha, beta):
-    """As in cuBLAS: the epilogue is applied to alpha * product + beta * D."""
+    """The epilogue is applied to alpha * product + beta * D, as in cuBLAS."""
     A, B = factors("NN", F32)
     D, bias, gelu_in = torch.randn(5, 24), torch.randn(24), torch.randn(5, 24)
     want = alpha * truth(A, B, "NN") + D.double() * (1.0 if beta is None else beta)
@@ -183,7 +183,7 @@ def test_gemm_writes_leaves_and_records_no_graph():
 
 @pytest.mark.parametrize("m, n, k", [(0, 24, 64), (5, 24, 0), (5, 0, 64)])
 @every_layout
-def test_operands_without_elements(layout, m, n, k):
+def test_gemm_accepts_operands_without_elements(layout, m, n, k):
     A, B = factors(layout, F32, m, n, k)
     columns = B.shape[-1]
     D, bias_grad, _, _ = call(A, B, layout, bias=torch.randn(columns), grad=True)
@@ -191,9 +191,9 @@ def test_operands_without_elements(layout, m, n, k):
     assert torch.equal(bias_grad, B.sum(0))
     D, _, pre, _ = call(A, B, layout, bias=torch.randn(n), gelu=True)
     assert D.shape == pre.shape == (m, n) and not D.any()
-    given = torch.ones(m, n)
-    assert call(A, B, layout, out=given, accumulate=True)[0] is given and given.all()
-    assert call(A, B, layout, out=given)[0] is given and not given.any()
+    x_of_ones = torch.ones(m, n)
+    assert call(A, B, layout, out=x_of_ones, accumulate=True)[0] is x_of_ones and x_of_ones.all()
+    assert call(A, B, layout, out=x_of_ones)[0] is x_of_ones and not x_of_ones.any()
 
 
 # ---- quantized ------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def blocks(dim, shape=(64, 128), dtype=torch.float8_e4m3fn):
     return q.quantized(q.OPS, torch.randn(shape), q.Float8BlockQuantizer(fp8_dtype=dtype, block_scaling_dim=dim))
 
 
-def test_dgelu_of_block_scaled_operands():
+def test_block_scaled_gemm_applies_dgelu():
     """cuBLAS supports only this gelu for block scaling: the gradient, in bfloat16."""
     a, b, pre = blocks(2), blocks(1), torch.randn(64, 64, dtype=BF16)
     D = call(a, b, to=BF16, gelu=True, gelu_in=pre, grad=True, split=True)[0]
@@ -250,7 +250,7 @@ E5M2 = torch.float8_e5m2
 
 
 @pytest.mark.parametrize(
-    "a, b, given, says",
+    "a, b, args, message",
     [
         ({"dim": 2}, {"dim": 1}, {"split": False}, "use_split_accumulator must be True"),
         ({"dim": 2}, {"dim": 2}, {}, "B must have blocks of 1 x 128"),
@@ -266,13 +266,13 @@ E5M2 = torch.float8_e5m2
         ({"dim": 2}, {"dim": 1, "shape": (63, 128)}, {}, "B must be padded to a multiple of 8 rows"),
     ],
 )  # fmt: skip
-def test_block_scaled_gemms_that_cublas_rejects_raise(a, b, given, says):
-    with pytest.raises(ValueError, match=f"generic_gemm: {says}.*for blocks of 128"):
-        call(blocks(**a), blocks(**b), **{"to": F32, "split": True, **given})
+def test_block_scaled_gemms_that_cublas_rejects_raise(a, b, args, message):
+    with pytest.raises(ValueError, match=f"generic_gemm: {message}.*for blocks of 128"):
+        call(blocks(**a), blocks(**b), **{"to": F32, "split": True, **args})
 
 
 def test_block_scaled_products_are_rounded_before_accumulation():
-    """As in cuBLAS; adding first and rounding once would change one in eight elements here."""
+    """cuBLAS rounds first; adding first and rounding once would change one in eight elements here."""
     torch.manual_seed(0)
     a, b, bias = blocks(2), blocks(1), torch.randn(64, dtype=BF16)
     out = torch.randn(64, 64, dtype=BF16)
@@ -296,7 +296,7 @@ def test_one_operand_may_be_quantized():
 
 
 def test_gemm_uses_the_data_if_the_transpose_is_missing_or_stale():
-    """And the transpose if the data is missing."""
+    """Uses the transpose if the data is missing."""
     A, B = factors("NN", BF16, 32, 48, 64)
     a, b = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (A, B))
     want = call(a, b, "NN", to=F32)[0].double()
@@ -313,9 +313,9 @@ def test_results_may_be_quantized():
         want = q.plain(q.OPS, q.quantized(q.OPS, call(A, B)[0], make()), F32)
         assert q.is_quantized(D) and torch.equal(q.plain(q.OPS, D, F32), want)
     delayed = q.Float8Quantizer(torch.full((1,), 8.0), torch.zeros(1))
-    room = q.empty(delayed, (32, 64), BF16, "cpu")
-    D = call(A, B, out=room, quantizer=delayed, to=BF16)[0]
-    assert D is room and delayed.amax.item() == call(A, B)[0].abs().max().item()
+    out = q.empty(delayed, (32, 64), BF16, "cpu")
+    D = call(A, B, out=out, quantizer=delayed, to=BF16)[0]
+    assert D is out and delayed.amax.item() == call(A, B)[0].abs().max().item()
 
 
 # ---- overlap --------------------------------------------------------------------------------------------------------
@@ -416,13 +416,13 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("spoiled, error, says", BAD.values(), ids=list(BAD))
-def test_invalid_arguments_raise_and_nothing_is_written(spoiled, error, says):
+@pytest.mark.parametrize("invalid, error, message", BAD.values(), ids=list(BAD))
+def test_invalid_arguments_raise_and_nothing_is_written(invalid, error, message):
     A, B = factors("TN", F32)
-    D = spoiled.get("out")
+    D = invalid.get("out")
     before = D.clone() if torch.is_tensor(D) else None
-    with pytest.raises(error, match=f"^generic_gemm: {says}"):
-        call(**{"A": A, "B": B, **spoiled})
+    with pytest.raises(error, match=f"^generic_gemm: {message}"):
+        call(**{"A": A, "B": B, **invalid})
     assert before is None or torch.equal(D, before)
 
 
@@ -433,7 +433,7 @@ def test_an_unsupported_combination_raises():
 
 
 @pytest.mark.parametrize(
-    "spoil, error, says",
+    "spoil, error, message",
     [
         (lambda A, B, D: A.pop(), ValueError, "B must have 1 items; got 2"),
         (lambda A, B, D: B.__setitem__(1, B[1][:, 1:]), ValueError, r"B\[1\] must have 64 in its last dimension"),
@@ -441,19 +441,19 @@ def test_an_unsupported_combination_raises():
         (lambda A, B, D: D.__setitem__(0, None), TypeError, "D must be a list of Tensors; got None at index 0"),
     ],
 )
-def test_invalid_groups_raise_before_anything_is_written(spoil, error, says):
+def test_invalid_groups_raise_before_anything_is_written(spoil, error, message):
     As, Bs = (list(v) for v in zip(*(factors("TN", F32) for _ in range(2)), strict=True))
     D = [torch.ones(5, 24) for _ in range(2)]
-    kept = list(D)
+    originals = list(D)
     spoil(As, Bs, D)
     transa, transb = LAYOUTS["TN"]
     none = [torch.empty(0)] * 2
-    with pytest.raises(error, match=f"^te_general_grouped_gemm: {says}"):
+    with pytest.raises(error, match=f"^te_general_grouped_gemm: {message}"):
         tex_gemm.te_general_grouped_gemm(
             As, transa, Bs, transb, D, F32, None, none[: len(As)], BF16, False, none[: len(As)], False, [], 0, False,
             False, 0,
         )  # fmt: skip
-    assert all(d.eq(1).all() for d in kept)
+    assert all(d.eq(1).all() for d in originals)
 
 
 def test_results_of_other_backends_become_a_list_of_four():

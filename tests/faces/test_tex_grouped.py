@@ -65,13 +65,13 @@ def test_members_equal_tensors_quantized_alone(name, dims):
     assert group.logical_shape == tuple(x.shape) and group.num_tensors == 3 and group.quantizer is quantizer
     assert group._with_gemm_swizzled_scales is False
     assert (group.tensor_offsets is None) == (dims is None)
-    found = members(group)
-    at = 0
-    for member, rows in zip(found, dims or [32] * 3, strict=True):
+    actual = members(group)
+    offset = 0
+    for member, rows in zip(actual, dims or [32] * 3, strict=True):
         assert tuple(member.size()) == (rows, 64)
         if rows:
-            assert same(member, quantized(OPS, x[at : at + rows], quantizer))
-        at += rows
+            assert same(member, quantized(OPS, x[offset : offset + rows], quantizer))
+        offset += rows
     size = x.numel() // (2 if name.startswith("nvfp4") else 1)
     assert group.rowwise_data.dim() == 1 and group.rowwise_data.numel() == size
 
@@ -79,7 +79,7 @@ def test_members_equal_tensors_quantized_alone(name, dims):
 @pytest.mark.parametrize("name", QUANTIZERS)
 @pytest.mark.parametrize("first", [None, (64, 32, 32)], ids=["last", "both"])
 def test_members_may_have_different_last_dimensions(name, first):
-    """They follow one another in memory; the shape of the group only gives the total size."""
+    """Members are adjacent in memory; the shape of the group only gives the total size."""
     quantizer, last = QUANTIZERS[name](), (64, 32, 128)
     shapes = list(zip(first or (64,) * 3, last, strict=True))
     x = [drawn(*shape, seed=i) for i, shape in enumerate(shapes)]
@@ -106,11 +106,11 @@ def test_a_group_with_current_scaling_has_amaxes_and_scales(row, column):
     assert torch.equal(group.amax, amax)
     scale = torch.where(amax == 0, 1.0, torch.full_like(amax, 448.0) / amax)
     assert torch.equal(group.scale, scale)
-    for held, inverse, wanted in (
+    for held, inverse, expected in (
         (group.rowwise_data, group.scale_inv, row), (group.columnwise_data, group.columnwise_scale_inv, column)
     ):  # fmt: skip
-        assert (held is not None) == (inverse is not None) == wanted
-        assert not wanted or torch.equal(inverse, torch.ones(3) / scale)
+        assert (held is not None) == (inverse is not None) == expected
+        assert not expected or torch.equal(inverse, torch.ones(3) / scale)
     again = 2 * x
     grouped.group_quantize(again, quantizer, 3, None, int64(*last), output=group)
     assert torch.equal(group.amax, 2 * amax)
@@ -196,19 +196,19 @@ def test_group_requantize_adds_columnwise_data():
     x, quantizer = drawn(128, 64), MXFP8Quantizer()
     group = grouped.group_quantize(x, MXFP8Quantizer(columnwise=False), 3, int64(*DIMS))
     data, scales = group.rowwise_data, group.scale_inv
-    kept = data.clone(), scales.clone()
+    originals = data.clone(), scales.clone()
     values = grouped.group_requantize_inplace(group, quantizer, 3, int64(*DIMS), torch.float32, None, True)
     assert torch.equal(
         values, torch.cat([plain(OPS, m, torch.float32).view(-1, 64) for m in members(group) if m.numel()])
     )
-    assert group.rowwise_data is data and torch.equal(data, kept[0]) and torch.equal(scales, kept[1])
+    assert group.rowwise_data is data and torch.equal(data, originals[0]) and torch.equal(scales, originals[1])
     want = grouped.group_quantize(values, MXFP8Quantizer(rowwise=False), 3, int64(*DIMS))
     assert torch.equal(group.columnwise_data, want.columnwise_data)
     assert torch.equal(group.columnwise_scale_inv, want.columnwise_scale_inv)
     columns = group.columnwise_data
     assert grouped.group_requantize_inplace(group, quantizer, 3, int64(*DIMS), torch.float32) is None
     assert group.columnwise_data is columns
-    assert grouped.grouped_swizzle_for_gemm(group, True, True) is None and torch.equal(scales, kept[1])
+    assert grouped.grouped_swizzle_for_gemm(group, True, True) is None and torch.equal(scales, originals[1])
 
 
 # ---- sizes and addresses --------------------------------------------------------------------------------------------
@@ -216,12 +216,12 @@ def test_group_requantize_adds_columnwise_data():
 
 def test_bulk_allocate_returns_aligned_views_of_one_buffer():
     shapes, dtypes = [(3, 5), (2, 2), (0, 4), (7,)], [torch.uint8, torch.float32, torch.bfloat16, torch.int64]
-    made = grouped.bulk_allocate(shapes, dtypes, CPU)
-    assert [(tuple(t.shape), t.dtype) for t in made] == list(zip(shapes, dtypes, strict=True))
-    assert len({t.untyped_storage().data_ptr() for t in made if t.numel()}) == 1
-    for value, t in enumerate(made):
+    views = grouped.bulk_allocate(shapes, dtypes, CPU)
+    assert [(tuple(t.shape), t.dtype) for t in views] == list(zip(shapes, dtypes, strict=True))
+    assert len({t.untyped_storage().data_ptr() for t in views if t.numel()}) == 1
+    for value, t in enumerate(views):
         t.fill_(value + 1)
-    assert all((t == value + 1).all() for value, t in enumerate(made))
+    assert all((t == value + 1).all() for value, t in enumerate(views))
     aligned = grouped.bulk_allocate(shapes, dtypes, CPU, [1, 256, 1, 64])
     assert aligned[1].data_ptr() % 256 == aligned[3].data_ptr() % 64 == 0
     assert grouped.bulk_allocate([], []) == []
@@ -229,9 +229,9 @@ def test_bulk_allocate_returns_aligned_views_of_one_buffer():
 
 @pytest.mark.parametrize("sizes", [[3, 0, 5], (3, 0, 5), int64(3, 0, 5), torch.tensor([3, 0, 5], dtype=torch.int32)])
 def test_splits_to_offsets_sums_and_scales(sizes):
-    how = {"strides": [1, 7], "include_leading_zero": [False, True], "dtypes": [torch.int32, torch.int64]}
-    found, (ends, offsets) = grouped.splits_to_offsets_multi(sizes, CPU, **how)
-    assert found.tolist() == [3, 0, 5] and found.dtype is torch.int64
+    options = {"strides": [1, 7], "include_leading_zero": [False, True], "dtypes": [torch.int32, torch.int64]}
+    splits, (ends, offsets) = grouped.splits_to_offsets_multi(sizes, CPU, **options)
+    assert splits.tolist() == [3, 0, 5] and splits.dtype is torch.int64
     assert ends.tolist() == [3, 3, 8] and ends.dtype is torch.int32
     assert offsets.tolist() == [0, 21, 21, 56] and offsets.dtype is torch.int64
     assert grouped.splits_to_offsets(int64(3, 0, 5), 7).tolist() == [0, 21, 21, 56]
@@ -239,8 +239,8 @@ def test_splits_to_offsets_sums_and_scales(sizes):
 
 def test_copy_data_ptrs_returns_addresses():
     x, y = drawn(3), drawn(4)
-    found = grouped.copy_data_ptrs_to_device([x, y], CPU)
-    assert found.tolist() == [x.data_ptr(), y.data_ptr()] and found.dtype is torch.int64
+    addresses = grouped.copy_data_ptrs_to_device([x, y], CPU)
+    assert addresses.tolist() == [x.data_ptr(), y.data_ptr()] and addresses.dtype is torch.int64
 
 
 # ---- gemms ----------------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_grouped_weight_gradients_equal_those_of_members():
 
 
 def test_a_sum_with_bias_is_rounded_once():
-    """In bfloat16: the product is not rounded before the bias is added."""
+    """The product of bfloat16 operands is not rounded before the bias is added."""
     x, w, bias = drawn(8, 64).bfloat16(), drawn(5, 64, seed=2).bfloat16(), drawn(1, 5, seed=3).bfloat16()
     y = torch.zeros(8, 5, dtype=torch.bfloat16)
     run("grouped_tensor", group_of(w, 1), True, group_of(x, 1), False, group_of(y, 1), group_of(bias, 1))
@@ -320,7 +320,7 @@ def test_wrong_shapes_raise_and_nothing_is_written():
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "block 2", "current", "nvfp4 2d"])
-def test_products_of_quantized_members(name):
+def test_grouped_products_accept_quantized_members(name):
     """Each operand is read rowwise or columnwise, as its side of the product requires."""
     x, w, quantizer = drawn(128, 64), drawn(96, 64, seed=2), QUANTIZERS[name]()
     dims = int64(*DIMS)
@@ -376,5 +376,5 @@ print("right")
 def test_groups_have_transformer_engines_class_if_the_quantizer_has():
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     clean["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
-    done = fresh.run([sys.executable, "-c", textwrap.dedent(THEIRS)], env=clean, timeout=240)
-    assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
+    result = fresh.run([sys.executable, "-c", textwrap.dedent(THEIRS)], env=clean, timeout=240)
+    assert result.returncode == 0 and "right" in result.stdout, result.stdout + result.stderr

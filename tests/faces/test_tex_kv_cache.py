@@ -28,7 +28,7 @@ def drawn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def news(fmt):
+def new_keys(fmt):
     """The new keys of each sequence, and the tensor that contains them."""
     tokens = [drawn(n, H, D, seed=n + 1) for n in NEW]
     if fmt == "THD":
@@ -42,7 +42,7 @@ def news(fmt):
 @pytest.mark.parametrize("fmt", ["SBHD", "BSHD", "THD"])
 @pytest.mark.parametrize("paged", [True, False])
 def test_copy_to_kv_cache_matches_a_loop(fmt, paged):
-    tokens, held = news(fmt)
+    tokens, held = new_keys(fmt)
     page, pages = (2, 4) if paged else (8, 1)
     table = torch.tensor([[6, 1, 8, 0], [3, 5, 0, 0], [2, 7, 0, 0]] if paged else [[2], [0], [1]], dtype=torch.int32)
     k, v = drawn(9, page, H, D, seed=9), drawn(9, page, H, D, seed=10)
@@ -61,11 +61,11 @@ def test_copy_to_kv_cache_matches_a_loop(fmt, paged):
 
 
 def test_copy_to_kv_cache_without_new_tokens_changes_nothing():
-    _, held = news("BSHD")
+    _, held = new_keys("BSHD")
     cache = drawn(9, 2, H, D)
-    kept, table = cache.clone(), torch.zeros(3, 4, dtype=torch.int32)
+    original, table = cache.clone(), torch.zeros(3, 4, dtype=torch.int32)
     call("copy_to_kv_cache", held, held, cache, cache, table, cu(0, 0, 0), cu(*CACHED), 1, 3, 3, 8, 4, False)
-    assert torch.equal(cache, kept)
+    assert torch.equal(cache, original)
 
 
 def test_thd_to_bshd_and_back():
@@ -73,10 +73,10 @@ def test_thd_to_bshd_and_back():
     sizes = (3, 0, 4)
     dense = call("convert_thd_to_bshd", x, cu(*sizes), 3, 5)
     assert dense.shape == (3, 5, H, D)
-    at = 0
+    offset = 0
     for n, size in enumerate(sizes):
-        assert torch.equal(dense[n, :size], x[at : at + size]) and dense[n, size:].eq(0).all()
-        at += size
+        assert torch.equal(dense[n, :size], x[offset : offset + size]) and dense[n, size:].eq(0).all()
+        offset += size
     back = call("convert_bshd_to_thd", dense, cu(*sizes), 8)
     assert torch.equal(back[:7], x[:7]) and back[7:].eq(0).all()
 
@@ -119,15 +119,15 @@ def test_multi_tensor_transpose_matches_permute(fmt):
     turn = lambda t: t.permute(1, 2, 0, 3) if fmt == "sbhd" else t.permute(0, 2, 1, 3)
     for t, got in zip(inputs, call("multi_tensor_transpose_to_bhsd", inputs, fmt), strict=True):
         assert got is None if t is None else got.is_contiguous() and torch.equal(got, turn(t))
-    room = [
+    outputs_ = [
         torch.ones(*turn(inputs[0]).shape[:3], 8).half(),
         None,
         torch.ones(turn(inputs[2]).shape, dtype=torch.uint8),
     ]
-    found = call("multi_tensor_transpose_to_bhsd", inputs, original_format=fmt, outputs=room)
-    assert all(a is b for a, b in zip(found, room, strict=True))
-    assert torch.equal(room[0][..., :D], turn(inputs[0])) and room[0][..., D:].eq(0).all()
-    assert torch.equal(room[2], turn(inputs[2]))
+    outputs = call("multi_tensor_transpose_to_bhsd", inputs, original_format=fmt, outputs=outputs_)
+    assert all(a is b for a, b in zip(outputs, outputs_, strict=True))
+    assert torch.equal(outputs_[0][..., :D], turn(inputs[0])) and outputs_[0][..., D:].eq(0).all()
+    assert torch.equal(outputs_[2], turn(inputs[2]))
 
 
 def test_multi_tensor_pad_last_dim_pads_with_zeros():

@@ -145,7 +145,7 @@ def test_layernorm_returns_the_requested_dtype(dtype, otype):
     torch.testing.assert_close(out.double(), want, rtol=tol, atol=tol)
 
 
-def test_quantized_results_of_empty_input():
+def test_norms_of_empty_input_return_empty_quantized_tensors():
     x, w, b = tensors((0, 32))
     quantizer = QUANTIZERS["delayed"]()
     out, _, rsigma = forward("rmsnorm_fwd", x, w, b, quantizer=quantizer)
@@ -174,9 +174,9 @@ def test_errors_of_the_backwards_name_the_argument():
         ),
     }
     for name, call in calls.items():
-        spoiled = dict(dz=x[:4], rsigma=stat[:4], gamma=w[:3]) | ({"add": x[:, :3]} if "add" in name else {})
-        spoiled |= {"mu": stat[:2]} if name == "layernorm_bwd" else {}
-        for argument, value in spoiled.items():
+        invalid = dict(dz=x[:4], rsigma=stat[:4], gamma=w[:3]) | ({"add": x[:, :3]} if "add" in name else {})
+        invalid |= {"mu": stat[:2]} if name == "layernorm_bwd" else {}
+        for argument, value in invalid.items():
             with pytest.raises(ValueError, match=f"^{name}: {argument} must have shape"):
                 call(**{argument: value})
             for wrong in (None, "text"):

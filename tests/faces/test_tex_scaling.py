@@ -44,11 +44,11 @@ def nearest_fp4(x):
 @pytest.mark.parametrize("spec", [s for s in MINE if s.mutates], ids=lambda s: s.name)
 def test_only_declared_arguments_are_written(spec):
     for sample in spec.samples(torch.float32, CPU):
-        given = spec.signature.bind(*sample.args, **sample.kwargs).arguments
-        kept = {n: [t.clone() for t in tensors(v)] for n, v in given.items() if n not in spec.mutates}
+        arguments = spec.signature.bind(*sample.args, **sample.kwargs).arguments
+        originals = {n: [t.clone() for t in tensors(v)] for n, v in arguments.items() if n not in spec.mutates}
         spec.reference(*sample.args, **sample.kwargs)
-        for name, before in kept.items():
-            assert all(map(torch.equal, tensors(given[name]), before)), name
+        for name, before in originals.items():
+            assert all(map(torch.equal, tensors(arguments[name]), before)), name
 
 
 def tensors(value):
@@ -211,12 +211,12 @@ def test_nvfp4_block_scales_have_the_expected_values():
 
 def test_the_fused_nvfp4_scale_equals_its_separate_steps():
     amax, top = drawn(3, 4).abs(), torch.tensor([3.0])
-    scale, rows, kept = torch.zeros(3, 4), torch.zeros(128, 4, dtype=torch.uint8), torch.zeros(1)
-    nvfp4.nvfp4_multi_tensor_fused_scale([amax], [top], [scale], [rows], [kept], [3], [4], [128], 16)
+    scale, rows, scale_inv = torch.zeros(3, 4), torch.zeros(128, 4, dtype=torch.uint8), torch.zeros(1)
+    nvfp4.nvfp4_multi_tensor_fused_scale([amax], [top], [scale], [rows], [scale_inv], [3], [4], [128], 16)
     want, want_rows = torch.zeros(3, 4), torch.zeros(128, 4, dtype=torch.uint8)
     nvfp4.nvfp4_compute_per_block_scale(amax, want, top)
     nvfp4.nvfp4_expand_scale_to_fp8(want, want_rows, 3, 4, 128, 16)
-    assert torch.equal(scale, want) and torch.equal(rows, want_rows) and kept.item() == 3.0
+    assert torch.equal(scale, want) and torch.equal(rows, want_rows) and scale_inv.item() == 3.0
 
 
 @pytest.mark.parametrize("start, size", [(0, 40), (3, 24), (7, 1), (16, 15)])
@@ -229,8 +229,10 @@ def test_cast_of_a_shard_to_fp4_matches_a_loop(start, size):
     for r, c, v in elements(shard, 18, start):
         decode = scale[r // 16, c // 16].to(torch.float8_e4m3fn).float()
         factor = 1 / (decode * (1 / torch.tensor(encode))) if decode else torch.tensor(torch.finfo().max)
-        at = r * 18 + c
-        assert out[at // 2 - first].item() >> 4 * (at % 2) & 15 == nearest_fp4((torch.tensor(v) * factor).item())
+        element = r * 18 + c
+        assert out[element // 2 - first].item() >> 4 * (element % 2) & 15 == nearest_fp4(
+            (torch.tensor(v) * factor).item()
+        )
     if start % 2:
         assert out[0].item() & 15 == 0xA
     if (start + size) % 2:
@@ -241,31 +243,35 @@ def test_cast_of_a_shard_to_fp4_matches_a_loop(start, size):
 
 
 def test_swizzling_changes_nothing_because_our_gemms_read_plain_scales():
-    made = quantized(OPS, drawn(32, 32), MXFP8Quantizer())
-    kept = made._rowwise_scale_inv.clone(), made._columnwise_scale_inv.clone()
-    assert scaling.swizzle_scales_for_gemm_(made) is None
-    assert scaling.multi_tensor_swizzle_scales_for_gemm_([made], True, True) is None
-    assert scaling.multi_tensor_swizzle_scales_for_gemm_unchecked_([made], True, False) is None
-    assert torch.equal(made._rowwise_scale_inv, kept[0]) and torch.equal(made._columnwise_scale_inv, kept[1])
-    assert made._with_gemm_swizzled_scales is False
+    tensor = quantized(OPS, drawn(32, 32), MXFP8Quantizer())
+    originals = tensor._rowwise_scale_inv.clone(), tensor._columnwise_scale_inv.clone()
+    assert scaling.swizzle_scales_for_gemm_(tensor) is None
+    assert scaling.multi_tensor_swizzle_scales_for_gemm_([tensor], True, True) is None
+    assert scaling.multi_tensor_swizzle_scales_for_gemm_unchecked_([tensor], True, False) is None
+    assert torch.equal(tensor._rowwise_scale_inv, originals[0]) and torch.equal(
+        tensor._columnwise_scale_inv, originals[1]
+    )
+    assert tensor._with_gemm_swizzled_scales is False
     with pytest.raises(TypeError, match="tensors must be a quantized tensor in every item; got Tensor at index 0"):
         scaling.multi_tensor_swizzle_scales_for_gemm_([drawn(2, 2)], True, True)
 
 
-@pytest.mark.parametrize("way", ["mxfp8_rowwise", "mxfp8_columnwise", "nvfp4"])
-def test_scales_for_external_kernels_are_swizzled(way):
+@pytest.mark.parametrize("direction", ["mxfp8_rowwise", "mxfp8_columnwise", "nvfp4"])
+def test_scales_for_external_kernels_are_swizzled(direction):
     scales = torch.randint(0, 256, (256, 8), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     data = [torch.zeros(3, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8)]
-    given = scales.t().contiguous() if way == "mxfp8_columnwise" else scales
-    ptrs, scale_ptrs, buffer = scaling.swizzle_scales_and_pack_ptrs_for_discrete_weights(data, [given, given], way, CPU)
+    input_scales = scales.t().contiguous() if direction == "mxfp8_columnwise" else scales
+    ptrs, scale_ptrs, buffer = scaling.swizzle_scales_and_pack_ptrs_for_discrete_weights(
+        data, [input_scales, input_scales], direction, CPU
+    )
     assert ptrs.tolist() == [d.data_ptr() for d in data]
     assert scale_ptrs.tolist() == [buffer.data_ptr(), buffer.data_ptr() + 2048] and buffer.numel() == 4096
-    found = buffer.tolist()
+    swizzled = buffer.tolist()
     for r in range(256):
         for c in range(8):
             tile = r // 128 * 2 + c // 4
-            at = tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
-            assert found[at] == found[2048 + at] == scales[r, c].item()
+            offset = tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+            assert swizzled[offset] == swizzled[2048 + offset] == scales[r, c].item()
 
 
 # ---- functions that need other hardware -----------------------------------------------------------------------------
@@ -274,15 +280,15 @@ def test_scales_for_external_kernels_are_swizzled(way):
 @pytest.mark.parametrize("name", sorted(unavailable.UNAVAILABLE))
 def test_an_unavailable_function_says_what_it_needs(name):
     spec = specs.by_key[f"tex::{name}"]
-    given = next(iter(spec.samples(torch.float32, CPU))).args
+    args = next(iter(spec.samples(torch.float32, CPU))).args
     row = unavailable.UNAVAILABLE[name]
-    with pytest.raises(NotSupported, match=rf"^{name}\(.*\): needs ") as said:
-        spec.reference(*given)
-    assert row.needs in str(said.value) and row.instead in str(said.value)
+    with pytest.raises(NotSupported, match=rf"^{name}\(.*\): needs ") as caught:
+        spec.reference(*args)
+    assert row.needs in str(caught.value) and row.instead in str(caught.value)
     with pytest.raises((NotSupported, NoImplementation), match="needs"):
-        specs.functions[spec.key](*given)
+        specs.functions[spec.key](*args)
     with pytest.raises(TypeError):
-        specs.functions[spec.key](*given, nonsense=1)
+        specs.functions[spec.key](*args, nonsense=1)
 
 
 def test_capability_queries_have_fixed_answers():

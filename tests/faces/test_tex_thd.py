@@ -48,11 +48,11 @@ def by_sequence(lse, longest):
 
 
 def halves_by_sequence(step, longest):
-    out, at = step.new_full((len(SPANS), H, longest), 7.0), 0
+    out, offset = step.new_full((len(SPANS), H, longest), 7.0), 0
     for n, (a, b) in enumerate(SPANS):
         size = (b - a) // 2
-        out[n, :, :size] = step[:, at : at + size]
-        at += size
+        out[n, :, :size] = step[:, offset : offset + size]
+        offset += size
     return out
 
 
@@ -94,9 +94,9 @@ def test_out_correction_matches_a_loop(second, packed, old, dtype):
     per[:, 0] = math.inf
     want = out.double()
     for i, t in enumerate(tokens):
-        kept = want[t] * torch.exp(before[:, t] - lse[:, t]).double()[:, None] if old else want[t]
+        expected = want[t] * torch.exp(before[:, t] - lse[:, t]).double()[:, None] if old else want[t]
         more = step[i].double() * torch.exp(per[:, i] - lse[:, t]).double()[:, None] if i else 0
-        want[t] = kept + more
+        want[t] = expected + more
     if not packed:
         per = halves_by_sequence(per, 6) if second else by_sequence(per, 8)
         lse, before = by_sequence(lse, 8), by_sequence(before, 8)
@@ -114,13 +114,13 @@ def test_grad_correction_matches_a_loop(first, second, shape):
     whole = {first, second} <= {"add", "copy"}
     grad, step = drawn(*shape), drawn(*shape[:-3], T if whole else T // 2, H, D, seed=1)
     want = grad.clone()
-    for way, tokens in ((first, FIRST), (second, SECOND)):
+    for half, tokens in ((first, FIRST), (second, SECOND)):
         for i, t in enumerate(tokens):
             g = step[..., t if whole else i, :, :]
-            if way == "add":
+            if half == "add":
                 want[..., t, :, :] += g
-            elif way != "none":
-                want[..., t, :, :] = g if way == "copy" else 0
+            elif half != "none":
+                want[..., t, :, :] = g if half == "copy" else 0
     call("thd_grad_correction", grad, step, LENGTHS, first, second)
     torch.testing.assert_close(grad, want)
 

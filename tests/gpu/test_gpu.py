@@ -43,8 +43,8 @@ def written(spec, args):
 
 def tolerance(spec, dtype, result):
     """The looser tolerance of the call's dtype and the result's dtype: the amax of float64 inputs is a float32."""
-    of = [spec.tol[dtype], spec.tol.get(result.dtype, spec.tol[dtype])]
-    return {"rtol": max(t.rtol for t in of), "atol": max(t.atol for t in of)}
+    tolerances = [spec.tol[dtype], spec.tol.get(result.dtype, spec.tol[dtype])]
+    return {"rtol": max(t.rtol for t in tolerances), "atol": max(t.atol for t in tolerances)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], **by_name)
@@ -97,10 +97,10 @@ def test_the_device_of_the_tensors_selects_the_impl_of_each_call():
 
 def test_a_cuda_backward_uses_the_policy_scope_of_its_forward():
     """On CUDA the backward runs on autograd's device thread, where our context variables have no values."""
-    ran = []
+    calls = []
 
     def backward(dy, x, weight, rstd, offset):
-        ran.append(threading.current_thread() is threading.main_thread())
+        calls.append(threading.current_thread() is threading.main_thread())
         return torch.full_like(x, 7.0), torch.full_like(weight, 7.0)
 
     registry = get_default_manager().registry
@@ -109,13 +109,13 @@ def test_a_cuda_backward_uses_the_policy_scope_of_its_forward():
         x, w = (torch.randn(*s, device=CUDA, requires_grad=True) for s in ((3, 8), (8,)))
         with opmux.policy("reference"):
             opmux.ops.rms_norm(x, w)[0].sum().backward()
-        assert ran == [] and not x.grad.eq(7).any()
+        assert calls == [] and not x.grad.eq(7).any()
         x.grad = None
         with opmux.policy("vendor"):
             y, _ = opmux.ops.rms_norm(x, w)
         with opmux.policy("reference"):
             y.sum().backward()
-        assert len(ran) == 1 and x.grad.eq(7).all()
+        assert len(calls) == 1 and x.grad.eq(7).all()
     finally:
         registry.unregister("rms_norm_bwd", "vendor.seven")
 
@@ -149,14 +149,14 @@ def test_a_mutating_op_does_not_fall_back_during_graph_capture():
 
 
 def test_out_of_memory_is_never_retried():
-    tried = []
+    calls = []
 
     def too_much(x):
         return torch.empty(1 << 50, dtype=torch.uint8, device=CUDA)
 
     registry = OpRegistry()
     registry.register_impl(OpImpl("own", "big", VENDOR, "v", too_much))
-    registry.register_impl(OpImpl("own", "ref", REFERENCE, None, lambda x: tried.append(1)))
+    registry.register_impl(OpImpl("own", "ref", REFERENCE, None, lambda x: calls.append(1)))
     with pytest.raises(torch.OutOfMemoryError):
         OpManager(registry).call("own", torch.zeros(1, device=CUDA))
-    assert tried == []
+    assert calls == []

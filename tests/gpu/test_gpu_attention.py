@@ -16,8 +16,8 @@ CUDA = torch.device("cuda")
 
 
 def ours(op):
-    found = get_default_manager().registry.get_implementations(op)
-    return next(i for i in found if i.impl_id == "default.flagos").fn
+    impls = get_default_manager().registry.get_implementations(op)
+    return next(i for i in impls if i.impl_id == "default.flagos").fn
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -35,8 +35,8 @@ def test_attention_is_as_close_to_float64_as_torchs(dtype, causal, dim):
 
     exact, torchs = with_gradients(q.double(), k.double(), v.double()), with_gradients(q, k, v)
     o, lse = ours("attention")(q, k, v, causal, None)
-    made = (o, *ours("attention_bwd")(do, q, k, v, o, lse, causal, None))
-    for name, got, native, want in zip(("o", "dq", "dk", "dv"), made, torchs, exact, strict=True):
+    results = (o, *ours("attention_bwd")(do, q, k, v, o, lse, causal, None))
+    for name, got, native, want in zip(("o", "dq", "dk", "dv"), results, torchs, exact, strict=True):
         error = [(t.double() - want).norm() / want.norm() for t in (got, native)]
         assert error[0] <= 1.25 * error[1] + 1e-5, (name, error)
 
@@ -96,11 +96,11 @@ def new(*shape, dtype=torch.bfloat16):
     return torch.randn(shape, device=CUDA, dtype=dtype)
 
 
-def like_torchs(made, native, skip=(), tolerance=2e-2):
+def like_torchs(results, native, skip=(), tolerance=2e-2):
     """Assert equal shapes, dtypes and strides, and values within rounding; of results in `skip` only the values are not
     compared.
     """
-    for i, (got, want) in enumerate(zip(made, native, strict=True)):
+    for i, (got, want) in enumerate(zip(results, native, strict=True)):
         if want is None or not isinstance(want, torch.Tensor):
             assert got == want, i
             continue
@@ -134,11 +134,11 @@ def test_flash_overloads_agree_with_torch(shape, causal, left, right):
         cu_q = torch.tensor([0, *lengths], device=CUDA).cumsum(0).int()
         cu_k = cu_q if shape == "packed" else torch.tensor([0, *keys], device=CUDA).cumsum(0).int()
         longest = (300, 300)
-    given = (q, k, v, cu_q, cu_k, *longest, 0.0, causal, False)
-    native = aten._flash_attention_forward.default(*given, **sides)
-    made = adapters.flash_attention_forward(ours("attention_general"), *given, **sides)
-    like_torchs(made, native, skip=(2, 3))
-    for o, lse in (native[:2], made[:2]):
+    inputs = (q, k, v, cu_q, cu_k, *longest, 0.0, causal, False)
+    native = aten._flash_attention_forward.default(*inputs, **sides)
+    results = adapters.flash_attention_forward(ours("attention_general"), *inputs, **sides)
+    like_torchs(results, native, skip=(2, 3))
+    for o, lse in (native[:2], results[:2]):
         args = (do, q, k, v, o, lse, cu_q, cu_k, *longest, 0.0, causal, *native[2:4])
         want = aten._flash_attention_backward.default(*args, **sides)
         like_torchs(adapters.flash_attention_backward(ours("attention_general_bwd"), *args, **sides), want)
@@ -159,8 +159,8 @@ def test_efficient_backward_agrees_with_torch(shape, mask, dtype):
     args = (do, q, k, v, None, o, cu, cu, *longest, lse, 0.0, seed, offset, mask, False)
     options = dict(shared_storage_dqdkdv=shape == "shared")
     want = aten._efficient_attention_backward.default(*args, **options)
-    made = adapters.efficient_attention_backward(ours("attention_general_bwd"), *args, **options)
-    like_torchs(made, want)
+    results = adapters.efficient_attention_backward(ours("attention_general_bwd"), *args, **options)
+    like_torchs(results, want)
 
 
 @pytest.mark.parametrize("layout", ["heads first", "sequences first", "of one projection"])
@@ -173,9 +173,9 @@ def test_efficient_attention_agrees_with_torch_in_any_layout(layout):
     if layout == "heads first":
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     do = new(2, 333, 4, 64, dtype=torch.float32).transpose(1, 2)
-    given = (q, k, v, None, True, 0.0, True)
-    native = torch.ops.aten._scaled_dot_product_efficient_attention.default(*given)
-    like_torchs(adapters.efficient(ours("attention_general"), *given), native, skip=(2, 3))
-    given = (do, q, k, v, None, *native, 0.0, [True, True, True, False], True)
-    want = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default(*given)
-    like_torchs(adapters.efficient_backward(ours("attention_general_bwd"), *given), want)
+    args = (q, k, v, None, True, 0.0, True)
+    native = torch.ops.aten._scaled_dot_product_efficient_attention.default(*args)
+    like_torchs(adapters.efficient(ours("attention_general"), *args), native, skip=(2, 3))
+    args = (do, q, k, v, None, *native, 0.0, [True, True, True, False], True)
+    want = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default(*args)
+    like_torchs(adapters.efficient_backward(ours("attention_general_bwd"), *args), want)

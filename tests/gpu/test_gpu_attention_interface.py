@@ -41,17 +41,17 @@ def built(kind, dtype):
 
 def inputs(padded, length=300):
     ids = torch.randint(3, 3203, (2, length), generator=torch.Generator().manual_seed(1)).cuda()
-    seen = torch.ones_like(ids)
+    visible = torch.ones_like(ids)
     if padded:
-        seen[0, :70] = 0
-    return {"input_ids": ids, "attention_mask": seen}
+        visible[0, :70] = 0
+    return {"input_ids": ids, "attention_mask": visible}
 
 
-def step(model, given):
+def step(model, inputs_):
     """The logits of all tokens except padding, and the gradients of one step."""
     model.train()
     model.zero_grad()
-    logits = model(**given).logits[given["attention_mask"].bool()]
+    logits = model(**inputs_).logits[inputs_["attention_mask"].bool()]
     logits.float().square().mean().backward()
     return logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -65,13 +65,13 @@ def error(a, b):
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "gpt_oss"])
 def test_bfloat16_errors_are_at_most_a_third_larger_than_eagers(kind, padded):
     """Errors are measured against float32."""
-    given = inputs(padded)
-    truth, exact = step(built(kind, torch.float32), given)
+    batch = inputs(padded)
+    truth, exact = step(built(kind, torch.float32), batch)
     model = built(kind, torch.bfloat16)
-    plain, theirs = step(model, given)
+    plain, theirs = step(model, batch)
     model.set_attn_implementation("opmux")
-    made, ours = step(model, given)
-    assert error(made, truth) <= 1.34 * error(plain, truth) + 2e-3
+    logits, ours = step(model, batch)
+    assert error(logits, truth) <= 1.34 * error(plain, truth) + 2e-3
     for name, gradient in exact.items():
         assert error(ours[name], gradient) <= 1.34 * error(theirs[name], gradient) + 5e-3, name
 
@@ -79,11 +79,11 @@ def test_bfloat16_errors_are_at_most_a_third_larger_than_eagers(kind, padded):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_float32_agrees_with_eager(kind, padded):
-    model, given = built(kind, torch.float32), inputs(padded)
-    plain, theirs = step(model, given)
+    model, batch = built(kind, torch.float32), inputs(padded)
+    plain, theirs = step(model, batch)
     model.set_attn_implementation("opmux")
-    made, ours = step(model, given)
-    assert error(made, plain) < 1e-3
+    logits, ours = step(model, batch)
+    assert error(logits, plain) < 1e-3
     for name, gradient in theirs.items():
         assert error(ours[name], gradient) < 1e-2, name
 
@@ -92,11 +92,11 @@ def test_float32_agrees_with_eager(kind, padded):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_generate_agrees_with_eager(kind, padded, cache):
-    model, given = built(kind, torch.float32).eval(), inputs(padded, 130)
+    model, batch = built(kind, torch.float32).eval(), inputs(padded, 130)
     more = dict(max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0, disable_compile=True)
-    want = model.generate(**given, **more, cache_implementation=cache)
+    want = model.generate(**batch, **more, cache_implementation=cache)
     model.set_attn_implementation("opmux")
-    assert torch.equal(model.generate(**given, **more, cache_implementation=cache), want)
+    assert torch.equal(model.generate(**batch, **more, cache_implementation=cache), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -106,11 +106,11 @@ def test_one_new_token_agrees_with_eager(dtype):
     k, v = (torch.randn(3, 4, 777, 128, device="cuda", dtype=dtype) for _ in range(2))
     sinks = torch.randn(16, device="cuda", dtype=dtype)
     with torch.no_grad():
-        made, _ = interface.attend(None, q, k, v, None, scaling=0.1, softcap=20.0, s_aux=sinks)
+        output, _ = interface.attend(None, q, k, v, None, scaling=0.1, softcap=20.0, s_aux=sinks)
     s = q.double() @ k.repeat_interleave(4, 1).double().mT * 0.1
     s = torch.cat([20.0 * torch.tanh(s / 20.0), sinks.double().view(1, 16, 1, 1).expand(3, -1, -1, -1)], -1)
     want = s.softmax(-1)[..., :-1] @ v.repeat_interleave(4, 1).double()
-    assert error(made, want.transpose(1, 2)) < (1e-2 if dtype is torch.bfloat16 else 2e-3)
+    assert error(output, want.transpose(1, 2)) < (1e-2 if dtype is torch.bfloat16 else 2e-3)
 
 
 @pytest.fixture
@@ -126,21 +126,23 @@ def settled(monkeypatch):
     monkeypatch.setattr(ContinuousBatchingAsyncIOs, "reset", lambda ios: (reset(ios), torch.cuda.synchronize()))
 
 
-def batched(model, given, **options):
+def batched(model, prompts, **options):
     """The new tokens of `generate_batch`. More than 512 tokens are two batches; the second one also has new tokens."""
     fields = transformers.ContinuousBatchingConfig.__dataclass_fields__
     options |= {"page_size" if "page_size" in fields else "block_size": 64, "num_blocks": 64, "max_batch_tokens": 512}
-    how = transformers.GenerationConfig(max_new_tokens=80, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    made = model.generate_batch(given, how, transformers.ContinuousBatchingConfig(**options), progress_bar=False)
-    assert all(out.error is None for out in made.values())
-    return [out.generated_tokens for out in made.values()]
+    generation = transformers.GenerationConfig(max_new_tokens=80, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    answers = model.generate_batch(
+        prompts, generation, transformers.ContinuousBatchingConfig(**options), progress_bar=False
+    )
+    assert all(out.error is None for out in answers.values())
+    return [out.generated_tokens for out in answers.values()]
 
 
-def gaps(model, given, made):
+def gaps(model, prompts, answers):
     """For each generated token, how far its logit is below the largest, computed by a model on the whole sequence; 1 is
     an error.
     """
-    for before, after in zip(given, made):
+    for before, after in zip(prompts, answers):
         assert len(after) == 80
         with torch.no_grad():
             logits = model(torch.tensor([before + after], device="cuda")).logits[0, len(before) - 1 : -1]
@@ -156,7 +158,7 @@ def test_continuous_batching_generates_eagers_likeliest_tokens(kind, dtype, grap
     if kind == "gpt_oss" and dtype is torch.float32 and graphs:
         pytest.skip("torch's grouped products of float32 wait for the device: they cannot be captured")
     source = torch.Generator().manual_seed(1)
-    given = [torch.randint(3, 3203, (n,), generator=source).tolist() for n in (5, 130, 300, 165)]
+    prompts = [torch.randint(3, 3203, (n,), generator=source).tolist() for n in (5, 130, 300, 165)]
     model, pages, decode = built(kind, dtype).eval(), set(), paged.attention_decode
 
     def attention_decode(q, k_cache, *args, **kwargs):
@@ -165,14 +167,14 @@ def test_continuous_batching_generates_eagers_likeliest_tokens(kind, dtype, grap
 
     monkeypatch.setattr(paged, "attention_decode", attention_decode)
     model.set_attn_implementation("opmux")
-    made = batched(model, given, use_cuda_graph=graphs)
+    answers = batched(model, prompts, use_cuda_graph=graphs)
     if kind in ("llama", "qwen3"):
         assert pages == {64}
     elif not graphs:  # batches that are padded are packed for models with windows
         assert pages == {1}
     if kind == "gpt_oss" and dtype is torch.bfloat16:  # a rounding can change which experts its router selects
         return
-    assert max(gaps(built(kind, torch.float32).eval(), given, made)) < (0.01 if dtype is torch.float32 else 0.2)
+    assert max(gaps(built(kind, torch.float32).eval(), prompts, answers)) < (0.01 if dtype is torch.float32 else 0.2)
 
 
 @pytest.mark.parametrize("window", [-1, 40])

@@ -57,8 +57,8 @@ def nothing_failed():
     get_default_manager().clear_quarantine()
     yield
     failures = get_default_manager().memory.failures
-    found = {i: list(cases.values()) for (key, i), cases in failures.items() if key == "opmux::block_scaled_gemm"}
-    assert not found, found
+    causes = {i: list(cases.values()) for (key, i), cases in failures.items() if key == "opmux::block_scaled_gemm"}
+    assert not causes, causes
 
 
 def same_bits(got: Tensor, want: Tensor, what: str) -> None:
@@ -85,14 +85,16 @@ def test_block_scaled_gemm_equals_float32_sums_over_blocks(m, k, n, rows):
 def test_every_implementation_for_hopper_gives_the_same_bits(m, k, n, rows):
     (a, sa), (b, sb) = (blocks(r, k, h, E4M3, i) for i, (r, h) in enumerate(zip((m, n), rows)))
     args = (a.view(torch.uint8), b.view(torch.uint8), sa, sb, E4M3, E4M3, None, *rows, F32)
-    want, ran = by_blocks(a, b, sa, sb), []
+    want, served = by_blocks(a, b, sa, sb), []
     opmux.ops.block_scaled_gemm(*args)  # the first call registers the implementations
     for impl in get_default_manager().registry.get_implementations("block_scaled_gemm"):
         own = impl.when
         if impl.impl_id != "reference.torch" and (own is None or own(*args) is True):
-            ran.append(impl.impl_id)
+            served.append(impl.impl_id)
             same_bits(impl.fn(*args), want, impl.impl_id)
-    assert {"vendor.nvidia.cublas", "default.flagos"} <= set(ran) and "vendor.nvidia.cublas_plain" not in ran, ran
+    assert {"vendor.nvidia.cublas", "default.flagos"} <= set(served) and "vendor.nvidia.cublas_plain" not in served, (
+        served
+    )
 
 
 def of_tex(x: Tensor, high: int, kind: torch.dtype = E4M3):
@@ -133,5 +135,5 @@ def test_cublas_accepts_any_number_of_blocks_along_k():
         for rows in PAIRS:
             (a, sa), (b, sb) = (blocks(256, k, h, E4M3, i) for i, h in enumerate(rows))
             args = (a.view(torch.uint8), b.view(torch.uint8), sa, sb, E4M3, E4M3, None, *rows, BF16)
-            said = cublas.when(*args)
-            assert said is True, (k, rows, said, refusal(cublas, *args))
+            reason = cublas.when(*args)
+            assert reason is True, (k, rows, reason, refusal(cublas, *args))

@@ -17,13 +17,13 @@ LOOSE = {f64: 1e-10, f32: 5e-5, f16: 5e-3, bf16: 3e-2}
 by_name = {"ids": lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v).removeprefix("torch.")}
 
 
-def check_way(x, groups, way):
+def check_algorithm(x, groups, algorithm):
     """Assert which algorithm the forward uses, for contiguous bfloat16 on a chip of 132 cores, where it is known."""
     from opmux.kernels import channel_norm
     from opmux.kernels.lib.rows import cores
 
-    if way and x.is_contiguous() and x.dtype is bf16 and cores(x.device) == 132:
-        assert channel_norm.kernels_for(channel_norm.Extent.of(x, groups), x.dtype, x.device, False) == way
+    if algorithm and x.is_contiguous() and x.dtype is bf16 and cores(x.device) == 132:
+        assert channel_norm.kernels_for(channel_norm.Extent.of(x, groups), x.dtype, x.device, False) == algorithm
 
 
 def draw(shape, dtype, form=torch.contiguous_format):
@@ -58,13 +58,13 @@ GROUPS = [
 
 @pytest.mark.parametrize("dtype", [bf16, f32], **by_name)
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
-@pytest.mark.parametrize("shape, groups, way", GROUPS, **by_name)
-def test_group_norm_and_its_gradients_agree_with_torch(shape, groups, way, last, dtype):
+@pytest.mark.parametrize("shape, groups, algorithm", GROUPS, **by_name)
+def test_group_norm_and_its_gradients_agree_with_torch(shape, groups, algorithm, last, dtype):
     if last and len(shape) != 4:
         pytest.skip("no places, no channels-last")
     form = torch.channels_last if last else torch.contiguous_format
     x, dy, w, b = draw(shape, dtype, form)
-    check_way(x, groups, way)
+    check_algorithm(x, groups, algorithm)
     ours, true = leaves(x, w, b), doubles(x, w, b)
     y = opmux.ops.group_norm(ours[0], groups, ours[1], ours[2])[0]
     want = F.group_norm(true[0], groups, true[1], true[2])
@@ -94,13 +94,13 @@ BATCHES = [
 
 @pytest.mark.parametrize("dtype", [bf16, f32], **by_name)
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
-@pytest.mark.parametrize("shape, way", BATCHES, **by_name)
-def test_batch_norm_and_its_gradients_agree_with_torch(shape, way, last, dtype):
+@pytest.mark.parametrize("shape, algorithm", BATCHES, **by_name)
+def test_batch_norm_and_its_gradients_agree_with_torch(shape, algorithm, last, dtype):
     if last and len(shape) not in spec.CHANNELS_LAST:
         pytest.skip("no channels-last")
     form = spec.CHANNELS_LAST[len(shape)] if last else torch.contiguous_format
     x, dy, w, b = draw(shape, dtype, form)
-    check_way(x, 0, way)
+    check_algorithm(x, 0, algorithm)
     for training in (True, False):
         ours, true = leaves(x, w, b), doubles(x, w, b)
         mean, var = torch.randn_like(w), torch.rand_like(w) + 0.5
@@ -171,9 +171,9 @@ def test_results_and_gradients_are_deterministic(name, form):
     x, dy, w, b = draw(shape, bf16, form)
     runs = []
     for _ in range(3):
-        given = leaves(x, w, b)
-        y = call(*given)
-        runs.append([y, *torch.autograd.grad(y, given, dy)])
+        args = leaves(x, w, b)
+        y = call(*args)
+        runs.append([y, *torch.autograd.grad(y, args, dy)])
     for again in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(runs[0], again, strict=True))
 

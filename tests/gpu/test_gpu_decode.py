@@ -11,18 +11,10 @@ import opmux.functional as ours
 from opmux.core import specs
 from opmux.core.spec import Tol
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("full_precision")]
 pytest.importorskip("triton")
 CUDA = torch.device("cuda")
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize("name", ["attention_decode", "mla_decode", "write_kv_cache"])
@@ -47,8 +39,8 @@ def paged(batch, keys, page, kv_heads, dim, dtype=BF16):
     """A cache whose pages are in random order, and its page table."""
     each = -(-keys // page)
     table = torch.randperm(batch * each, device=CUDA).view(batch, each).int()
-    made = [torch.randn(batch * each, page, kv_heads, dim, device=CUDA).to(dtype) for _ in range(2)]
-    return *made, table
+    caches = [torch.randn(batch * each, page, kv_heads, dim, device=CUDA).to(dtype) for _ in range(2)]
+    return *caches, table
 
 
 def plain(q, k_cache, v_cache, lengths, table):
@@ -56,16 +48,16 @@ def plain(q, k_cache, v_cache, lengths, table):
     rows = []
     for z, length in enumerate(lengths.tolist()):
         plain_of = lambda c: (c.float() if c.dtype.itemsize == 1 else c)[table[z].long()]  # noqa: B023
-        of = [plain_of(c).flatten(0, 1)[None, :length].transpose(1, 2).double() for c in (k_cache, v_cache)]
-        rows.append(F.scaled_dot_product_attention(q[z, None].transpose(1, 2).double(), *of, enable_gqa=True))
+        cache_rows = [plain_of(c).flatten(0, 1)[None, :length].transpose(1, 2).double() for c in (k_cache, v_cache)]
+        rows.append(F.scaled_dot_product_attention(q[z, None].transpose(1, 2).double(), *cache_rows, enable_gqa=True))
     return torch.cat(rows).transpose(1, 2)
 
 
 @pytest.mark.parametrize("page", [16, 64, 256])
-@pytest.mark.parametrize("kept", [BF16, E4M3], ids=str)
+@pytest.mark.parametrize("cache_dtype", [BF16, E4M3], ids=str)
 @pytest.mark.parametrize("batch", [1, 24])
-def test_attention_decode_agrees_at_the_sizes_of_llama(page, kept, batch):
-    k_cache, v_cache, table = paged(batch, 5000, page, 8, 128, kept)
+def test_attention_decode_agrees_at_the_sizes_of_llama(page, cache_dtype, batch):
+    k_cache, v_cache, table = paged(batch, 5000, page, 8, 128, cache_dtype)
     lengths = torch.randint(1, 5000, (batch,), device=CUDA)
     q = torch.randn(batch, 1, 32, 128, device=CUDA, dtype=BF16)
     with opmux.policy(strict=True):
@@ -99,9 +91,9 @@ def test_caches_of_more_than_2_31_elements_are_read_and_written():
         flat = k_cache.view(1, -1, 8, 128)
         end = torch.tensor([flat.shape[1] - 24], device=CUDA)
         same = ours.attention_decode(q, flat, flat, end, window=39)
-    kept = k.to(E4M3)
-    assert torch.equal(k_cache[last, :40].view(torch.uint8), kept[0].view(torch.uint8))
-    want = plain(q, kept, kept, lengths, torch.tensor([[0]], device=CUDA))
+    cached = k.to(E4M3)
+    assert torch.equal(k_cache[last, :40].view(torch.uint8), cached[0].view(torch.uint8))
+    want = plain(q, cached, cached, lengths, torch.tensor([[0]], device=CUDA))
     for got in (o, same):
         assert (got.double() - want).norm() <= 0.005 * want.norm()
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from samples_agree import assert_samples_agree
 
-import opmux
 import opmux.functional as ours
-from opmux.core import specs
-from opmux.core.spec import Tol
 from opmux.specs import divergence, loss
 
 pytestmark = pytest.mark.gpu
@@ -25,17 +23,7 @@ OPS = (
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_samples_agree_with_the_reference(op, dtype):
-    for sample in op.spec.samples(dtype, CUDA):
-        theirs = [a.clone() if torch.is_tensor(a) else a for a in sample.args]
-        want = op.reference(*theirs)
-        with opmux.policy(strict=True):
-            got = specs.functions[op.spec.key](*sample.args)
-        if op.spec.mutates:
-            got, want = sample.args[0], theirs[0]
-        as_list = lambda r: list(r) if isinstance(r, tuple) else [r]
-        for a, b in zip(as_list(got), as_list(want), strict=True):
-            tol = op.spec.tol.get(b.dtype, Tol(0, 0))
-            torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol)
+    assert_samples_agree(op, dtype, CUDA)
 
 
 def error(mine, true):
@@ -64,38 +52,38 @@ def test_divergences_agree_with_float64_at_real_vocabularies(classes, beta):
 def test_fused_linear_losses_modify_no_input_and_never_synchronize():
     new = lambda n, scale: (torch.randn(n, 512, device=CUDA) * scale).bfloat16()
     x, w, teacher_x, teacher_w = new(3000, 1.0), new(128256, 0.05), new(3000, 1.0), new(128256, 0.05)
-    kept = [t.clone() for t in (x, w, teacher_x, teacher_w)]
+    originals = [t.clone() for t in (x, w, teacher_x, teacher_w)]
     labels = torch.randint(128256, (3000,), device=CUDA)
     labels[::7] = -100
     x.requires_grad_(), w.requires_grad_()
 
     def both():
-        made = ours.fused_linear_jsd(x, w, teacher_x, teacher_w, labels, 0.3, temperature=2.0)
+        loss = ours.fused_linear_jsd(x, w, teacher_x, teacher_w, labels, 0.3, temperature=2.0)
         nll, entropy = ours.fused_linear_scaled_cross_entropy(x, w, labels, 0.7, return_entropy=True)
-        return made, nll.mean() - 0.1 * entropy.mean()
+        return loss, nll.mean() - 0.1 * entropy.mean()
 
     sum(both()).backward()  # compiles the kernels
     x.grad = w.grad = None
     torch.cuda.set_sync_debug_mode("error")
     try:
-        made = both()
-        sum(made).backward()
+        results = both()
+        sum(results).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    leaves = [t.double().requires_grad_() for t in kept[:2]]
+    leaves = [t.double().requires_grad_() for t in originals[:2]]
     logits = leaves[0] @ leaves[1].t()
-    teacher = (kept[2].double() @ kept[3].double().t() / 2).log_softmax(-1)
+    teacher = (originals[2].double() @ originals[3].double().t() / 2).log_softmax(-1)
     want = [ours.jsd((logits / 2).log_softmax(-1), teacher, labels, 0.3)]
     log_p = (logits / 0.7).log_softmax(-1)
     counts = labels != -100
     entropy = -(log_p.exp() * log_p).sum(-1) * counts
     want.append(F.nll_loss(log_p, labels, reduction="none").mean() - 0.1 * entropy.mean())
     sum(want).backward()
-    for a, b in zip(made, want, strict=True):
+    for a, b in zip(results, want, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
     for mine, true in zip((x.grad, w.grad), leaves, strict=True):
         assert error(mine, true.grad) < 0.02
-    assert all(torch.equal(t, k) for t, k in zip((x, w, teacher_x, teacher_w), kept, strict=True))
+    assert all(torch.equal(t, k) for t, k in zip((x, w, teacher_x, teacher_w), originals, strict=True))
 
 
 def test_fused_linear_jsd_needs_memory_for_a_chunk_of_logits_only():

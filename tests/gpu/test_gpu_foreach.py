@@ -76,11 +76,11 @@ def test_fused_optimizers_agree_with_torch(name):
 def test_gradient_scaling_agrees_with_torch():
     grads, scale = drawn(), torch.tensor(0.5, device="cuda")
     grads[2][5, 7] = float("inf")
-    found = [torch.zeros(1, device="cuda") for _ in range(2)]
+    flags = [torch.zeros(1, device="cuda") for _ in range(2)]
     with opmux.use(include=OURS):
-        torch._amp_foreach_non_finite_check_and_unscale_(grads[:2], found[0], scale)
-        torch._amp_foreach_non_finite_check_and_unscale_(grads[2:3], found[1], scale)
-    assert [f.item() for f in found] == [0.0, 1.0]
+        torch._amp_foreach_non_finite_check_and_unscale_(grads[:2], flags[0], scale)
+        torch._amp_foreach_non_finite_check_and_unscale_(grads[2:3], flags[1], scale)
+    assert [f.item() for f in flags] == [0.0, 1.0]
     torch.testing.assert_close(grads[0], drawn()[0] * 0.5)
 
 

@@ -73,10 +73,10 @@ def test_forward_and_backward_are_launched_from_cpp(name, dtype):
         both(call, (x, w), dy)
     x, w, dy = leaf(8, 1024, dtype=dtype), leaf(1024, dtype=dtype), torch.randn_like(dy)
     before = launching.launched()
-    found = both(call, (x, w), dy)
+    results = both(call, (x, w), dy)
     assert launching.launched() >= before + 2
     with in_python():
-        equal(found, both(call, (x, w), dy))
+        equal(results, both(call, (x, w), dy))
 
 
 @pytest.mark.parametrize("spec", FORWARDS, ids=lambda s: s.name)
@@ -96,8 +96,8 @@ def test_every_op_of_these_families_gives_the_bits_of_python(spec, few):
         with in_python():
             expected = call()
         for _ in range(2 * SIGHTINGS + 2):
-            found = call()
-        equal(found, expected)
+            results = call()
+        equal(results, expected)
 
 
 def test_launches_from_cpp_follow_streams_graphs_and_checkpoints():
@@ -107,20 +107,20 @@ def test_launches_from_cpp_follow_streams_graphs_and_checkpoints():
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2 * SIGHTINGS + 2):
-            made = both(call, (x, w), dy)
+            results = both(call, (x, w), dy)
     torch.cuda.current_stream().wait_stream(side)
-    equal(made, both(call, (x, w), dy))
+    equal(results, both(call, (x, w), dy))
     graph = torch.cuda.CUDAGraph()
     before = launching.launched()
     with torch.cuda.graph(graph):
-        made = both(call, (x, w), dy)
+        results = both(call, (x, w), dy)
     assert launching.launched() > before
     with torch.no_grad():
         x.copy_(torch.randn_like(x))
     graph.replay()
-    equal(made, both(call, (x, w), dy))
+    equal(results, both(call, (x, w), dy))
     y = checkpoint(call, x, w, use_reentrant=False)
-    equal((y, *torch.autograd.grad(y, (x, w), dy)), made)
+    equal((y, *torch.autograd.grad(y, (x, w), dy)), results)
 
 
 def test_an_expanded_gradient_gives_the_bits_of_python():

@@ -50,20 +50,20 @@ NAMES = sorted(s.name for s in specs.by_key.values() if s.space == "opmux" and s
 @pytest.mark.parametrize("name", NAMES)
 def test_float8_results_agree_with_the_reference(name, shape, dtype, to):
     """The second call uses the quick launch. Bytes may differ by one where a value is at a rounding boundary."""
-    given, scale = arguments(name, shape, dtype), torch.full((1,), 9.0, device="cuda")
+    args, scale = arguments(name, shape, dtype), torch.full((1,), 9.0, device="cuda")
     amax_want = torch.zeros(1, device="cuda")
-    want = specs.by_key[f"opmux::{name}"].reference(*given, scale, amax_want, to, *tail(name))
+    want = specs.by_key[f"opmux::{name}"].reference(*args, scale, amax_want, to, *tail(name))
     for _ in range(2):
         amax = torch.zeros(1, device="cuda")
         with opmux.policy("flagos", strict=True):
-            got = getattr(opmux.ops, name)(*given, scale, amax, to, *tail(name))
+            got = getattr(opmux.ops, name)(*args, scale, amax, to, *tail(name))
         # bytes as integers in the order of the numbers
         a, b = (torch.where(t[0] < 128, t[0].int(), 128 - t[0].int()) for t in (got, want))
         assert (a - b).abs().max() <= 1 and (a != b).float().mean() < 1e-3
         assert torch.equal(got[1], want[1])
         torch.testing.assert_close(amax, amax_want, rtol=1e-5, atol=0)
         for g, w in zip(got[2:], want[2:], strict=True):
-            rows = given[0].numel() // shape[-1]
+            rows = args[0].numel() // shape[-1]
             torch.testing.assert_close(g.float(), w.float(), rtol=1.6e-2, atol=1e-5 * rows if "bias" in name else 1e-5)
 
 
@@ -217,13 +217,13 @@ def test_quantized_gradients_of_gated_units_equal_texs_two_passes(kind, shape):
     """Called as primitives, because tex itself uses two passes for them."""
     *lead, n = fitting(shape, kind)
     x, dy, quantizer = draw(*lead, 2 * n), draw(*lead, n), QUANTIZERS[kind]()
-    got, turned = quantized.empty(quantizer, x.shape, x.dtype, x.device), (2 * n, *lead)
+    got, transposed = quantized.empty(quantizer, x.shape, x.dtype, x.device), (2 * n, *lead)
     with opmux.policy("flagos", strict=True):
         if kind == "1x32":
             buffers = quantized.shaped(got, x.shape, x.shape)
             opmux.ops.act_mxfp8_into(x, dy, *buffers, None, E4M3, "silu", True, False)
         else:
-            buffers = quantized.shaped(got, x.shape, turned)
+            buffers = quantized.shaped(got, x.shape, transposed)
             opmux.ops.act_fp8_blocks_into(x, dy, *buffers, None, E4M3, "silu", True, False, True, 0.0)
         same(got, tex_activation.dswiglu(dy, x, quantizer))
 
@@ -284,10 +284,10 @@ def test_bias_sums_equal_two_passes(kind, shape):
     x, dy = draw(*shape), draw(*shape)
     rows = x.numel() // shape[-1]
     with opmux.policy("flagos", strict=True):
-        dbias, made = tex_quantize.bgrad_quantize(x, QUANTIZERS[kind]())
-        same(made, tex_quantize.quantize(x, QUANTIZERS[kind](), None, None))
+        dbias, quantized_dx = tex_quantize.bgrad_quantize(x, QUANTIZERS[kind]())
+        same(quantized_dx, tex_quantize.quantize(x, QUANTIZERS[kind](), None, None))
         torch.testing.assert_close(dbias.float(), x.double().view(rows, -1).sum(0).float(), rtol=1e-2, atol=1e-5 * rows)
-        dbias, made = tex_activation.dbias_dgelu(dy, x, QUANTIZERS[kind]())
-        same(made, tex_activation.dgelu(dy, x, QUANTIZERS[kind]()))
+        dbias, quantized_dx = tex_activation.dbias_dgelu(dy, x, QUANTIZERS[kind]())
+        same(quantized_dx, tex_activation.dgelu(dy, x, QUANTIZERS[kind]()))
         want = tex_activation.dbias_dgelu(dy, x, None)[0]
         torch.testing.assert_close(dbias.float(), want.float(), rtol=1e-2, atol=1e-5 * rows)

@@ -37,8 +37,8 @@ def by_python(call, *args):
         launching.pause("tested", False)
 
 
-def flat(made):
-    return list(made) if isinstance(made, (tuple, list)) else [made]
+def flat(results):
+    return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
 def check(call, make, launched=True):
@@ -51,11 +51,11 @@ def check(call, make, launched=True):
     for _ in range(3):
         args = make()
         copies = [a.clone(memory_format=torch.preserve_format) for a in args]
-        wanted = by_python(call, *copies)
+        expected = by_python(call, *copies)
         before = launching.launched()
         got = call(*args)
         assert launched is None or (launching.launched() > before) == launched
-        for a, b in zip(flat(got), flat(wanted), strict=True):
+        for a, b in zip(flat(got), flat(expected), strict=True):
             assert a.dtype == b.dtype and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
             assert torch.equal(a, b) or torch.equal(a.isnan(), b.isnan())
 
@@ -230,16 +230,16 @@ def test_inference_mode_autograd_vmap_and_dispatch_modes_are_respected():
     assert y.grad_fn is not None
     batched = torch.vmap(torch.exp)(x)
     assert torch.equal(batched, torch.exp(x))
-    seen = []
+    ops = []
 
     class Mode(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
+            ops.append(func)
             return func(*args, **(kwargs or {}))
 
     with Mode():
         torch.exp(x)
-    assert seen == [torch.ops.aten.exp.default]
+    assert ops == [torch.ops.aten.exp.default]
 
 
 def test_a_new_selection_stops_launches_recorded_before():

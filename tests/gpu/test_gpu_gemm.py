@@ -17,6 +17,7 @@ from opmux.faces.tex.ops import gemm as tex_gemm
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("full_precision"),
     pytest.mark.skipif(torch.version.cuda is None, reason="needs NVIDIA's CUDA"),
 ]
 
@@ -32,10 +33,10 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def impl_of(op, impl_id):
-    found = [i for i in get_default_manager().registry.get_implementations(op) if i.impl_id == impl_id]
-    if impl_id == HOPPER and (not found or found[0].available() is not True):
+    matches = [i for i in get_default_manager().registry.get_implementations(op) if i.impl_id == impl_id]
+    if impl_id == HOPPER and (not matches or matches[0].available() is not True):
         pytest.skip("needs Hopper, and Gluon")
-    return found[0]
+    return matches[0]
 
 
 def as_tuple(results):
@@ -52,11 +53,11 @@ SUMS_OF_FP8 = Tol(1e-5, 5e-3)
 
 def agree(op, impl_id, args, what=""):
     """The impl's result, which must agree with the reference; None if the impl declines the arguments."""
-    made, spec = impl_of(op, impl_id), specs.find(op)
-    if refusal(made, *args) is not None:
+    impl, spec = impl_of(op, impl_id), specs.find(op)
+    if refusal(impl, *args) is not None:
         return None
     mine, other = fresh(args), fresh(args)
-    got, want = made.fn(*mine), spec.reference(*other)
+    got, want = impl.fn(*mine), spec.reference(*other)
     if spec.mutates:
         got, want = mine[0], other[0]
     for g, w in zip(as_tuple(got), as_tuple(want), strict=True):
@@ -64,15 +65,6 @@ def agree(op, impl_id, args, what=""):
         assert g.dtype is w.dtype and g.shape == w.shape and g.isfinite().all(), what
         torch.testing.assert_close(g, w, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{op} {impl_id} {what}: {m}")
     return got
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    """No TF32: the impls' float32 products, too, are computed in float32."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, F64], ids=lambda d: str(d).removeprefix("torch."))
@@ -108,9 +100,7 @@ def test_gemm_agrees_at_the_sizes_of_models(impl_id, m, n, k):
 @pytest.mark.parametrize("m, n, k", [*SIZES, (8192, 14336, 1024), (512, 4096, 4096), (3, 4096, 4096)])
 @pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas"])
 def test_linear_act_agrees_at_the_sizes_of_models(impl_id, m, n, k):
-    """With grouped and ungrouped tiles, for one product and for the two of a GLU; few rows; row- and column-major
-    weights.
-    """
+    """Tests grouped and ungrouped tiles, one product and the two of a GLU, few rows, row- and column-major weights."""
     torch.manual_seed(0)
     for glu in (False, True):
         rows = n - n % 2 if glu else n
@@ -139,10 +129,10 @@ def test_functional_linear_and_its_gradients_are_about_as_exact_as_torchs(act, g
         y = opmux.functional.linear(*leaves[:3], activation=act, glu=glu, residual=leaves[3])
         got = (y, *torch.autograd.grad(y, leaves, dy))
     want = torchs(*doubles)
-    wanted = (want, *torch.autograd.grad(want, doubles, dy.double()))
+    expected = (want, *torch.autograd.grad(want, doubles, dy.double()))
     native = torchs(*leaves)
     natives = (native, *torch.autograd.grad(native, leaves, dy))
-    for g, w, theirs in zip(got, wanted, natives, strict=True):
+    for g, w, theirs in zip(got, expected, natives, strict=True):
         error, torchs_error = ((t.double() - w).abs().max().item() for t in (g, theirs))
         assert error <= 1.5 * torchs_error + 1e-3 * w.abs().max().item()
 
@@ -151,8 +141,8 @@ def test_functional_linear_and_its_gradients_are_about_as_exact_as_torchs(act, g
 def test_linear_with_glu_and_residual_is_one_launch():
     x, w, r = new(4096, 1024), new(8192, 1024), new(4096, 4096)
     with opmux.policy("impl:default.flagos"):
-        seen = launches(lambda: opmux.functional.linear(x, w, activation="silu", glu=True, residual=r))
-    assert len(seen) == 1 and "_gemm" in seen[0]
+        kernels = launches(lambda: opmux.functional.linear(x, w, activation="silu", glu=True, residual=r))
+    assert len(kernels) == 1 and "_gemm" in kernels[0]
 
 
 def scales(rows, length, k, powers):
@@ -166,18 +156,18 @@ def test_fp8_products_agree_with_the_reference(impl_id, m, n, k):
     torch.manual_seed(0)
     a, b = new(m, k, dtype=E4M3).view(torch.uint8), new(n, k, dtype=E4M3).view(torch.uint8)
     one = torch.full((1,), k**-0.5, device=CUDA)
-    ran = []
+    served = []
     for dtype in (BF16, F32, F16):
         for kinds in ((E4M3, E4M3), (E5M2, E4M3)):
             x = new(m, k, dtype=kinds[0]).view(torch.uint8)
-            ran.append(agree("scaled_gemm", impl_id, (x, b, one, one, *kinds, new(n, dtype=dtype), dtype, False)))
+            served.append(agree("scaled_gemm", impl_id, (x, b, one, one, *kinds, new(n, dtype=dtype), dtype, False)))
         for rows in ((1, 128), (1, 1), (128, 1)):
             s = scales(rows[0], m, k, True) * k**-0.5, scales(rows[1], n, k, True)
-            ran.append(agree("block_scaled_gemm", impl_id, (a, b, *s, E4M3, E4M3, None, *rows, dtype)))
+            served.append(agree("block_scaled_gemm", impl_id, (a, b, *s, E4M3, E4M3, None, *rows, dtype)))
     if m % 16 == 0 and impl_id == "default.flagos":
-        assert all(r is not None for r in ran)
+        assert all(r is not None for r in served)
     if m % 16 == 0 and impl_id == "vendor.nvidia.cublas":
-        assert ran[0] is not None  # cuBLAS computes products with one scale itself
+        assert served[0] is not None  # cuBLAS computes products with one scale itself
 
 
 ODD = [(300, 1032, 528), (1008, 1040, 640), (65, 72, 16), (129, 264, 128)]
@@ -192,8 +182,8 @@ def test_the_hopper_block_gemm_agrees_with_the_reference(m, n, k):
     for dtype in (BF16, F32, F16):
         for kinds in ((E4M3, E4M3), (E5M2, E4M3)):
             a, b = (new(rows, k, dtype=kind).view(torch.uint8) for rows, kind in zip((m, n), kinds))
-            for laid, bias in ((s, None), (by_columns, new(n, dtype=dtype))):
-                args = (a, b, *laid, *kinds, bias, 1, 128, dtype)
+            for scales_, bias in ((s, None), (by_columns, new(n, dtype=dtype))):
+                args = (a, b, *scales_, *kinds, bias, 1, 128, dtype)
                 assert agree("block_scaled_gemm", HOPPER, args, f"{dtype} {kinds}") is not None
     moved = torch.empty(m * k + 1, dtype=torch.uint8, device=CUDA)[1:].view(m, k).copy_(a)  # not aligned
     run = lambda x: impl_of("block_scaled_gemm", HOPPER).fn(x, b, *s, *kinds, None, 1, 128, BF16)
@@ -217,10 +207,10 @@ def launches(fn):
     for _ in range(PROVEN_AFTER):
         fn()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         fn()
         torch.cuda.synchronize()
-    return [e.name for e in seen.events() if e.device_type.name == "CUDA" and "Memset" not in e.name]
+    return [e.name for e in profile.events() if e.device_type.name == "CUDA" and "Memset" not in e.name]
 
 
 @torch.no_grad()
@@ -237,7 +227,7 @@ def test_tex_linear_is_one_launch_for_forward_dgrad_and_wgrad():
 
 
 def test_tex_gemm_can_be_captured_in_a_graph():
-    """With plain and quantized operands, nothing synchronizes with the device."""
+    """No call with plain or quantized operands synchronizes with the device."""
     x, w, main = new(512, 256), new(384, 256), new(384, 256, dtype=F32)
     dy = new(512, 384)
     xs, ws = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (x, w))
@@ -301,9 +291,9 @@ SIZES = [
 def test_large_products_are_as_close_as_cublas(m, n, k, layout):
     """Sizes with grouped tiles, with K split across programs, and with partial tiles."""
 
-    def factor(rows, cols, turned):
-        x = torch.randn(*((cols, rows) if turned else (rows, cols)), device=CUDA, dtype=BF16)
-        return x.t() if turned else x
+    def factor(rows, cols, transposed):
+        x = torch.randn(*((cols, rows) if transposed else (rows, cols)), device=CUDA, dtype=BF16)
+        return x.t() if transposed else x
 
     a, b = factor(m, k, layout[0] == "t"), factor(k, n, layout[1] == "t")
     run = impl_of("matmul", "default.flagos").fn
@@ -334,7 +324,7 @@ def test_row_scaled_fp8_products_agree_with_the_reference(m):
 
 
 def test_aten_products_agree_and_do_not_recurse_into_the_override():
-    """With our kernels and with cuBLAS calls, which call ATen themselves."""
+    """Tests our kernels, and cuBLAS calls, which call ATen themselves."""
     a, b = torch.randn(64, 256, device=CUDA).to(E4M3), torch.randn(128, 256, device=CUDA).to(E4M3).t()
     one = torch.full((), 0.1, device=CUDA)
     want = torch._scaled_mm(a, b, one, one, out_dtype=BF16)

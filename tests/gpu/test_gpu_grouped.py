@@ -13,19 +13,11 @@ import opmux
 import opmux.functional as ours
 from opmux.core import get_default_manager, specs
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("full_precision")]
 pytest.importorskip("triton")
 CUDA = torch.device("cuda")
 OPS = ("grouped_mm", "grouped_mm_bwd", "grouped_mm_wgrad")
 SIZES = {"mixtral": (4096, 4096, 3584, 8, 2), "qwen3-moe": (8192, 2048, 768, 128, 8)}  # tokens, hidden, inner, E, k
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -37,10 +29,10 @@ def test_samples_agree_with_the_reference(op, dtype):
             if refusal(impl, *sample.args) is not None:
                 continue
             tol = spec.tol[dtype]
-            said = lambda m, s=sample, i=impl: f"{i.impl_id} {s.id}: {m}"
-            results = lambda made: made if isinstance(made, tuple) else (made,)
+            describe = lambda m, s=sample, i=impl: f"{i.impl_id} {s.id}: {m}"
+            results = lambda result: result if isinstance(result, tuple) else (result,)
             got, want = results(impl.fn(*sample.args)), results(spec.reference(*sample.args))
-            torch.testing.assert_close(got, want, rtol=tol.rtol, atol=tol.atol, msg=said)
+            torch.testing.assert_close(got, want, rtol=tol.rtol, atol=tol.atol, msg=describe)
 
 
 def drawn(tokens, hidden, inner, experts, topk, dtype=torch.bfloat16):
@@ -69,12 +61,12 @@ def test_fused_moe_and_its_gradients_agree_with_a_loop(size):
     truths = [a for a in wide if a.is_floating_point()]
     got, want = ours.fused_moe(*args), loop(*wide)
     g = torch.randn_like(want)
-    made = [got, *torch.autograd.grad(got, leaves, g.to(got.dtype))]
+    results = [got, *torch.autograd.grad(got, leaves, g.to(got.dtype))]
     true = [want, *torch.autograd.grad(want, truths, g)]
-    for a, b in zip(made, true, strict=True):
+    for a, b in zip(results, true, strict=True):
         assert (a.float() - b).norm() <= 0.02 * b.norm()
     again = torch.autograd.grad(ours.fused_moe(*args), leaves, g.to(got.dtype))
-    assert all(torch.equal(a, b) for a, b in zip(made[1:], again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(results[1:], again, strict=True))
 
 
 @pytest.mark.parametrize("policy", [(), ("impl:default.flagos",)], ids=["preferred", "ours"])

@@ -21,8 +21,8 @@ GLUON = "default.flagos.nvidia.hopper"
 
 
 def gluon(op, *args):
-    found = get_default_manager().registry.get_implementations(op)
-    impl = next(i for i in found if i.impl_id == GLUON)
+    impls = get_default_manager().registry.get_implementations(op)
+    impl = next(i for i in impls if i.impl_id == GLUON)
     assert refusal(impl, *args) is None
     return impl.fn(*args)
 
@@ -46,8 +46,8 @@ def exact(do, q, k, v, causal):
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).mT * q.shape[3] ** -0.5
     if causal:
-        seen = torch.ones(scores.shape[-2:], device=CUDA, dtype=torch.bool).tril(k.shape[2] - q.shape[2])
-        scores = scores.masked_fill(~seen, -torch.inf)
+        visible = torch.ones(scores.shape[-2:], device=CUDA, dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        scores = scores.masked_fill(~visible, -torch.inf)
     o = torch.nan_to_num(scores.softmax(-1)) @ v.repeat_interleave(group, 1)
     return [o, scores.logsumexp(-1), *torch.autograd.grad(o, (q, k, v), do.double())]
 
@@ -64,12 +64,12 @@ def test_dense_attention_is_close_to_float64(queries, keys, dim, causal, layout)
     q, do = (new(2, 4, queries, dim, dtype, layout) for _ in range(2))
     k, v = (new(2, 2, keys, dim, dtype, layout) for _ in range(2))
     o, lse = gluon("attention", q, k, v, causal, None)
-    made = (o, lse, *gluon("attention_bwd", do, q, k, v, o, lse, causal, None))
-    wanted = spec.attention.reference(q, k, v, causal, None)
-    assert o.stride() == wanted[0].stride()
-    unseen = torch.isneginf(wanted[1])
+    result = (o, lse, *gluon("attention_bwd", do, q, k, v, o, lse, causal, None))
+    expected = spec.attention.reference(q, k, v, causal, None)
+    assert o.stride() == expected[0].stride()
+    unseen = torch.isneginf(expected[1])
     assert torch.equal(torch.isneginf(lse), unseen)
-    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), made, exact(do, q, k, v, causal), strict=True):
+    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), result, exact(do, q, k, v, causal), strict=True):
         want = want.masked_fill(unseen, -torch.inf) if name == "lse" else want.nan_to_num()
         got, want = (t.double().nan_to_num(neginf=0.0) for t in (got, want))
         assert (got - want).norm() <= 0.004 * want.norm() + 1e-4, name
@@ -80,11 +80,11 @@ def test_strided_tensors_give_the_bits_of_contiguous_ones(layout):
     q, k, v, do = (new(2, 8, 600, 128, torch.bfloat16, layout) for _ in range(4))
     before = [t.clone() for t in (q, k, v, do)]
     o, lse = gluon("attention", q, k, v, True, 0.1)
-    made = (o, *gluon("attention_bwd", do, q, k, v, o, lse, True, 0.1))
+    result = (o, *gluon("attention_bwd", do, q, k, v, o, lse, True, 0.1))
     plain = [t.contiguous().clone() for t in (q, k, v, do)]
     o2, lse2 = gluon("attention", *plain[:3], True, 0.1)
-    wanted = (o2, *gluon("attention_bwd", plain[3], *plain[:3], o2, lse2, True, 0.1))
-    assert all(torch.equal(a, b) for a, b in zip((lse, *made), (lse2, *wanted), strict=True))
+    expected = (o2, *gluon("attention_bwd", plain[3], *plain[:3], o2, lse2, True, 0.1))
+    assert all(torch.equal(a, b) for a, b in zip((lse, *result), (lse2, *expected), strict=True))
     assert all(torch.equal(a, b) for a, b in zip((q, k, v, do), before, strict=True))
 
 
@@ -99,8 +99,8 @@ def test_attention_is_as_close_to_float64_as_torchs(dtype, causal, dim):
     torchs = (native.detach(), *torch.autograd.grad(native, leaves, do))
     want = exact(do, q, k, v, causal)
     o, lse = gluon("attention", q, k, v, causal, None)
-    made = (o, *gluon("attention_bwd", do, q, k, v, o, lse, causal, None))
-    for name, got, theirs, x in zip(("o", "dq", "dk", "dv"), made, torchs, (want[0], *want[2:]), strict=True):
+    result = (o, *gluon("attention_bwd", do, q, k, v, o, lse, causal, None))
+    for name, got, theirs, x in zip(("o", "dq", "dk", "dv"), result, torchs, (want[0], *want[2:]), strict=True):
         error = [(t.double() - x).norm() / x.norm() for t in (got, theirs)]
         assert error[0] <= 1.1 * error[1], (name, error)
 
@@ -152,12 +152,12 @@ def begins(lengths, dtype=torch.int32, first=0):
 
 def packed(lengths, keys, heads, kv_heads, dim, dtype=torch.bfloat16, before=0, after=0):
     """q, k, v, do and the cumulative lengths of queries and keys; NaN before the first sequence and after the last."""
-    made = []
+    parts = []
     for sizes, count in ((lengths, heads), (keys, kv_heads), (keys, kv_heads), (lengths, heads)):
         t = torch.randn(before + sum(sizes) + after, count, dim, device=CUDA, dtype=dtype)
         t[:before], t[t.shape[0] - after :] = torch.nan, torch.nan
-        made.append(t)
-    return (*made, begins(lengths, first=before), begins(keys, first=before))
+        parts.append(t)
+    return (*parts, begins(lengths, first=before), begins(keys, first=before))
 
 
 def by_sequence(q, k, v, do, cu_q, cu_k, causal):
@@ -165,21 +165,21 @@ def by_sequence(q, k, v, do, cu_q, cu_k, causal):
     o, dq, dk, dv = (torch.zeros_like(t, dtype=torch.float64) for t in (q, q, k, v))
     lse = torch.zeros(q.shape[1], q.shape[0], device=CUDA, dtype=torch.float64)
     for a, b, c, d in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), cu_k[:-1].tolist(), cu_k[1:].tolist(), strict=True):
-        some = [t[at].transpose(0, 1)[None] for t, at in zip((do, q, k, v), map(slice, (a, a, c, c), (b, b, d, d)))]
+        some = [t[span].transpose(0, 1)[None] for t, span in zip((do, q, k, v), map(slice, (a, a, c, c), (b, b, d, d)))]
         if a == b:
             continue
         if c == d:
             lse[:, a:b] = -torch.inf
             continue
-        made = exact(*some, causal)
-        lse[:, a:b] = made[1][0]
-        for to, at, got in zip((o, dq, dk, dv), map(slice, (a, a, c, c), (b, b, d, d)), (made[0], *made[2:])):
+        results = exact(*some, causal)
+        lse[:, a:b] = results[1][0]
+        for to, at, got in zip((o, dq, dk, dv), map(slice, (a, a, c, c), (b, b, d, d)), (results[0], *results[2:])):
             to[at] = got[0].nan_to_num().transpose(0, 1)
     return o, lse, dq, dk, dv
 
 
-def compared(made, wanted):
-    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), made, wanted, strict=False):
+def compared(results, expected):
+    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), results, expected, strict=False):
         assert torch.equal(torch.isneginf(got), torch.isneginf(want)), name
         got, want = (t.double().masked_fill(torch.isneginf(t), 0.0) for t in (got, want))
         assert (got - want).norm() <= 0.004 * want.norm() + 1e-4, name
@@ -194,9 +194,9 @@ def test_packed_attention_is_close_to_float64(lengths, keys, dim, heads, kv_head
     q, k, v, do, cu_q, cu_k = packed(lengths, keys, heads, kv_heads, dim, before=before, after=after)
     rest = (cu_q, cu_k, max(lengths), max(keys), -1, 0 if causal else -1, None)
     o, lse = gluon("attention_varlen", q, k, v, *rest)
-    wanted = by_sequence(q, k, v, do, cu_q, cu_k, causal)
-    compared((o, lse), wanted)
-    compared((o, lse, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest)), wanted)
+    expected = by_sequence(q, k, v, do, cu_q, cu_k, causal)
+    compared((o, lse), expected)
+    compared((o, lse, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest)), expected)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -209,10 +209,10 @@ def test_nan_in_neighbouring_sequences_does_not_spread(bad):
     for t in (q, k, v, do):
         t[:100], t[300:360] = bad, bad
     o, lse = gluon("attention_varlen", q, k, v, *rest)
-    spoiled = (o, lse, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest))
-    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), spoiled, clean, strict=True):
-        for at in (slice(100, 300), slice(360, 490)):
-            a, b = (t[:, at] if name == "lse" else t[at] for t in (got, want))
+    with_nan = (o, lse, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest))
+    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), with_nan, clean, strict=True):
+        for span in (slice(100, 300), slice(360, 490)):
+            a, b = (t[:, span] if name == "lse" else t[span] for t in (got, want))
             assert torch.equal(a, b), name
 
 
@@ -226,12 +226,12 @@ def test_strided_packed_tensors_give_the_bits_of_contiguous_ones():
     one = q[:, :1].expand(-1, 8, -1)
     for args in ((q, k, v), (odd, k, v), (q, odd[:, :2], v[:, 1:3]), (q, one, v), (one, k, odd)):
         o, lse = gluon("attention_varlen", *args, cu, cu, 400, 400, -1, 0, 0.2)
-        made = (o, lse, *gluon("attention_varlen_bwd", q, *args, o, lse, cu, cu, 400, 400, -1, 0, 0.2))
+        result = (o, lse, *gluon("attention_varlen_bwd", q, *args, o, lse, cu, cu, 400, 400, -1, 0, 0.2))
         plain = [t.contiguous().clone() for t in args]
         o, lse = gluon("attention_varlen", *plain, cu.int(), cu.int(), 400, 400, -1, 0, 0.2)
         bwd = (q.contiguous(), *plain, o, lse, cu.int(), cu.int(), 400, 400, -1, 0, 0.2)
-        wanted = (o, lse, *gluon("attention_varlen_bwd", *bwd))
-        assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+        expected = (o, lse, *gluon("attention_varlen_bwd", *bwd))
+        assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
 
 
 def test_packed_attention_is_deterministic():
@@ -249,9 +249,9 @@ def test_one_packed_sequence_has_the_bits_of_a_dense_batch_of_one():
     q, k, v, do, cu, _ = packed((1000,), (1000,), 8, 2, 128)
     rest = (cu, cu, 1000, 1000, -1, 0, None)
     o, lse = gluon("attention_varlen", q, k, v, *rest)
-    made = (o, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest))
+    result = (o, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest))
     dense = [t.transpose(0, 1)[None] for t in (do, q, k, v)]
     o2, lse2 = gluon("attention", *dense[1:], True, None)
-    wanted = (o2, *gluon("attention_bwd", *dense, o2, lse2, True, None))
+    expected = (o2, *gluon("attention_bwd", *dense, o2, lse2, True, None))
     assert torch.equal(lse, lse2[0])
-    assert all(torch.equal(a, b[0].transpose(0, 1)) for a, b in zip(made, wanted, strict=True))
+    assert all(torch.equal(a, b[0].transpose(0, 1)) for a, b in zip(result, expected, strict=True))

@@ -40,8 +40,8 @@ def test_calls_with_another_dtype_or_without_a_bias_agree_with_torch():
         x, w = torch.randn(32, 512, device=CUDA, dtype=dtype), torch.randn(512, device=CUDA, dtype=dtype)
         for bias in (None, w, None):
             y, *_ = opmux.ops.layer_norm(x, w, bias, eps=1e-5)
-            wanted = torch.nn.functional.layer_norm(x, (512,), w, bias, 1e-5)
-            torch.testing.assert_close(y, wanted, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=2e-2)
+            expected = torch.nn.functional.layer_norm(x, (512,), w, bias, 1e-5)
+            torch.testing.assert_close(y, expected, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=2e-2)
 
 
 def test_a_triton_launch_hook_is_called():
@@ -49,32 +49,32 @@ def test_a_triton_launch_hook_is_called():
 
     x = torch.randn(64, 256, device=CUDA)
     opmux.ops.softmax(x)
-    heard = []
+    calls = []
     hook = triton.knobs.runtime.launch_enter_hook
-    listen = lambda metadata: heard.append(metadata)
+    listen = lambda metadata: calls.append(metadata)
     hook.add(listen)
     try:
         softmax_agrees(x)
     finally:
         hook.remove(listen)
-    assert len(heard) == 1
+    assert len(calls) == 1
     opmux.ops.softmax(x)
-    assert len(heard) == 1
+    assert len(calls) == 1
 
 
 def test_two_cooperative_launches_on_two_streams_do_not_deadlock():
     """Programs of each launch wait for each other."""
     x, y = (torch.randn(512, 131072, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
-    wanted = torch.softmax(x.float(), -1), torch.softmax(y.float(), -1)
+    expected = torch.softmax(x.float(), -1), torch.softmax(y.float(), -1)
     streams = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
     for _ in range(20):
         results = []
-        for stream, given in zip(streams, (x, y), strict=True):
+        for stream, x_of_stream in zip(streams, (x, y), strict=True):
             with torch.cuda.stream(stream):
-                results.append(opmux.ops.softmax(given))
+                results.append(opmux.ops.softmax(x_of_stream))
     torch.cuda.synchronize()
-    for got, want in zip(results, wanted, strict=True):
+    for got, want in zip(results, expected, strict=True):
         torch.testing.assert_close(got.float(), want, rtol=1.6e-2, atol=1e-4)
 
 

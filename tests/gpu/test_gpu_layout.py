@@ -35,8 +35,8 @@ def same(native, ours, what, exact=True):
         if exact:
             assert torch.equal(a, b), what
         else:
-            far = ROUNDED.get(a.dtype, 0)
-            torch.testing.assert_close(a, b, rtol=far, atol=far, msg=lambda m: f"{what}: {m}")
+            tolerance = ROUNDED.get(a.dtype, 0)
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m: f"{what}: {m}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

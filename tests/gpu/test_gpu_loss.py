@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from samples_agree import assert_samples_agree
 
-import opmux
 import opmux.functional as ours
-from opmux.core import specs
-from opmux.core.spec import Tol
 from opmux.specs import loss as spec
 
 pytestmark = pytest.mark.gpu
@@ -21,17 +19,7 @@ OPS = (spec.token_cross_entropy, spec.token_cross_entropy_bwd, spec.token_cross_
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_samples_agree_with_the_reference(op, dtype):
-    for sample in op.spec.samples(dtype, CUDA):
-        theirs = [a.clone() if torch.is_tensor(a) else a for a in sample.args]
-        want = op.reference(*theirs)
-        with opmux.policy(strict=True):
-            got = specs.functions[op.spec.key](*sample.args)
-        if op.spec.mutates:
-            got, want = sample.args[0], theirs[0]
-        as_list = lambda r: list(r) if isinstance(r, tuple) else [r]
-        for a, b in zip(as_list(got), as_list(want), strict=True):
-            tol = op.spec.tol.get(b.dtype, Tol(0, 0))
-            torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol, equal_nan=True)
+    assert_samples_agree(op, dtype, CUDA)
 
 
 @pytest.mark.parametrize("classes", [32000, 50257, 128256, 262144])
@@ -52,24 +40,24 @@ def test_fused_linear_cross_entropy_modifies_no_input_and_never_synchronizes():
     x = torch.randn(3000, 512, device=CUDA).bfloat16().requires_grad_()
     w = (torch.randn(128256, 512, device=CUDA) * 0.05).bfloat16().requires_grad_()
     target = torch.randint(128256, (3000,), device=CUDA)
-    kept = [x.detach().clone(), w.detach().clone()]
+    original = [x.detach().clone(), w.detach().clone()]
     ours.fused_linear_cross_entropy(x, w, target).backward()  # compiles the kernels
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(4):
             x.grad = w.grad = None
-            made = ours.fused_linear_cross_entropy(x, w, target) * 3
-            made.backward()
+            loss = ours.fused_linear_cross_entropy(x, w, target) * 3
+            loss.backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    leaves = [t.double().requires_grad_() for t in kept]
+    leaves = [t.double().requires_grad_() for t in original]
     want = F.cross_entropy(leaves[0] @ leaves[1].t(), target) * 3
     want.backward()
-    torch.testing.assert_close(made.double(), want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(loss.double(), want, rtol=1e-4, atol=1e-4)
     for mine, true in zip((x.grad, w.grad), leaves, strict=True):
         error = (mine.double() - true.grad).abs().mean() / true.grad.abs().mean()
         assert error < 0.02
-    assert torch.equal(x, kept[0]) and torch.equal(w, kept[1])
+    assert torch.equal(x, original[0]) and torch.equal(w, original[1])
 
 
 def test_logits_of_more_than_2_31_elements_are_supported():

@@ -24,14 +24,14 @@ OVERRIDES = "*_loss* binary_cross_entropy* log_sigmoid*".split()
 
 def both(call, x):
     """Our result and gradient, and those in float64."""
-    found = []
+    results = []
     for wide in (False, True):
         leaf = (x.double() if wide else x).detach().requires_grad_()
         with opmux.use(include=OVERRIDES if not wide else ["exp"]):
             y = call(leaf)
             y.sum().backward()
-        found += [y, leaf.grad]
-    return found
+        results += [y, leaf.grad]
+    return results
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -35,9 +35,9 @@ def test_every_form_of_masked_softmax_agrees_with_the_reference(shape, dtype):
         dy = torch.randn_like(x)
         mask = torch.rand(shape[0], *([1] * (len(shape) - 3)), *shape[-2:], device="cuda") > 0.6
         mask[..., 0, :] = True
-        for given in (None, mask, mask[..., :1, :]):
+        for mask_arg in (None, mask, mask[..., :1, :]):
             for causal in (False, True):
-                y = check(spec.scaled_softmax, x, given, 0.125, causal)
+                y = check(spec.scaled_softmax, x, mask_arg, 0.125, causal)
                 check(spec.scaled_softmax_bwd, dy, y, 0.125, causal)
 
 
@@ -72,7 +72,7 @@ def test_tex_softmax_functions_agree_with_torch(name):
     want = torch.softmax((leaf * 0.5) if hidden is None else (leaf * 0.5).masked_fill(hidden, -10000.0), -1)
     torch.testing.assert_close(y.double(), want, rtol=1.6e-2, atol=1e-3)
     dy = torch.randn_like(x)
-    kept = dy.clone()
+    original = dy.clone()
     (dx,) = torch.autograd.grad(want, leaf, dy.double())
     torch.testing.assert_close(backward(dy, y, 0.5).double(), dx, rtol=5e-2, atol=2e-2)
-    assert torch.equal(dy, kept)
+    assert torch.equal(dy, original)

@@ -38,28 +38,32 @@ def test_a_gated_unit_of_one_tensor_agrees_with_torch():
     close(gradients(ours.fused_gate_up_swiglu, y), gradients(halves, y.detach().double().requires_grad_()), 1e-2)
 
 
-def made(*shape, scale=1.0):
+def random_tensors(*shape, scale=1.0):
     return (torch.randn(shape, device=CUDA) * scale).to(BF16).requires_grad_()
 
 
 def test_swiglu_mlp_agrees_and_saves_less_memory_than_torch():
     """At the sizes of Llama-3.2-1B; measured is the memory that the forward keeps for the backward."""
-    leaves = made(4, 512, 2048), *(made(8192, 2048, scale=0.02) for _ in range(2)), made(2048, 8192, scale=0.02)
+    leaves = (
+        random_tensors(4, 512, 2048),
+        *(random_tensors(8192, 2048, scale=0.02) for _ in range(2)),
+        random_tensors(2048, 8192, scale=0.02),
+    )
     torchs = lambda x, g, u, d: F.linear(F.silu(F.linear(x, g)) * F.linear(x, u), d)
     want = gradients(torchs, *(t.detach().double().requires_grad_() for t in leaves))
     close(gradients(ours.swiglu_mlp, *leaves), want, 2e-2)
-    kept = []
+    saved = []
     for fn in (ours.swiglu_mlp, torchs):
         before = torch.cuda.memory_allocated()
         y = fn(*leaves)
-        kept.append(torch.cuda.memory_allocated() - before)
+        saved.append(torch.cuda.memory_allocated() - before)
         del y
-    assert kept[0] < 0.6 * kept[1]
+    assert saved[0] < 0.6 * saved[1]
 
 
 def test_a_tiled_mlp_agrees_with_the_whole_mlp():
     mlp = modules.TiledSwiGLUMLP(1024, 4096, num_shards=4, device=CUDA, dtype=BF16)
-    x = made(2, 1000, 1024)
+    x = random_tensors(2, 1000, 1024)
     leaves = (x, *mlp.parameters())
     got = gradients(lambda *_: mlp(x), *leaves)
     want = gradients(lambda *_: modules.SwiGLUMLP.forward(mlp, x), *leaves)

@@ -65,7 +65,7 @@ def test_a_patched_model_generates_the_same_tokens():
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral"])
 def test_patched_attention_decodes_with_flash_attention(kind, monkeypatch):
-    """It runs for each token, and the logits' errors are at most a third larger than with torch's own choice."""
+    """Flash attention runs for each token; errors of the logits are at most a third larger than with torch's choice."""
     prompt, steps = ids(2, 50), ids(2, 6)
 
     def decoded(model):
@@ -78,10 +78,10 @@ def test_patched_attention_decodes_with_flash_attention(kind, monkeypatch):
     model = built(kind)
     plain = decoded(model)
     opmux.patch_model(model, include=["attention"])
-    seen, flash = [], attention.flash
-    monkeypatch.setattr(attention, "flash", lambda *args, **kwargs: seen.append(1) or flash(*args, **kwargs))
+    calls, flash = [], attention.flash
+    monkeypatch.setattr(attention, "flash", lambda *args, **kwargs: calls.append(1) or flash(*args, **kwargs))
     assert error(decoded(model), truth) <= 1.34 * error(plain, truth) + 1e-3
-    assert len(seen) == 6 * model.config.num_hidden_layers
+    assert len(calls) == 6 * model.config.num_hidden_layers
     opmux.unpatch_model(model)
     assert torch.equal(decoded(model), plain)
 

@@ -43,11 +43,11 @@ def check(name, *args, alike=None):
 
 
 @every_dtype
-@pytest.mark.parametrize("tokens, topk, n, kept", [(4096, 8, 2048, 0), (1000, 2, 1000, 1500), (64, 20, 4096, 0)])
-def test_permute_and_unpermute_agree_with_the_reference(tokens, topk, n, kept, dtype):
+@pytest.mark.parametrize("tokens, topk, n, tokens_kept", [(4096, 8, 2048, 0), (1000, 2, 1000, 1500), (64, 20, 4096, 0)])
+def test_permute_and_unpermute_agree_with_the_reference(tokens, topk, n, tokens_kept, dtype):
     x = torch.randn(tokens, n, device=CUDA, dtype=dtype)
     indices = torch.rand(tokens, 64, device=CUDA).argsort(-1)[:, :topk].int()
-    permuted, row_map, _ = check("moe_permute_fwd", x, dtype, indices, kept, [], tokens * topk)
+    permuted, row_map, _ = check("moe_permute_fwd", x, dtype, indices, tokens_kept, [], tokens * topk)
     probs, none = torch.rand(tokens, topk, device=CUDA), torch.empty(0)
     check("moe_unpermute_fwd", permuted, dtype, row_map, probs, tokens, topk)
     check("moe_permute_bwd", permuted, dtype, row_map, none, tokens, topk)
@@ -68,13 +68,13 @@ def test_float8_rows_are_permuted_and_restored():
 @every_dtype
 @pytest.mark.parametrize("blocks", [5, 64, 100])
 def test_padding_and_unpadding_agree_with_the_reference(blocks, dtype):
-    given = [(37 * k) % 200 for k in range(blocks)]
-    wanted = [-(-n // 16) * 16 for n in given]
-    x = torch.randn(sum(given), 2048, device=CUDA, dtype=dtype)
-    out = torch.full((sum(wanted), 2048), 7.0, device=CUDA, dtype=dtype)
-    check("fused_multi_row_padding", x, out, given, wanted)
-    opmux.ops.fused_multi_row_padding(x, out, given, wanted)
-    check("fused_multi_row_unpadding", out, torch.empty_like(x).fill_(7.0), wanted, given)
+    counts = [(37 * k) % 200 for k in range(blocks)]
+    padded = [-(-n // 16) * 16 for n in counts]
+    x = torch.randn(sum(counts), 2048, device=CUDA, dtype=dtype)
+    out = torch.full((sum(padded), 2048), 7.0, device=CUDA, dtype=dtype)
+    check("fused_multi_row_padding", x, out, counts, padded)
+    opmux.ops.fused_multi_row_padding(x, out, counts, padded)
+    check("fused_multi_row_unpadding", out, torch.empty_like(x).fill_(7.0), padded, counts)
 
 
 ROUTES = (
@@ -113,9 +113,9 @@ def test_the_router_agrees_with_the_reference(score, pre, groups, group_topk, ex
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrtsoftplus"])
 def test_scores_for_the_auxiliary_loss_agree_with_the_reference(score):
     logits = torch.randn(4096, 128, device=CUDA, dtype=torch.bfloat16)
-    _, _, kept = check("fused_score_for_moe_aux_loss_fwd", logits, 4, score, 0, alike=0.999)
+    _, _, saved = check("fused_score_for_moe_aux_loss_fwd", logits, 4, score, 0, alike=0.999)
     g = torch.randn(4096, 128, device=CUDA)
-    check("fused_score_for_moe_aux_loss_bwd", kept, g, torch.full_like(logits, 7.0), 4, score)
+    check("fused_score_for_moe_aux_loss_bwd", saved, g, torch.full_like(logits, 7.0), 4, score)
 
 
 def test_histogram_counts_every_pair():

@@ -65,7 +65,7 @@ def qkv(dtype, b, h, h_kv, sq, sk, d, seq_first=False, seed=0):
     return one(h, sq), one(h_kv, sk), one(h_kv, sk)
 
 
-def ran(args, causal, scale, do):
+def run_attention(args, causal, scale, do):
     """o, lse and the gradients, computed through autograd."""
     leaves = [t.detach().requires_grad_() for t in args]
     o, lse = opmux.ops.attention(*leaves, causal, scale)
@@ -74,7 +74,7 @@ def ran(args, causal, scale, do):
 
 def truth(args, causal, scale, do):
     with by(REFERENCE):
-        return ran([t.double() for t in args], causal, scale, do.double())
+        return run_attention([t.double() for t in args], causal, scale, do.double())
 
 
 # batch, query heads, key heads, queries, keys, dim, causal, scale
@@ -106,30 +106,30 @@ def test_attention_of_each_library_agrees_with_float64(impl_id, dtype, seq_first
         do = torch.randn_like(args[0])
         want = truth(args, causal, scale, do)
         with by(impl_id):
-            got = ran(args, causal, scale, do)
+            got = run_attention(args, causal, scale, do)
         for name, g, w in zip(("o", "lse", "dq", "dk", "dv"), got, want, strict=True):
             assert g.dtype is (F32 if name == "lse" else dtype)
             size = 1.0 if name == "lse" else max(1.0, w.abs().max().item())
             close(g / size, w / size, 1e-3 if name == "lse" else ATOL[dtype] / 2, f"{what}: {name}")
         follows = (args[0], None, *args)
         for name, g, t in zip(("o", "lse", "dq", "dk", "dv"), got, follows, strict=True):
-            lies = g.is_contiguous() if t is None or not seq_first else g.transpose(1, 2).is_contiguous()
-            assert lies, f"{what}: {name} lies as {g.stride()}"
+            contiguous = g.is_contiguous() if t is None or not seq_first else g.transpose(1, 2).is_contiguous()
+            assert contiguous, f"{what}: {name} lies as {g.stride()}"
 
 
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
 def test_unsupported_attention_is_declined_with_a_reason(impl_id):
-    made = impl_of("attention", impl_id)
+    impl = impl_of("attention", impl_id)
     for shape, causal in (
         ((1, 2, 2, 40, 9, 64), True),
         ((1, 2, 2, 16, 16, 36), False),
         ((1, 2, 2, 16, 16, 264), False),
     ):
         args = qkv(BF16, *shape)
-        assert isinstance(refusal(made, *args, causal, None), str), f"{impl_id} {shape}"
+        assert isinstance(refusal(impl, *args, causal, None), str), f"{impl_id} {shape}"
         with by(impl_id), pytest.raises(opmux.core.NotSupported):
             opmux.ops.attention(*args, causal)
-        got = ran(args, causal, None, torch.ones_like(args[0]))  # another impl runs
+        got = run_attention(args, causal, None, torch.ones_like(args[0]))  # another impl runs
         for g, w in zip(got, truth(args, causal, None, torch.ones_like(args[0])), strict=True):
             torch.testing.assert_close(g.double(), w, rtol=3e-2, atol=3e-2, equal_nan=True)
 
@@ -138,9 +138,9 @@ def test_unsupported_attention_is_declined_with_a_reason(impl_id):
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
 @pytest.mark.parametrize("name", ["attention", "attention_bwd"])
 def test_attention_agrees_with_the_reference_on_all_accepted_samples(name, impl_id, dtype):
-    spec, made, taken = specs.find(name), impl_of(name, impl_id), []
+    spec, impl, accepted = specs.find(name), impl_of(name, impl_id), []
     for sample in spec.samples(dtype, CUDA):
-        if refusal(made, *sample.args) is not None:
+        if refusal(impl, *sample.args) is not None:
             continue
         before = [t.clone() for t in sample.args if torch.is_tensor(t)]
         with only(**{name: impl_id}):
@@ -150,8 +150,8 @@ def test_attention_agrees_with_the_reference_on_all_accepted_samples(name, impl_
         )
         for out, g, w in zip(spec.out, got, spec.reference(*sample.args), strict=True):
             close(g, w, spec.tol[dtype].atol, f"{impl_id} {name} {sample.id}: {out}")
-        taken.append(sample.id)
-    assert len(taken) >= 6, taken
+        accepted.append(sample.id)
+    assert len(accepted) >= 6, accepted
 
 
 @pytest.mark.parametrize("backward", [REFERENCE, *ATTENTION], **short)
@@ -160,7 +160,7 @@ def test_any_attention_backward_accepts_any_forwards_results(forward, backward):
     args = qkv(F16, 2, 4, 2, 96, 96, 64)
     do = torch.randn_like(args[0])
     with by(forward, backward=backward):
-        got = ran(args, True, None, do)
+        got = run_attention(args, True, None, do)
     for g, w in zip(got[2:], truth(args, True, None, do)[2:], strict=True):
         close(g, w, ATOL[F16], f"{forward} then {backward}")
 
@@ -171,21 +171,21 @@ def test_incoming_gradients_may_have_any_strides(impl_id):
     args = qkv(BF16, 2, 4, 4, 64, 64, 64)
     base = torch.randn_like(args[0])
     want = truth(args, True, None, base)
-    ways = {
+    layouts = {
         "packed": base,
         "seq first": base.transpose(1, 2).contiguous().transpose(1, 2),
         "step": torch.stack((base, base), -1)[..., 0],
         "heads last": base.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
     }
     for _ in range(2):
-        for name, do in ways.items():
+        for name, do in layouts.items():
             with by(impl_id):
-                got = ran(args, True, None, do)
+                got = run_attention(args, True, None, do)
             for g, w in zip(got[2:], want[2:], strict=True):
                 close(g, w, ATOL[BF16], f"{impl_id} do {name}")
     one = torch.ones((), device=CUDA, dtype=BF16).expand(args[0].shape)  # like the gradient of sum()
     with by(impl_id):
-        got = ran(args, True, None, one)
+        got = run_attention(args, True, None, one)
     for g, w in zip(got[2:], truth(args, True, None, one)[2:], strict=True):
         close(g, w, ATOL[BF16], f"{impl_id} do expanded")
 
@@ -195,18 +195,18 @@ def test_unaligned_and_strided_inputs_are_supported(impl_id):
     """Unaligned starts, unaligned row strides, other dimension orders, and expanded tensors."""
     flat = torch.randn(2 * 4 * 48 * 80, device=CUDA).to(BF16)
     n = 2 * 4 * 48 * 64
-    ways = {
+    layouts = {
         "odd start": flat[1 : 1 + n].view(2, 4, 48, 64),
         "odd rows": flat[: 2 * 4 * 48 * 67].view(2, 4, 48, 67)[..., 3:],
         "swapped": flat[:n].view(4, 2, 48, 64).transpose(0, 1),
         "a slice of qkv": flat[: 2 * 48 * 3 * 4 * 16].view(2, 48, 3, 4, 16)[:, :, 1].transpose(1, 2),
         "expanded": flat[: 48 * 64].view(1, 1, 48, 64).expand(2, 4, 48, 64),
     }
-    for name, q in ways.items():
+    for name, q in layouts.items():
         k, v = torch.randn_like(q), torch.randn_like(q)
         do = torch.randn(q.shape, device=CUDA, dtype=BF16)
         with by(impl_id):
-            got = ran((q, k, v), True, None, do)
+            got = run_attention((q, k, v), True, None, do)
         for out, g, w in zip(("o", "lse", "dq", "dk", "dv"), got, truth((q, k, v), True, None, do), strict=True):
             close(g, w, 2 * ATOL[BF16], f"{impl_id} {name}: {out}")
 
@@ -308,9 +308,9 @@ def test_cublas_linear_agrees_at_a_models_size(dtype, has_bias):
     grads = torch.autograd.grad(y, leaves, dy)
     wide = [t.detach().double().requires_grad_() for t in leaves]
     want = F.linear(*wide)
-    wanted = torch.autograd.grad(want, wide, dy.double())
+    expected = torch.autograd.grad(want, wide, dy.double())
     for name, g, t in zip(
-        ("y", "dx", "dweight", "dbias"), (y.detach(), *grads), (want.detach(), *wanted), strict=False
+        ("y", "dx", "dweight", "dbias"), (y.detach(), *grads), (want.detach(), *expected), strict=False
     ):
         size = max(1.0, t.abs().max().item())
         close(g / size, t / size, {F32: 1e-5, F16: 2e-3, BF16: 1e-2}[dtype], f"linear {name}")
@@ -351,8 +351,8 @@ def test_cudnns_batch_norm_agrees_with_the_reference(dtype):
         for stats in (got, want):  # statistics of its own forward, and of another forward
             with only(batch_norm_bwd=cudnn):
                 grads = opmux.ops.batch_norm_bwd(dy, x, w, stats[1], stats[2])
-            wanted = specs.find("batch_norm_bwd").reference(dy, x, w, want[1], want[2])
-            for name, g, t in zip(("dx", "dweight", "dbias"), grads, wanted, strict=True):
+            expected = specs.find("batch_norm_bwd").reference(dy, x, w, want[1], want[2])
+            for name, g, t in zip(("dx", "dweight", "dbias"), grads, expected, strict=True):
                 assert g.dtype is t.dtype
                 close(g, t, 2e-2 if dtype is F16 else 2e-3, f"batch_norm_bwd {name} {weight, bias, running}")
 
@@ -371,7 +371,7 @@ def test_an_installed_library_agrees_with_the_reference(name, fn):
     there = fn._is_available()
     if there is not True:
         pytest.skip(there)
-    spec, taken = specs.find(fn.op), 0
+    spec, accepted = specs.find(fn.op), 0
     for dtype in (BF16, F16, F32):
         if fn.dtypes is not None and dtype not in fn.dtypes:
             continue
@@ -391,8 +391,8 @@ def test_an_installed_library_agrees_with_the_reference(name, fn):
             if "ln_out" not in sample.id:
                 same = all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
                 assert same, f"{name} wrote to its arguments: {sample.id}"
-            taken += 1
-    assert taken
+            accepted += 1
+    assert accepted
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")

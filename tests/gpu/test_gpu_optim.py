@@ -138,7 +138,9 @@ def test_an_adam_step_can_be_captured_in_a_graph(kernels, warm):
     lr, inv = torch.full((1,), 0.01, device=CUDA), torch.full((1,), 0.5, device=CUDA)
     lists = [model(d) for d in (torch.bfloat16, torch.bfloat16, *[torch.float32] * 3)]
     lists[3] = [t.abs() for t in lists[3]]
-    run = lambda of: kernels.multi_tensor_adam_capturable_master(0, flag, of, lr, 0.9, 0.99, 1e-8, step, 1, 1, 0.1, inv)
+    run = lambda lists_of: kernels.multi_tensor_adam_capturable_master(
+        0, flag, lists_of, lr, 0.9, 0.99, 1e-8, step, 1, 1, 0.1, inv
+    )
     step.fill_(1)
     run(copy.deepcopy(lists))  # compiles the kernels; the copies have other tables
     start = copy.deepcopy(lists)
@@ -182,8 +184,8 @@ def test_dropout_equals_the_reference_bit_for_bit():
 
     for shape, dtype in (((1000, 4096), torch.bfloat16), ((37, 48), torch.float16), ((16,), torch.float32)):
         x, seed = torch.randn(shape, device=CUDA).to(dtype), torch.tensor([11, 12], device=CUDA)
-        for at in (seed, seed.cpu()):
-            got, want = found.philox_dropout_bits(x, at, 0.3), dropout.philox_dropout_bits.reference(x, at, 0.3)
+        for seed_ in (seed, seed.cpu()):
+            got, want = found.philox_dropout_bits(x, seed_, 0.3), dropout.philox_dropout_bits.reference(x, seed_, 0.3)
             assert torch.equal(got[1], want[1])
             torch.testing.assert_close(got[0], want[0])
         back = found.dropout_bits_bwd(x, got[1], 0.3)
@@ -255,13 +257,13 @@ def test_an_optimizer_step_takes_under_600_us_on_the_host(kernels):
     flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
     lists = [[torch.zeros(16, device=CUDA) for _ in range(150)] for _ in range(4)]
     others = [[torch.zeros(16, device=CUDA) for _ in range(150)] for _ in range(200)]
-    for what, given in (("kept", [lists[0]] * 200), ("moved", others)):
+    for what, sequence in (("kept", [lists[0]] * 200), ("moved", others)):
         kernels.multi_tensor_adam(0, flag, lists, *ADAM)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for g in given:
+        for g in sequence:
             kernels.multi_tensor_adam(0, flag, [g, *lists[1:]], *ADAM)
-        took = (time.perf_counter() - start) / len(given)
+        took = (time.perf_counter() - start) / len(sequence)
         torch.cuda.synchronize()
         print(f"\n{what}: {took * 1e6:.0f} us")
         assert took < 600e-6

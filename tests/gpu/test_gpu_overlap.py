@@ -22,8 +22,8 @@ def helper():
 
 
 def gemm(a, b, ub, comm_type, **rest):
-    room = torch.empty(0, dtype=torch.uint8, device="cuda")
-    fixed = None, None, tex.DType.kBFloat16, None, tex.DType.kBFloat16, False, None, False, room, 0, False, False
+    workspace = torch.empty(0, dtype=torch.uint8, device="cuda")
+    fixed = None, None, tex.DType.kBFloat16, None, tex.DType.kBFloat16, False, None, False, workspace, 0, False, False
     return tex.generic_gemm(a, True, b, False, *fixed, comm_overlap=ub, comm_type=comm_type, **rest)
 
 

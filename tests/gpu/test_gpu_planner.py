@@ -50,7 +50,7 @@ CALLS = {
 SHAPES = [(4, 1000, 768), (1, 37), (3, 129, 1024), (2, 5, 4096)]
 
 
-def settle(call, times=4):
+def wait_for_planner(call, times=4):
     """Call it, then wait until the planner has answered all requests."""
     for _ in range(times):
         call()
@@ -75,7 +75,7 @@ def test_planned_calls_agree_with_float64(auto, name, dtype):
     call = CALLS[name]
     for shape in SHAPES:
         x = draw(*shape, dtype=dtype)
-        settle(functools.partial(call, x))
+        wait_for_planner(functools.partial(call, x))
         for _ in range(2):  # once more with other values in other memory
             want = call(x.double()).double()
             torch.testing.assert_close(call(x).double(), want, rtol=CLOSE[dtype], atol=8 * CLOSE[dtype])
@@ -85,7 +85,7 @@ def test_planned_calls_agree_with_float64(auto, name, dtype):
 def test_planned_calls_are_launched_from_cpp(auto):
     x = draw(8, 512, 1024)
     w = draw(1024)
-    settle(lambda: F.layer_norm(x, (1024,), w, w))
+    wait_for_planner(lambda: F.layer_norm(x, (1024,), w, w))
     before = launching.launched()
     for _ in range(10):
         F.layer_norm(x, (1024,), w, w)
@@ -94,7 +94,7 @@ def test_planned_calls_are_launched_from_cpp(auto):
 
 def test_a_planned_call_can_be_captured_in_a_graph(auto):
     x = draw(64, 1024)
-    settle(lambda: torch.softmax(x, -1))
+    wait_for_planner(lambda: torch.softmax(x, -1))
     torch.softmax(x, -1)  # loads the kernel
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -115,7 +115,7 @@ def test_lengths_that_occurred_before_are_launched_from_cpp(auto):
     for _ in range(2):
         for n in lengths:
             forward(n)
-    settle(lambda: None, 0)
+    wait_for_planner(lambda: None, 0)
     before = launching.launched()
     for n in lengths:
         assert forward(n).isfinite().all()
@@ -129,21 +129,21 @@ def test_new_lengths_are_launched_from_cpp(auto, name):
     for n in range(300, 500):
         call(draw(4, n, 768))
         if n % 8 == 0:
-            settle(lambda: None, 0)
+            wait_for_planner(lambda: None, 0)
     launched = 0
     for n in (257, 258, 507, 509, 510, 511):
         x = draw(4, n, 768)
         before = launching.launched()
-        found = call(x)
+        y = call(x)
         launched += launching.launched() > before
-        torch.testing.assert_close(found.double(), call(x.double()).double(), rtol=2e-2, atol=0.16)
+        torch.testing.assert_close(y.double(), call(x.double()).double(), rtol=2e-2, atol=0.16)
     # the launch grids of the first two are no formula of the length; torch's gelu is as fast, so it is left to torch
     assert launched >= 5 or name in ("sum of columns", "cat", "gelu")
 
 
 def test_planned_calls_are_correct_on_other_threads_and_streams(auto):
     x = draw(128, 2048)
-    settle(lambda: torch.softmax(x, -1))
+    wait_for_planner(lambda: torch.softmax(x, -1))
     want = torch.softmax(x.double(), -1)
     failed = []
 
@@ -165,7 +165,7 @@ def test_planned_calls_are_correct_on_other_threads_and_streams(auto):
 
 def test_a_planned_copy_to_the_host_returns_a_cpu_tensor(auto):
     x = draw(64, 1024)
-    settle(lambda: (x.cpu(), x.to(CUDA, torch.float32), x.to("cpu", torch.float32)))
+    wait_for_planner(lambda: (x.cpu(), x.to(CUDA, torch.float32), x.to("cpu", torch.float32)))
     for _ in range(5):
         x.copy_(draw(64, 1024))
         assert torch.equal(x.cpu(), x.detach().to("cpu", torch.float32).to(x.dtype))

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from grid_args import grid_args
 
 import opmux
 from opmux.core import specs
@@ -40,22 +41,22 @@ def split(name, args):
     return bound.args, bound.kwargs
 
 
-def reference(name, given, named):
+def reference(name, args_, named):
     """torch's result. For gradients in 16 bits it is computed in float32, because torch rounds intermediate steps of
     some ops.
     """
-    halves = [a.dtype for a in given if isinstance(a, torch.Tensor) and a.dtype in (torch.float16, torch.bfloat16)]
+    halves = [a.dtype for a in args_ if isinstance(a, torch.Tensor) and a.dtype in (torch.float16, torch.bfloat16)]
     if name.endswith("_backward") and halves:
-        wide = [a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in given]
+        wide = [a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args_]
         return spec.ops[name].spec.reference(*wide, **named).to(halves[0])
-    return spec.ops[name].spec.reference(*given, **named)
+    return spec.ops[name].spec.reference(*args_, **named)
 
 
 def agree(name, args, slack=1.0):
-    given, named = split(name, args)
-    want = reference(name, given, named)
+    arguments, named = split(name, args)
+    want = reference(name, arguments, named)
     with opmux.policy(strict=True):  # strict: our kernel runs or the call raises
-        got = ours(name)(*given, **named)
+        got = ours(name)(*arguments, **named)
     assert got.is_cuda and got.dtype == want.dtype and got.stride() == want.stride()
     tol = spec.ops[name].spec.tol.get(want.dtype)
     rtol, atol = (0, 0) if tol is None else (tol.rtol * slack, tol.atol * slack)
@@ -74,24 +75,13 @@ def test_samples_agree_with_torch(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", [n for n in OWN if torch.float32 in spec.ROWS[n].dtypes and n not in RAGGED])
 def test_zeros_infinities_and_nan_agree_with_torch(name, dtype):
-    params = spec.ops[name].spec.signature.parameters.values()
-    need = [p for p in params if p.default is p.empty and p.name not in spec.ROWS[name].numbers]
     values = torch.tensor(SPECIAL, dtype=dtype, device=CUDA)
     if name in NAN_AT_INFINITY:
         values = values[~values.isinf()]
-    grids = iter(torch.meshgrid(*[values] * len(need), indexing="ij") if len(need) > 1 else [values])
-    made = []
-    for p in params:
-        if p.name in spec.ROWS[name].numbers:
-            made.append(spec.ROWS[name].numbers[p.name])
-        elif p in need:
-            t = next(grids)
-            made.append(t > 0 if p.name in ("condition", "mask") else t)
-        else:
-            made.append(p.default)
+    args = grid_args(name, values)
     if name == "clamp":
-        made[1] = -1.0
-    agree(name, tuple(made), slack=20.0)
+        args[1] = -1.0
+    agree(name, tuple(args), slack=20.0)
 
 
 @pytest.mark.parametrize("name", ["add", "mul", "lt", "where"])

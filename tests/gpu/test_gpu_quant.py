@@ -35,12 +35,12 @@ def one(value=0.0):
 
 def equal(op, impl, x, *args, fp8=None):
     """Assert that reference and kernel write equal buffers."""
-    found = []
+    results = []
     for run in (op.reference, impl):
-        made = [a.clone() if torch.is_tensor(a) else a for a in args]
-        run(x, *made)
-        found.append([a for a in made if torch.is_tensor(a)])
-    for want, got in zip(*found, strict=True):
+        args_copy = [a.clone() if torch.is_tensor(a) else a for a in args]
+        run(x, *args_copy)
+        results.append([a for a in args_copy if torch.is_tensor(a)])
+    for want, got in zip(*results, strict=True):
         if fp8 is not None and want.dtype is torch.uint8:
             nan = want.view(fp8).float().isnan()  # the conversion instruction writes one encoding for every NaN
             assert got.view(fp8).float()[nan].isnan().all()
@@ -52,8 +52,8 @@ def equal(op, impl, x, *args, fp8=None):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_every_16_bit_number_is_cast_as_in_the_reference(fp8, dtype):
     x = torch.arange(65536, dtype=torch.int32, device=DEVICE).to(torch.int16).view(dtype).view(256, 256)
-    for turned in (None, bytes_like((256, 256))):
-        equal(spec.fp8_cast_into, kernels.fp8_cast_into, x, one(1.0), bytes_like((256, 256)), turned, one(), one(), None, fp8, fp8=fp8)  # fmt: skip # noqa: E501
+    for buffer in (None, bytes_like((256, 256))):
+        equal(spec.fp8_cast_into, kernels.fp8_cast_into, x, one(1.0), bytes_like((256, 256)), buffer, one(), one(), None, fp8, fp8=fp8)  # fmt: skip # noqa: E501
 
 
 @both
@@ -83,8 +83,8 @@ def test_quantization_with_one_scale_equals_the_reference(fp8, shape):
 def test_block_quantization_equals_the_reference(fp8, shape, two_d):
     x = numbers(shape)
     pairs = [
-        (bytes_like(s), torch.zeros(spec.block_scales(shape, two_d, way), device=DEVICE))
-        for s, way in ((shape, False), (spec.transposed_shape(shape), True))
+        (bytes_like(s), torch.zeros(spec.block_scales(shape, two_d, columnwise), device=DEVICE))
+        for s, columnwise in ((shape, False), (spec.transposed_shape(shape), True))
     ]
     for pow2 in (False, True):
         for row, col in ((pairs[0], (None, None)), ((None, None), pairs[1]), pairs):
@@ -100,7 +100,7 @@ def test_block_quantization_equals_the_reference(fp8, shape, two_d):
 @pytest.mark.parametrize("two_d", [False, True], ids=["1d", "2d"])
 def test_mxfp8_quantization_equals_the_reference(fp8, shape, two_d):
     x = numbers(shape)
-    pairs = [(bytes_like(shape), bytes_like(spec.mx_scales(shape, way))) for way in (False, True)]
+    pairs = [(bytes_like(shape), bytes_like(spec.mx_scales(shape, columnwise))) for columnwise in (False, True)]
     for row, col in ((pairs[0], (None, None)), ((None, None), pairs[1]), pairs):
         equal(spec.mxfp8_into, kernels.mxfp8_into, x, *row, *col, None, fp8, two_d)
     spec.mxfp8_into.reference(x, *pairs[0], *pairs[1], None, fp8, two_d)
@@ -116,9 +116,11 @@ def test_scales_at_the_limits_equal_the_reference(amax):
     y, yt = bytes_like((256, 384)), bytes_like((384, 256))
     for pow2 in (False, True):
         equal(spec.fp8_current_into, kernels.fp8_current_into, x, y, yt, one(), None, E4M3, pow2, 0.0, fp8=E4M3)
-        scales = [torch.zeros(spec.block_scales(x.shape, False, way), device=DEVICE) for way in (False, True)]
-        given = (y, scales[0], yt, scales[1], None, E4M3, False, pow2, 0.0)
-        equal(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *given, fp8=E4M3)
+        scales = [
+            torch.zeros(spec.block_scales(x.shape, False, columnwise), device=DEVICE) for columnwise in (False, True)
+        ]
+        call_args = (y, scales[0], yt, scales[1], None, E4M3, False, pow2, 0.0)
+        equal(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *call_args, fp8=E4M3)
 
 
 KINDS = {
@@ -137,24 +139,24 @@ def test_a_captured_quantize_reads_its_noop_flag_at_replay(kind):
     specs.load_all()
     quantize, dequantize = specs.functions["tex::quantize"], specs.functions["tex::dequantize"]
     x, flag, q = numbers((256, 512)), one(), KINDS[kind]()
-    made = quantize(x, q)
+    quantized_x = quantize(x, q)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(2):
-            quantize(x, q, made, flag)
+            quantize(x, q, quantized_x, flag)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        quantize(x, q, made, flag)
-    first = dequantize(made, torch.float32)
+        quantize(x, q, quantized_x, flag)
+    first = dequantize(quantized_x, torch.float32)
     x.mul_(2)
     flag.fill_(1.0)
     graph.replay()
-    assert torch.equal(dequantize(made, torch.float32), first)
+    assert torch.equal(dequantize(quantized_x, torch.float32), first)
     flag.zero_()
     graph.replay()
-    assert not torch.equal(dequantize(made, torch.float32), first)
-    assert torch.equal(dequantize(made, torch.float32), dequantize(quantize(x, q), torch.float32))
+    assert not torch.equal(dequantize(quantized_x, torch.float32), first)
+    assert torch.equal(dequantize(quantized_x, torch.float32), dequantize(quantize(x, q), torch.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,10 +193,10 @@ def test_group_members_may_be_unaligned(row, column):
     group = group_quantize(x, q, 3, None, torch.tensor(last, device=DEVICE))
     parts = x.view(-1).split([256 * n for n in last])
     for i, (n, part) in enumerate(zip(last, parts, strict=True)):
-        want, at = Q.quantized(Q.OPS, part.view(256, n).clone(), q), 256 * sum(last[:i])
+        want, offset = Q.quantized(Q.OPS, part.view(256, n).clone(), q), 256 * sum(last[:i])
         for held, alone in ((group.rowwise_data, want._data), (group.columnwise_data, want._transpose)):
             assert (held is None) == (alone is None)
-            assert held is None or torch.equal(held[at : at + 256 * n], alone.view(-1))
+            assert held is None or torch.equal(held[offset : offset + 256 * n], alone.view(-1))
         inverse = group.scale_inv if row else group.columnwise_scale_inv
         assert torch.equal(inverse[i : i + 1], want._scale_inv)
         assert group.amax[i] == part.abs().max().float()

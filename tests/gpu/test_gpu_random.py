@@ -98,12 +98,12 @@ def test_a_captured_backward_uses_the_mask_of_its_replays_forward():
     with torch.cuda.graph(graph):
         y = ops.dropout(x, 0.5)
         (dx,) = torch.autograd.grad(y.sum(), x)
-    seen = []
+    masks = []
     for _ in range(3):
         graph.replay()
         assert torch.equal(dx, y)
-        seen.append(y.detach().clone())
-    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+        masks.append(y.detach().clone())
+    assert not torch.equal(masks[0], masks[1]) and not torch.equal(masks[1], masks[2])
 
 
 @pytest.mark.parametrize("name", ["dropout", "uniform", "randn"])

@@ -20,8 +20,8 @@ N = 100_000
 REPLAYS = 3
 
 
-def flat(made):
-    return [t for t in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(t, torch.Tensor)]
+def flat(results):
+    return [t for t in (results if isinstance(results, (tuple, list)) else [results]) if isinstance(t, torch.Tensor)]
 
 
 def warm(step):
@@ -40,12 +40,12 @@ def replayed(step, *generators):
     for generator in generators:
         graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
-        made = flat(step())
+        captured = flat(step())
     seed(generators)
     results = []
     for _ in range(REPLAYS):
         graph.replay()
-        results.append([t.clone() for t in made])
+        results.append([t.clone() for t in captured])
     return results
 
 
@@ -63,13 +63,13 @@ def seed(generators):
 def agree(step, *generators, compare=torch.equal):
     """Assert that replay i equals eager step i, that steps differ, and that all generators end with the same offset."""
     ends = lambda: [g.get_offset() for g in (torch.cuda.default_generators[0], *generators)]
-    wanted, after = eager(step, *generators), ends()
-    found = replayed(step, *generators)
+    expected, after = eager(step, *generators), ends()
+    replays = replayed(step, *generators)
     assert ends() == after
-    for number, (a, b) in enumerate(zip(found, wanted, strict=True)):
+    for number, (a, b) in enumerate(zip(replays, expected, strict=True)):
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
             assert compare(x, y), f"replay {number}, result {i}"
-    assert not torch.equal(wanted[0][0], wanted[1][0]) and not torch.equal(wanted[1][0], wanted[2][0])
+    assert not torch.equal(expected[0][0], expected[1][0]) and not torch.equal(expected[1][0], expected[2][0])
 
 
 X = {"x": None}
@@ -165,18 +165,18 @@ def close(a, b):
 @pytest.mark.parametrize("own", [False, True], ids=["default generator", "its own"])
 def test_tex_attention_drops_the_same_in_a_replay_and_in_eager_code(own):
     generator = torch.Generator(CUDA) if own else None
-    given = {**attention_args(0.25), "rng_gen": generator}
-    do = torch.randn_like(given["Q"])
+    arguments = {**attention_args(0.25), "rng_gen": generator}
+    do = torch.randn_like(arguments["Q"])
     names = specs.find("tex::fused_attn_bwd").names
 
     def step():
-        o, *aux = tex.fused_attn_fwd(**given)
+        o, *aux = tex.fused_attn_fwd(**arguments)
         more = {
-            "do_format": given["o_format"], "dqkv_layout": given["qkv_layout"], "O": o, "dO": do,
+            "do_format": arguments["o_format"], "dqkv_layout": arguments["qkv_layout"], "O": o, "dO": do,
             "Aux_CTX_Tensors": aux, "do_scale_inv_format": 8, "deterministic": True, "dp_quantizer": None,
             "dqkv_quantizer": None,
         }  # fmt: skip
-        grads = tex.fused_attn_bwd(**{n: {**given, **more}[n] for n in names})
+        grads = tex.fused_attn_bwd(**{n: {**arguments, **more}[n] for n in names})
         return [o, aux[-1], F.dropout(o, 0.5), *grads[:3]]
 
     agree(step, *([generator] if own else []), compare=close)
@@ -241,17 +241,17 @@ def test_make_graphed_callables_drops_as_the_eager_module_does():
 
     def steps():
         torch.manual_seed(11)
-        made = []
+        results = []
         for _ in range(REPLAYS):
             y = module(x)
-            made += [y.detach().clone(), *(g.clone() for g in torch.autograd.grad(y.sum(), module.parameters()))]
-        return made
+            results += [y.detach().clone(), *(g.clone() for g in torch.autograd.grad(y.sum(), module.parameters()))]
+        return results
 
-    wanted = steps()
+    expected = steps()
     torch.cuda.make_graphed_callables(module, (x.detach().clone().requires_grad_(),))
-    for a, b in zip(steps(), wanted, strict=True):
+    for a, b in zip(steps(), expected, strict=True):
         torch.testing.assert_close(a, b)
-    assert not torch.equal(wanted[0], wanted[3])
+    assert not torch.equal(expected[0], expected[3])
 
 
 @pytest.mark.parametrize("name", ["dropout", "uniform"])

@@ -25,31 +25,33 @@ FAMILIES = (
 ).split()
 
 
-def first_of_each(found):
+def first_of_each(cases):
     """The first cases of every op, in their order."""
-    found = sorted(found, key=lambda c: c.op)
-    return [c for _, mine in itertools.groupby(found, key=lambda c: c.op) for c in itertools.islice(mine, EACH)]
+    cases = sorted(cases, key=lambda c: c.op)
+    return [c for _, mine in itertools.groupby(cases, key=lambda c: c.op) for c in itertools.islice(mine, EACH)]
 
 
-def all_right(found):
-    made = [attempt(case, CUDA) for case in found]
-    wrong = [f"{o.op} {o.dtype} {o.case} ({', '.join(o.models)}): {o.reason}" for o in made if o.status == real.FAIL]
+def assert_no_failures(cases):
+    outcomes = [attempt(case, CUDA) for case in cases]
+    wrong = [
+        f"{o.op} {o.dtype} {o.case} ({', '.join(o.models)}): {o.reason}" for o in outcomes if o.status == real.FAIL
+    ]
     assert not wrong, "\n".join(wrong)
-    assert any(o.status == real.PASS for o in made)
+    assert any(o.status == real.PASS for o in outcomes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ops_conform_at_real_sizes(family):
     with settled():
         mine = [s for s in specs if s.family == family and s.space in ("opmux", "aten") and s.samples is not None]
-        all_right(first_of_each(real.cases(real.CaseSelection(mine, {}), CUDA)))
+        assert_no_failures(first_of_each(real.cases(real.CaseSelection(mine, {}), CUDA)))
 
 
 @pytest.mark.parametrize("family", ["activation", "channel_norm", "norm", "pointwise", "reduce", "scan", "softmax"])
 def test_aten_overrides_conform_at_real_sizes(family):
     with settled():
         mine = {n: o for n, o in table().items() if o.family == family}
-        all_right(first_of_each(real.cases(real.CaseSelection([], mine), CUDA)))
+        assert_no_failures(first_of_each(real.cases(real.CaseSelection([], mine), CUDA)))
 
 
 def test_the_list_of_families_is_complete():

@@ -38,8 +38,8 @@ def agree(name, got, expected):
     for a, b in zip(listed(got), listed(expected), strict=True):
         assert a.is_cuda and a.is_contiguous() and a.shape == b.shape and a.dtype == b.dtype
         if a.is_floating_point():
-            near = tol[a.dtype]
-            torch.testing.assert_close(a.cpu(), b, rtol=near.rtol, atol=near.atol, equal_nan=True)
+            tolerance = tol[a.dtype]
+            torch.testing.assert_close(a.cpu(), b, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
         else:
             assert torch.equal(a.cpu(), b), name
 
@@ -57,10 +57,10 @@ def test_every_algorithm_agrees_with_float64(name, dtype):
             continue
         x = torch.randn(shape, device=CUDA)
         x = (1 + x / 3000 if name == "prod" else x + 0.5).to(dtype)
-        wanted = call(name, specs.find(name).reference, x.double(), dim)
+        expected = call(name, specs.find(name).reference, x.double(), dim)
         for _ in range(2):
             got = call(name, getattr(ops, name), x, dim)
-            for a, b in zip(listed(got), listed(wanted), strict=True):
+            for a, b in zip(listed(got), listed(expected), strict=True):
                 tol = specs.find(name).tol[a.dtype]
                 # The error of a sum of n values grows with about sqrt(n) roundings. A product of values near 1 drifts
                 # in any order: by 1e-3 for three million of them, also in numpy.
@@ -100,9 +100,9 @@ def test_nan_and_ties_equal_the_reference():
         x[2], x[3], x[4, -1] = -inf, inf, nan
         for name in ("argmax", "argmin", "max_dim", "min_dim", "amax", "amin"):
             for dtype in (torch.float32, torch.bfloat16, torch.float64):
-                given = x.to(dtype)
-                agree(name, getattr(ops, name)(given.to(CUDA), 1), specs.find(name).reference(given, 1))
-                columns = given.t().contiguous()
+                typed = x.to(dtype)
+                agree(name, getattr(ops, name)(typed.to(CUDA), 1), specs.find(name).reference(typed, 1))
+                columns = typed.t().contiguous()
                 agree(name, getattr(ops, name)(columns.to(CUDA), 0), specs.find(name).reference(columns, 0))
 
 
@@ -119,8 +119,8 @@ def test_norms_and_their_gradients_agree_with_torch(ord):
         truth = torch.linalg.vector_norm(x.double(), ord, dim)
         torch.testing.assert_close(ops.vector_norm(x, ord, dim).double(), truth, rtol=5e-6, atol=1e-5)
         runs = []
-        for norm, given in ((ops.vector_norm, x), (torch.linalg.vector_norm, x.double())):
-            leaf = given.detach().clone().requires_grad_()
+        for norm, x_of in ((ops.vector_norm, x), (torch.linalg.vector_norm, x.double())):
+            leaf = x_of.detach().clone().requires_grad_()
             if ord:  # torch has no gradient for order 0
                 norm(leaf, ord, dim).sum().backward()
                 runs.append(leaf.grad.double())
@@ -144,8 +144,8 @@ def test_tensors_of_more_than_2_31_elements_are_reduced():
     rows = x.view(-1, 4096)  # rows beyond offset 2^31
     assert ops.sum(rows, 1).sum().item() == 6
     assert ops.sum(rows, 0).sum().item() == 6
-    places = ops.argmax(rows, 1)
-    assert places[0].item() == 5 and places[-1].item() == 7
+    positions = ops.argmax(rows, 1)
+    assert positions[0].item() == 5 and positions[-1].item() == 7
     columns = x.view(4096, -1)
     assert ops.amax(columns, 1).tolist()[0] == 1 and ops.sum(columns, 0).sum().item() == 6
 

@@ -11,7 +11,7 @@ import opmux.functional as ours
 from opmux.core import specs
 from opmux.core.spec import Tol
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("full_precision")]
 pytest.importorskip("triton")
 CUDA = torch.device("cuda")
 OPS = [
@@ -19,14 +19,6 @@ OPS = [
     for name in ("attn_res", "mhc_pre", "mhc_post_res", "sinkhorn", "neighborhood_attention")
     for suffix in ("", "_bwd")
 ]
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -51,11 +43,11 @@ def near(fn, plain, leaves):
     wide = [t.detach().float().requires_grad_() for t in leaves]
     got, want = fn(*leaves), plain(*wide)
     g = torch.randn_like(want)
-    made = [got, *torch.autograd.grad(got, leaves, g.to(got.dtype))]
-    for a, b in zip(made, (want, *torch.autograd.grad(want, wide, g)), strict=True):
+    results = [got, *torch.autograd.grad(got, leaves, g.to(got.dtype))]
+    for a, b in zip(results, (want, *torch.autograd.grad(want, wide, g)), strict=True):
         assert (a.float() - b).norm() <= 0.02 * b.norm()
     again = torch.autograd.grad(fn(*leaves), leaves, g.to(got.dtype))
-    assert all(torch.equal(a, b) for a, b in zip(made[1:], again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(results[1:], again, strict=True))
 
 
 def plain_attn_res(v, query, norm):
@@ -84,9 +76,9 @@ def test_neighborhood_attention_agrees_with_torch(window, dilation):
     length = 2000
 
     def plain(q, k, v):
-        at = torch.arange(length, device=CUDA)
-        apart = at[:, None] - at
-        mask = (apart.abs() <= window // 2 * dilation) & (apart % dilation == 0)
+        positions = torch.arange(length, device=CUDA)
+        distance = positions[:, None] - positions
+        mask = (distance.abs() <= window // 2 * dilation) & (distance % dilation == 0)
         return F.scaled_dot_product_attention(q, k, v, mask)
 
     near(lambda *a: ours.neighborhood_attention(*a, window, dilation), plain, [new(2, 8, length, 64) for _ in range(3)])

@@ -43,10 +43,10 @@ def test_every_format_agrees_with_the_reference(d, d2, interleaved, dtype):
     starts = torch.tensor([7, 1000], device=CUDA, dtype=torch.int32)
     for begin in (None, starts):
         for cp_size, cp_rank in ((1, 0), (2, 1)):
-            for way in ("forward", "backward"):
+            for direction in ("forward", "backward"):
                 rest = (interleaved, None, cp_size, cp_rank)
-                check(f"fused_rope_{way}", x, freqs, begin, SBHD, *rest)
-                check(f"fused_rope_{way}", x.transpose(0, 1), freqs, begin, BSHD, *rest)
+                check(f"fused_rope_{direction}", x, freqs, begin, SBHD, *rest)
+                check(f"fused_rope_{direction}", x.transpose(0, 1), freqs, begin, BSHD, *rest)
     edges = torch.tensor([0, 100, 100, 356, 1024], device=CUDA, dtype=torch.int32)
     for cp_size, cp_rank in ((1, 0), (2, 0)):
         check("fused_rope_forward", x.flatten(0, 1), freqs, None, THD, interleaved, edges, cp_size, cp_rank)

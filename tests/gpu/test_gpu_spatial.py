@@ -59,8 +59,8 @@ def test_samples_agree_with_the_reference(family):
                     if b is not None:
                         tol = spec.tol.get(b.dtype)
                         rtol, atol = (tol.rtol, tol.atol) if tol else (0, 0)
-                        says = lambda m, of=f"{spec.name} {dtype} {sample.id}": f"{of}: {m}"
-                        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, msg=says)
+                        describe = lambda m, what=f"{spec.name} {dtype} {sample.id}": f"{what}: {m}"
+                        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, msg=describe)
 
 
 CONVS = {
@@ -92,12 +92,12 @@ def test_convolutions_and_their_gradients_are_about_as_exact_as_torchs(make, opt
         return y, *torch.autograd.grad(y, (x, w), dy)
 
     exact = run(*(t.detach().double().requires_grad_() for t in (x, w)), dy.double())
-    wanted = run(x, w, dy)
+    expected = run(x, w, dy)
     with opmux.use(include=["convolution", "convolution_backward"], mode="all"), opmux.faces.aten.engine.counted() as n:
-        found = run(x, w, dy)
+        results = run(x, w, dy)
     assert n["convolution"] == 1 and n["convolution_backward"] == 1
-    assert [t.stride() for t in found] == [t.stride() for t in wanted]
-    for got, want, true in zip(found, wanted, exact, strict=True):
+    assert [t.stride() for t in results] == [t.stride() for t in expected]
+    for got, want, true in zip(results, expected, exact, strict=True):
         off, theirs = ((t.double() - true).norm() / true.norm() for t in (got, want))
         assert off <= max(1.5 * theirs, 1e-6), (off, theirs)
 

@@ -27,10 +27,10 @@ json.dump({n: sources.refused.get(n, "") for n in sorted(without)}, sys.stdout)
 def test_every_overload_has_arguments_or_a_reason():
     # Runs in a subprocess: wrong arguments can cause an illegal access, after which no kernel of the process runs.
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_LAUNCH_BLOCKING": "1"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CODE], env=env, capture_output=True, encoding="utf-8", timeout=540
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    without = json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr[-2000:]
+    without = json.loads(result.stdout.splitlines()[-1])
     lacking = {n for n, why in without.items() if why.startswith("NotImplementedError")}  # torch has no kernel for them
     assert without.keys() - lacking - speed_cases.NONE.keys() == set(), without

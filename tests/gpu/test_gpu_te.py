@@ -39,21 +39,21 @@ def te():
 
 def _plain_dataclasses() -> None:
     """Replace pydantic, which needs a compiled module that may be missing here; the layer uses only its dataclass."""
-    made = types.ModuleType("pydantic")
-    made.__spec__ = ModuleSpec("pydantic", None, is_package=True)
-    made.__path__ = []
-    made.dataclasses = dataclasses
-    sys.modules["pydantic"], sys.modules["pydantic.dataclasses"] = made, dataclasses
+    new_module = types.ModuleType("pydantic")
+    new_module.__spec__ = ModuleSpec("pydantic", None, is_package=True)
+    new_module.__path__ = []
+    new_module.dataclasses = dataclasses
+    sys.modules["pydantic"], sys.modules["pydantic.dataclasses"] = new_module, dataclasses
 
 
 @pytest.fixture(scope="module")
 def recipes(te):
     from transformer_engine.common import recipe
 
-    made = {"delayed": recipe.DelayedScaling(amax_history_len=4), "current": recipe.Float8CurrentScaling()}
+    recipes_by_name = {"delayed": recipe.DelayedScaling(amax_history_len=4), "current": recipe.Float8CurrentScaling()}
     if te.is_fp8_block_scaling_available():
-        made["block"] = recipe.Float8BlockScaling()
-    return made
+        recipes_by_name["block"] = recipe.Float8BlockScaling()
+    return recipes_by_name
 
 
 def test_no_chip_rewriting_happens_on_cuda(te):
@@ -86,9 +86,9 @@ def test_offloading_activations_gives_the_same_gradients(te, monkeypatch, backen
     modules = [layer(te) for _ in range(3)]
     (x, dy), *_ = batches(1)
     want, _ = offloaded(te, modules, x, dy, enabled=False)
-    found, moved = offloaded(te, modules, x, dy, enabled=True)
+    results, moved = offloaded(te, modules, x, dy, enabled=True)
     assert moved > 10
-    for a, b in zip(found, want, strict=True):  # a library may sum gradients of attention in any order
+    for a, b in zip(results, want, strict=True):  # a library may sum gradients of attention in any order
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
@@ -202,12 +202,12 @@ def test_te_linear_can_be_compiled(te, recipes, recipe):
 
 
 def layer(te):
-    made = te.TransformerLayer(
+    new_layer = te.TransformerLayer(
         SIZE.hidden, SIZE.ffn, SIZE.heads, hidden_dropout=0.0, attention_dropout=0.0, params_dtype=torch.bfloat16,
         activation="swiglu", normalization="RMSNorm", bias=False,
     )  # fmt: skip
-    settle(made)
-    return made
+    settle(new_layer)
+    return new_layer
 
 
 def batches(n):
@@ -279,11 +279,11 @@ def test_the_layers_make_graphed_callables_agrees_with_eager(te):
 
 
 def dropping(te, dtype, **more):
-    made = te.TransformerLayer(
+    new_layer = te.TransformerLayer(
         SIZE.hidden, SIZE.ffn, SIZE.heads, hidden_dropout=0.1, attention_dropout=0.1, params_dtype=dtype, **more
     )
-    settle(made)
-    return made
+    settle(new_layer)
+    return new_layer
 
 
 def gradients(module, x, dy):
@@ -297,7 +297,7 @@ def test_a_captured_layer_drops_the_same_as_an_eager_one(te, dtype):
     x, dy = (t.to(dtype) for t in batches(1)[0])
     x.requires_grad_()
     torch.manual_seed(31)
-    wanted = [[t.detach().clone() for t in gradients(module, x, dy)] for _ in range(3)]
+    expected = [[t.detach().clone() for t in gradients(module, x, dy)] for _ in range(3)]
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -307,13 +307,13 @@ def test_a_captured_layer_drops_the_same_as_an_eager_one(te, dtype):
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = gradients(module, x, dy)
+        grads = gradients(module, x, dy)
     torch.manual_seed(31)
-    for number, step_of in enumerate(wanted):
+    for number, step_of in enumerate(expected):
         graph.replay()
-        for a, b in zip(made, step_of, strict=True):
+        for a, b in zip(grads, step_of, strict=True):
             torch.testing.assert_close(a, b, msg=lambda m, n=number: f"replay {n}: {m}")
-    assert not torch.equal(wanted[0][0], wanted[1][0])
+    assert not torch.equal(expected[0][0], expected[1][0])
 
 
 @pytest.mark.parametrize("tracked", [False, True], ids=["default generator", "rng tracker"])
@@ -332,20 +332,20 @@ def test_graphed_layers_drop_the_same_as_eager_ones(te, tracked):
         torch.manual_seed(32)
         if tracker is not None:
             tracker.get_states()["model-parallel-rng"].manual_seed(1234)
-        made = []
+        results = []
         for batch, grad in work:
             x = batch.clone().requires_grad_()
             y = module(x)
             y.backward(grad)
             # Copy the gradients: they are in the graph's own memory, which the next replay overwrites.
-            made += [t.detach().clone() for t in (y, x.grad, *(p.grad for p in module.parameters()))]
+            results += [t.detach().clone() for t in (y, x.grad, *(p.grad for p in module.parameters()))]
             module.zero_grad()
-        return made
+        return results
 
     try:
-        wanted = steps(eager)
+        expected = steps(eager)
         graphed = te.make_graphed_callables(eager, (work[0][0].clone().requires_grad_(),))
-        for a, b in zip(steps(graphed), wanted, strict=True):
+        for a, b in zip(steps(graphed), expected, strict=True):
             torch.testing.assert_close(a, b)
     finally:
         distributed.set_all_rng_states({})
@@ -357,8 +357,8 @@ def test_a_checkpointed_layer_drops_the_same_in_its_recomputation(te):
     results = []
     for run in (module, lambda x: te.checkpoint(module, x, use_reentrant=False)):
         torch.manual_seed(33)
-        given = x.clone().requires_grad_()
-        y = run(given)
-        results.append([y.detach(), *torch.autograd.grad(y, (given, *module.parameters()), dy)])
+        leaf = x.clone().requires_grad_()
+        y = run(leaf)
+        results.append([y.detach(), *torch.autograd.grad(y, (leaf, *module.parameters()), dy)])
     for a, b in zip(*results, strict=True):  # another mask would change a gradient by more than 10 %
         assert (a.float() - b.float()).norm() < 0.01 * b.float().norm()

@@ -91,11 +91,11 @@ print(json.dumps({"before": before, "after": after, "left": left}))
 def in_a_fresh_process(text: str) -> dict:
     paths = [str(HERE.parents[1] / "src"), str(HERE), str(HERE.parent / "shared"), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PRELUDE + text], env=env, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def test_building_a_module_on_meta_allocates_nothing():
@@ -103,5 +103,5 @@ def test_building_a_module_on_meta_allocates_nothing():
 
 
 def test_nothing_stays_allocated_after_empty_cache():
-    found = in_a_fresh_process(AFTER_WORK)
-    assert found["after"] == 0, found
+    report = in_a_fresh_process(AFTER_WORK)
+    assert report["after"] == 0, report

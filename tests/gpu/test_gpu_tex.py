@@ -25,21 +25,21 @@ ON_THE_HOST |= {
 
 def sample(spec):
     for dtype in (torch.bfloat16, torch.float32, torch.float16, torch.uint8):
-        for found in spec.samples(dtype, DEVICE):
-            return found
+        for sample_ in spec.samples(dtype, DEVICE):
+            return sample_
     raise AssertionError(f"{spec.name} has no sample")
 
 
 @pytest.mark.parametrize("name", sorted(set(SPECS) - ON_THE_HOST))
 def test_tex_functions_do_not_synchronize(name):
     spec, fn = SPECS[name], interface.function(SPECS[name])
-    given = [copy.deepcopy(sample(spec)) for _ in range(4)]
-    for one in given[:3]:  # fills caches, and proves the impl
+    samples = [copy.deepcopy(sample(spec)) for _ in range(4)]
+    for one in samples[:3]:  # fills caches, and proves the impl
         fn(*one.args, **one.kwargs)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        fn(*given[3].args, **given[3].kwargs)
+        fn(*samples[3].args, **samples[3].kwargs)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()

@@ -44,33 +44,34 @@ def forward_args(layout, mask, q, k, v, cu_q, cu_kv, longest, window=(-1, -1), p
     }  # fmt: skip
 
 
-def backward_args(given: dict, o: Tensor, do: Tensor, aux: list[Tensor]) -> dict:
+def backward_args(arguments: dict, o: Tensor, do: Tensor, aux: list[Tensor]) -> dict:
     more = {
-        "do_format": given["o_format"], "dqkv_layout": given["qkv_layout"], "O": o, "dO": do, "Aux_CTX_Tensors": aux,
+        "do_format": arguments["o_format"], "dqkv_layout": arguments["qkv_layout"],
+        "O": o, "dO": do, "Aux_CTX_Tensors": aux,
         "do_scale_inv_format": 8, "deterministic": False, "dp_quantizer": None, "dqkv_quantizer": None,
     }  # fmt: skip
-    return {n: {**given, **more}[n] for n in BWD.names}
+    return {n: {**arguments, **more}[n] for n in BWD.names}
 
 
-def both(given: dict, do: Tensor, forward, backward) -> list[Tensor]:
-    o, *aux = forward(**given)
-    grads = backward(**backward_args(given, o, do, aux))
+def both(arguments: dict, do: Tensor, forward, backward) -> list[Tensor]:
+    o, *aux = forward(**arguments)
+    grads = backward(**backward_args(arguments, o, do, aux))
     return [o, aux[0], *grads[:3]]
 
 
-def truth(given: dict, do: Tensor) -> list[Tensor]:
+def truth(arguments: dict, do: Tensor) -> list[Tensor]:
     """The reference in float64, for which no library has a kernel."""
-    wide = {n: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for n, t in given.items()}
+    wide = {n: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for n, t in arguments.items()}
     wide = {**wide, "fake_dtype": torch.float64}
     return both(wide, do.double(), FWD.reference, BWD.reference)
 
 
-def agree(given: dict, do: Tensor) -> None:
-    got = both(given, do, opmux.tex.fused_attn_fwd, opmux.tex.fused_attn_bwd)
-    for name, g, w in zip(("O", "S", "dQ", "dK", "dV"), got, truth(given, do), strict=True):
+def agree(arguments: dict, do: Tensor) -> None:
+    got = both(arguments, do, opmux.tex.fused_attn_fwd, opmux.tex.fused_attn_bwd)
+    for name, g, w in zip(("O", "S", "dQ", "dK", "dV"), got, truth(arguments, do), strict=True):
         there = w.isfinite()
         assert torch.equal(there, g.isfinite()), f"{name}: not finite elsewhere"
-        assert g.shape == w.shape and g.dtype is (torch.float32 if name == "S" else given["Q"].dtype)
+        assert g.shape == w.shape and g.dtype is (torch.float32 if name == "S" else arguments["Q"].dtype)
         size = max(1.0, w[there].abs().max().item())
         torch.testing.assert_close(
             g[there].double() / size, w[there] / size, rtol=0, atol=1e-3 if name == "S" else 1.5e-2,
@@ -88,15 +89,15 @@ def test_dense_layouts_agree_with_the_reference(layout, mask):
     fmt = layout.split("_")[0].replace("3", "").lower()
     shape = tuple({"b": b, "s": s, "h": h, "d": d}[c] for c in fmt)
     if layout in PACKED:
-        at = PACKED[layout]
-        q, k, v = drawn(*shape[:at], 3, *shape[at:]).unbind(at)
+        tokens = PACKED[layout]
+        q, k, v = drawn(*shape[:tokens], 3, *shape[tokens:]).unbind(tokens)
     else:
         q, k, v = (drawn(*shape, seed=i) for i in range(3))
     lengths = cu([s] * b)
-    given = forward_args(layout, mask, q, k, v, lengths, lengths, (s, s))
-    agree(given, drawn(*shape, seed=5))
-    o, *aux = opmux.tex.fused_attn_fwd(**given)
-    grads = opmux.tex.fused_attn_bwd(**backward_args(given, o, torch.ones_like(o), aux))
+    arguments = forward_args(layout, mask, q, k, v, lengths, lengths, (s, s))
+    agree(arguments, drawn(*shape, seed=5))
+    o, *aux = opmux.tex.fused_attn_fwd(**arguments)
+    grads = opmux.tex.fused_attn_bwd(**backward_args(arguments, o, torch.ones_like(o), aux))
     assert o.is_contiguous() and all(g.stride() == t.stride() for g, t in zip(grads, (q, k, v), strict=False))
 
 
@@ -121,8 +122,8 @@ def test_sequences_of_different_lengths_agree_with_the_reference(fmt, mask, wind
     shape = lambda heads: tuple({**sizes, "H": heads}[c] for c in fmt)
     q, k, v = drawn(*shape(h)), drawn(*shape(kv_heads), seed=1), drawn(*shape(kv_heads), seed=2)
     lengths = cu(LENGTHS)
-    given = forward_args(f"{fmt}_{fmt}_{fmt}", mask, q, k, v, lengths, lengths, (260, 260), window)
-    agree(given, drawn(*shape(h), seed=5))
+    arguments = forward_args(f"{fmt}_{fmt}_{fmt}", mask, q, k, v, lengths, lengths, (260, 260), window)
+    agree(arguments, drawn(*shape(h), seed=5))
 
 
 def test_more_or_fewer_keys_than_queries_are_supported():
@@ -145,17 +146,17 @@ def test_dropout_follows_the_seed_and_the_backward_uses_its_mask():
     b, s, h, d = 2, 128, 4, 64
     q, k, v = (drawn(b, s, h, d, seed=i) for i in range(3))
     lengths = cu([s] * b)
-    given = forward_args("BSHD_BSHD_BSHD", "CAUSAL_MASK", q, k, v, lengths, lengths, (s, s), p=0.2)
+    arguments = forward_args("BSHD_BSHD_BSHD", "CAUSAL_MASK", q, k, v, lengths, lengths, (s, s), p=0.2)
     torch.manual_seed(3)
-    first = opmux.tex.fused_attn_fwd(**given)
+    first = opmux.tex.fused_attn_fwd(**arguments)
     torch.manual_seed(3)
-    second = opmux.tex.fused_attn_fwd(**given)
-    third = opmux.tex.fused_attn_fwd(**given)
+    second = opmux.tex.fused_attn_fwd(**arguments)
+    third = opmux.tex.fused_attn_fwd(**arguments)
     assert torch.equal(first[0], second[0]) and not torch.equal(first[0], third[0])
     assert first[2].is_cuda and torch.equal(first[2], second[2]) and not torch.equal(first[2], third[2])
     # o is linear in v, so with the same mask <dv, v> equals <o, do>.
     do = drawn(b, s, h, d, seed=7)
-    dv = opmux.tex.fused_attn_bwd(**backward_args(given, first[0], do, first[1:]))[2]
+    dv = opmux.tex.fused_attn_bwd(**backward_args(arguments, first[0], do, first[1:]))[2]
     torch.testing.assert_close(
         (dv.double() * v.double()).sum(), (first[0].double() * do.double()).sum(), rtol=2e-2, atol=2.0
     )
@@ -168,8 +169,8 @@ def test_attention_can_be_captured_in_a_graph(fmt):
     q, k, v, do = (drawn(*shape, seed=i) for i in range(4))
     lengths = cu([s] * 2)
     mask = "CAUSAL_MASK" if fmt == "SBHD" else "PADDING_CAUSAL_MASK"
-    given = forward_args(f"{fmt}_{fmt}_{fmt}", mask, q, k, v, lengths, lengths, (s, s))
-    run = lambda: both(given, do, opmux.tex.fused_attn_fwd, opmux.tex.fused_attn_bwd)
+    arguments = forward_args(f"{fmt}_{fmt}_{fmt}", mask, q, k, v, lengths, lengths, (s, s))
+    run = lambda: both(arguments, do, opmux.tex.fused_attn_fwd, opmux.tex.fused_attn_bwd)
     want = run()
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
@@ -209,10 +210,10 @@ def test_speed_of_attention_is_close_to_sdpas():
     qkv = drawn(s, b, h, 3, d).requires_grad_()
     do = drawn(s, b, h, d, seed=1)
     lengths = cu([s] * b)
-    given = forward_args("SBH3D", "CAUSAL_MASK", *qkv.detach().unbind(3), lengths, lengths, (s, s))
+    arguments = forward_args("SBH3D", "CAUSAL_MASK", *qkv.detach().unbind(3), lengths, lengths, (s, s))
 
     def ours() -> None:
-        both(given, do, opmux.tex.fused_attn_fwd, opmux.tex.fused_attn_bwd)
+        both(arguments, do, opmux.tex.fused_attn_fwd, opmux.tex.fused_attn_bwd)
 
     def torchs() -> None:
         q, k, v = (t.permute(1, 2, 0, 3) for t in qkv.unbind(3))

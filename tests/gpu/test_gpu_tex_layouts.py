@@ -35,14 +35,16 @@ def inputs(b, s, h, kv, d, dtype) -> list[Tensor]:
     return [torch.randn(b, s, n, d, generator=g, device=CUDA).to(dtype) for n in (h, kv, kv, h)]
 
 
-def ran(layout: str, mask: str, window: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> list[Tensor]:
+def run_attention(
+    layout: str, mask: str, window: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> list[Tensor]:
     """O, S, dQ, dK and dV as [b, s, h, ...]."""
     (b, s, _, d), fmt = q.shape, layout.replace("3", "")
     x, y, z = (to_format(t, fmt) for t in (q, k, v))
     if "3" in layout:
         x, y, z = torch.stack((x, y, z), layout.index("3")).unbind(layout.index("3"))
     cu = torch.arange(b + 1, dtype=torch.int32, device=CUDA) * s
-    given = {
+    arguments = {
         "max_seqlen_q": s, "max_seqlen_kv": s, "is_training": True, "attn_scale": d**-0.5, "p_dropout": 0.0,
         "set_zero": True, "o_format": enums.NVTE_QKV_Format[f"NVTE_{fmt}"],
         "qkv_layout": enums.NVTE_QKV_Layout[f"NVTE_{layout if '3' in layout else '_'.join([fmt] * 3)}"],
@@ -53,13 +55,13 @@ def ran(layout: str, mask: str, window: tuple[int, int], q: Tensor, k: Tensor, v
         "o_quantizer": None, "Bias": None, "SoftmaxOffset": None, "rng_gen": None, "rng_elts_per_thread": 16,
         "return_max_logit": False, "cuda_graph": False,
     }  # fmt: skip
-    o, *aux = opmux.tex.fused_attn_fwd(**given)
+    o, *aux = opmux.tex.fused_attn_fwd(**arguments)
     more = {
-        "do_format": given["o_format"], "dqkv_layout": given["qkv_layout"], "O": o, "dO": to_format(do, fmt),
+        "do_format": arguments["o_format"], "dqkv_layout": arguments["qkv_layout"], "O": o, "dO": to_format(do, fmt),
         "Aux_CTX_Tensors": aux, "do_scale_inv_format": 8, "deterministic": False, "dp_quantizer": None,
         "dqkv_quantizer": None,
     }  # fmt: skip
-    grads = opmux.tex.fused_attn_bwd(**{n: {**given, **more}[n] for n in BWD.names})
+    grads = opmux.tex.fused_attn_bwd(**{n: {**arguments, **more}[n] for n in BWD.names})
     stats = aux[0].view(b, s, -1) if fmt == "THD" else aux[0].squeeze(3).transpose(1, 2)
     given_by = zip((o, *grads[:3]), (do, q, k, v), strict=True)
     o, *grads = (from_format(t, fmt, like) for t, like in given_by)
@@ -71,13 +73,13 @@ def in_every_layout(causal: bool, window: tuple[int, int], q: Tensor, k: Tensor,
     alone, padded = ("CAUSAL_MASK", "PADDING_CAUSAL_MASK") if causal else ("NO_MASK", "PADDING_MASK")
     dense = [n for n in DENSE if "3" not in n or q.shape == k.shape]
     return {
-        f"{layout} {mask}": ran(layout, mask, window, q, k, v, do)
+        f"{layout} {mask}": run_attention(layout, mask, window, q, k, v, do)
         for layout, mask in [*((n, alone) for n in dense), *((n, padded) for n in PACKED)]
     }
 
 
-def same_bits(found: dict) -> None:
-    (first, want), *others = found.items()
+def same_bits(results: dict) -> None:
+    (first, want), *others = results.items()
     for which, got in others:
         for name, a, b in zip(NAMES, got, want, strict=False):
             differ = (a != b).float().mean().item()
@@ -110,21 +112,23 @@ def test_on_hopper_one_kernel_runs_dense_and_packed_sequences(dtype):
     rest = (None, None, -1, 0, True, 0.0, 0.0, None, False, False)
     for t, more in ((q, (None, None, *rest[:2], 0, 0)), (packed, (cu, cu, *rest[:2], 2048, 2048))):
         args = (t, t, t, None, None, None, None, *more, *rest[2:])
-        found = get_default_manager().explain("attention_general", *args)
-        assert found.chosen.impl_id == "default.flagos.nvidia.hopper", found
+        report = get_default_manager().explain("attention_general", *args)
+        assert report.chosen.impl_id == "default.flagos.nvidia.hopper", report
 
 
 @pytest.mark.parametrize(("d", "kv", "causal"), [(64, 4, True), (128, 2, False)])
 def test_flash_attention_gives_equal_bits_in_every_layout(d, kv, causal):
-    """Its gradients are not compared: atomics add their terms in any order."""
+    """Gradients of flash attention are not compared: atomics add their terms in any order."""
     flash = "impl:vendor.nvidia.flash"
     with opmux.policy(per_op={"attention_general": flash, "attention_general_bwd": flash}):
-        found = in_every_layout(causal, (-1, -1), *inputs(2, 333, 4, kv, d, torch.bfloat16))
-    same_bits({which: results[:2] for which, results in found.items()})
-    (_, want), *others = found.items()
+        results = in_every_layout(causal, (-1, -1), *inputs(2, 333, 4, kv, d, torch.bfloat16))
+    same_bits({which: results[:2] for which, results in results.items()})
+    (_, want), *others = results.items()
     for which, got in others:
         for name, a, b in zip(NAMES[2:], got[2:], want[2:], strict=True):
             torch.testing.assert_close(a, b, rtol=1.6e-2, atol=1e-2, msg=lambda m, w=which, n=name: f"{n} of {w}: {m}")
-    ours = ran("BSHD", "CAUSAL_MASK" if causal else "NO_MASK", (-1, -1), *inputs(2, 333, 4, kv, d, torch.bfloat16))
+    ours = run_attention(
+        "BSHD", "CAUSAL_MASK" if causal else "NO_MASK", (-1, -1), *inputs(2, 333, 4, kv, d, torch.bfloat16)
+    )
     for a, b in zip(want, ours, strict=True):
         torch.testing.assert_close(a, b, rtol=1.6e-2, atol=3e-2)

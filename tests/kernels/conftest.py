@@ -10,8 +10,8 @@ MODE = re.compile(r'^MODE = "(\w+)"$', re.MULTILINE)
 def pytest_ignore_collect(collection_path, config):
     """Do not import a file that is for another mode."""
     if collection_path.suffix == ".py":
-        found = MODE.search(collection_path.read_text(encoding="utf-8"))
-        if found and found[1] != config.getoption("--triton"):
+        match = MODE.search(collection_path.read_text(encoding="utf-8"))
+        if match and match[1] != config.getoption("--triton"):
             return True
     return None
 

@@ -16,8 +16,8 @@ MODE = "interpret"
 
 def kernel(name):
     get_default_manager().prepare()
-    (found,) = [i for i in get_default_manager().registry.impls(f"opmux::{name}") if i.impl_id == "default.flagos"]
-    return found.fn
+    (impl,) = [i for i in get_default_manager().registry.impls(f"opmux::{name}") if i.impl_id == "default.flagos"]
+    return impl.fn
 
 
 def agree(name, *args):
@@ -71,7 +71,7 @@ def test_the_gradient_of_a_bias_is_deterministic():
 
 
 def test_rows_out_of_bounds_do_not_contribute():
-    """For padding x is 0, and the slope at the bias would be infinite."""
+    """x is 0 in the padding, where the slope at the bias would be infinite."""
     x, dy = torch.full((3, 16), -3e38), torch.ones(3, 16)
     dx, dbias = kernel("srelu_bias_bwd")(dy, x, torch.full((16,), 3e38))
     assert dx.eq(0).all() and dbias.eq(0).all()
@@ -93,11 +93,11 @@ def test_even_rows_have_the_stride_that_rows_reports():
     odd += [x[:, :1, :, :5], x[:, :2], x[:, :, :2]]
     assert all(map(rows.even_rows, even)) and not any(map(rows.even_rows, odd))
     for t in (t for t in even if t.numel()):
-        at = rows.Rows.of(t)
+        layout = rows.Rows.of(t)
         flat = t.reshape(-1, t.shape[-1])
-        assert at.count == len(flat)
+        assert layout.count == len(flat)
         first = int(flat[0, 0])
-        want = first + torch.arange(at.count)[:, None] * at.stride + torch.arange(t.shape[-1])
+        want = first + torch.arange(layout.count)[:, None] * layout.stride + torch.arange(t.shape[-1])
         assert torch.equal(flat, want)
     assert rows.Rows.of(x[0, 0, :0]).count == 0
 

@@ -75,7 +75,7 @@ def slow_but(*quick):
 
 
 @pytest.mark.parametrize("chip, call", slow_but(("sm_90", dense)))
-def test_fits_the_chip(chip, call):
+def test_kernels_fit_the_chip(chip, call):
     with compiling_for(chip) as built:
         call(128, torch.bfloat16)
     assert {k.name for k in built} == {"_fwd", "_bwd_q", "_bwd_kv"}

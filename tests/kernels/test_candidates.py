@@ -19,12 +19,12 @@ MODE = "compile"
 
 
 def kernel(name):
-    (made,) = [
+    (impl,) = [
         i
         for i in get_default_manager().registry.get_implementations(f"opmux::{name}")
         if i.kind is BackendImplKind.DEFAULT and i.vendor is None
     ]
-    return made.fn
+    return impl.fn
 
 
 def meta_args(name, shape, dtype):
@@ -41,17 +41,17 @@ SMALL = 99 << 10  # shared memory of a program on sm_86 and sm_89
 def test_tiles_follow_the_arch(arch, source):
     """Stages of a long softmax row in shared memory: three fit on an A100, one on an A10."""
     args = meta_args("softmax", (512, 16384), torch.float32)
-    with compiling_for("sm_80") as built, config.as_on(Chip.of_arch(arch)), config.asked() as heard:
+    with compiling_for("sm_80") as built, config.as_on(Chip.of_arch(arch)), config.asked() as calls:
         kernel("softmax")(*args)
-    assert [a.choice.source for a in heard] == [source]
+    assert [a.choice.source for a in calls] == [source]
     assert (max(b.shared for b in built) <= SMALL) is (source == "heuristics")
 
 
 @pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
 def test_compile_only_chips_use_their_vendors_tiles(chip):
     with compiling_for(chip):
-        found = config.this_chip()
-    assert (found.vendor, found.arch, found.name) == ("nvidia" if chip == "sm_90" else "amd", chip, "")
+        this_chip = config.this_chip()
+    assert (this_chip.vendor, this_chip.arch, this_chip.name) == ("nvidia" if chip == "sm_90" else "amd", chip, "")
     assert config.this_chip() is None or config.this_chip().name
 
 
@@ -60,33 +60,33 @@ TRIED = ("softmax", "rms_norm", "rms_norm_bwd", "gelu", "silu_mul")
 
 def _try_all(name, chip, shape):
     """Compile every candidate. Returns how many were tried, and how many need more shared memory than the chip has."""
-    args, tried, refused = meta_args(name, shape, torch.bfloat16), 0, 0
+    args, count, refused = meta_args(name, shape, torch.bfloat16), 0, 0
     with compiling_for(chip):
-        with config.asked() as heard:
+        with config.asked() as calls:
             kernel(name)(*args)
-        for one in {a.key: a for a in heard}.values():
+        for one in {a.key: a for a in calls}.values():
             for tiles, why in one.tunable.candidates(config.this_chip(), **one.facts):
                 if why:
                     continue
-                tried += 1
+                count += 1
                 forget()
                 try:
                     with config.trying({one.key: tiles}):
                         kernel(name)(*args)
                 except OutOfResources:
                     refused += 1
-    return tried, refused
+    return count, refused
 
 
 @pytest.mark.parametrize("name, chip", [("softmax", "sm_80"), ("gelu", "sm_90")])
 def test_candidates_compile(name, chip):
-    tried, refused = _try_all(name, chip, (512, 256))
-    assert tried >= 8 and refused == 0
+    count, refused = _try_all(name, chip, (512, 256))
+    assert count >= 8 and refused == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("name", TRIED)
 def test_all_candidates_compile(name, chip):
-    tried, refused = _try_all(name, chip, (512, 4096))
-    assert tried >= 8 and refused < tried / 2
+    count, refused = _try_all(name, chip, (512, 4096))
+    assert count >= 8 and refused < count / 2

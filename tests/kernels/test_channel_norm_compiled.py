@@ -36,7 +36,7 @@ CASES = [
     ("weight_norm", (300, 37, 9), 1, False, "pieces"),
 ]
 name = lambda v: v if isinstance(v, str) else "x".join(map(str, v)) if isinstance(v, tuple) else str(v)
-over_cases = pytest.mark.parametrize("op, shape, size, last, way", CASES, ids=name)
+over_cases = pytest.mark.parametrize("op, shape, size, last, algorithm", CASES, ids=name)
 AGAIN = [(512, 4096), (256, 1024), (16, 2048, 7, 7), (8, 2856, 4, 4)]  # repeats an op and algorithm from above
 late = lambda case: pytest.param(*case, marks=pytest.mark.slow)
 soon = [late(case) if case[1] in AGAIN else case for case in CASES]
@@ -61,9 +61,9 @@ def arguments(op, shape, size, last, dtype):
     return (x, c, c, c, c, 0.1, 1e-5), (x, x, c, c, c)
 
 
-def build(op, shape, size, last, way, dtype, chip, monkeypatch):
+def build(op, shape, size, last, algorithm, dtype, chip, monkeypatch):
     """Compile both directions with the given algorithm."""
-    monkeypatch.setattr(channel_norm, "kernels_for", lambda *facts: way)
+    monkeypatch.setattr(channel_norm, "kernels_for", lambda *facts: algorithm)
     forward, backward = arguments(op, shape, size, last, dtype)
     with compiling_for(chip) as built:
         getattr(channel_norm, op)(*forward)
@@ -77,38 +77,38 @@ def build(op, shape, size, last, way, dtype, chip, monkeypatch):
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("op, shape, size, last, way", soon, ids=name)
-def test_every_algorithm_compiles(op, shape, size, last, way, monkeypatch):
+@pytest.mark.parametrize("op, shape, size, last, algorithm", soon, ids=name)
+def test_every_algorithm_compiles(op, shape, size, last, algorithm, monkeypatch):
     """Half of the cases use rotating chips and dtypes, the rest sm_90; with --slow all combinations are compiled."""
-    turn, odd = divmod(CASES.index((op, shape, size, last, way)), 2)
+    turn, odd = divmod(CASES.index((op, shape, size, last, algorithm)), 2)
     chip, dtype = ("sm_90", bf16) if odd else (list(CHIPS)[(turn + turn // 4) % 4], (bf16, f32, f64, f16)[turn % 4])
-    names = set(build(op, shape, size, last, way, dtype, chip, monkeypatch))
+    names = set(build(op, shape, size, last, algorithm, dtype, chip, monkeypatch))
     by_column = last or op == "weight_norm"
     expected = {
         "whole": {"_fwd", "_bwd"},
         "pieces": {"_fwd_pieces", "_bwd_pieces"},
         "shares": {"_merge", "_column_shares", "_bwd_columns"} if by_column else {"_merge", "_shares", "_bwd_rows"},
     }
-    assert expected[way] <= names
+    assert expected[algorithm] <= names
 
 
 @pytest.mark.slow
 @over_cases
-def test_every_algorithm_compiles_in_every_dtype_and_on_every_chip(op, shape, size, last, way, monkeypatch):
-    turn = CASES.index((op, shape, size, last, way))
-    for at, dtype in enumerate((bf16, f16, f32, f64)):
-        build(op, shape, size, last, way, dtype, list(CHIPS)[(turn + at) % 4], monkeypatch)
+def test_every_algorithm_compiles_in_every_dtype_and_on_every_chip(op, shape, size, last, algorithm, monkeypatch):
+    turn = CASES.index((op, shape, size, last, algorithm))
+    for i, dtype in enumerate((bf16, f16, f32, f64)):
+        build(op, shape, size, last, algorithm, dtype, list(CHIPS)[(turn + i) % 4], monkeypatch)
 
 
 ODD = ((7, 30, 7, 7), (300, 37, 9), (16, 2048, 7, 7), (8, 2856, 4, 4))  # short or odd contiguous runs
 
 
-@pytest.mark.parametrize("op, shape, size, last, way", on_hopper, ids=name)
-def test_kernels_over_all_elements_are_wide_and_spill_nothing(op, shape, size, last, way, monkeypatch):
+@pytest.mark.parametrize("op, shape, size, last, algorithm", on_hopper, ids=name)
+def test_kernels_over_all_elements_are_wide_and_spill_nothing(op, shape, size, last, algorithm, monkeypatch):
     """Kernels over all elements, on sm_90."""
     if shape in ODD:
         pytest.skip("short runs, or of no multiple of 16")
-    kernels = build(op, shape, size, last, way, bf16, "sm_90", monkeypatch)
+    kernels = build(op, shape, size, last, algorithm, bf16, "sm_90", monkeypatch)
     for kernel in kernels.values():
         assert kernel.spills() == 0, kernel.name
         if kernel.name.startswith(("_merge", "_total")):
@@ -117,10 +117,10 @@ def test_kernels_over_all_elements_are_wide_and_spill_nothing(op, shape, size, l
         assert wide and "ld.global.b16" not in kernel.asm["ptx"], kernel.name
 
 
-@pytest.mark.parametrize("op, shape, size, last, way", on_hopper, ids=name)
-def test_no_reduction_follows_a_merge_of_dimensions(op, shape, size, last, way, monkeypatch):
+@pytest.mark.parametrize("op, shape, size, last, algorithm", on_hopper, ids=name)
+def test_no_reduction_follows_a_merge_of_dimensions(op, shape, size, last, algorithm, monkeypatch):
     """Triton before 3.7 compiles that wrongly for some layouts (lib/layouts.py), and only its own TTGIR shows which."""
-    for kernel in build(op, shape, size, last, way, bf16, "sm_90", monkeypatch).values():
+    for kernel in build(op, shape, size, last, algorithm, bf16, "sm_90", monkeypatch).values():
         merged = re.findall(
             r"(%\w+) = tt\.reshape .*: tensor<(?!1x)(?:\d+x){3}\w+> -> tensor<(?:\d+x){2}\w+>", kernel.asm["ttir"]
         )

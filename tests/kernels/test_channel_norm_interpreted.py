@@ -30,8 +30,8 @@ SMALL = {
 def by(monkeypatch):
     """`by(algorithm, **tiles)`: make new plans that use this algorithm and small tiles."""
 
-    def choose(way, **tiles):
-        monkeypatch.setattr(channel_norm, "kernels_for", lambda *facts: way)
+    def choose(algorithm, **tiles):
+        monkeypatch.setattr(channel_norm, "kernels_for", lambda *facts: algorithm)
         for name, tile in (SMALL | tiles).items():
             monkeypatch.setattr(getattr(channel_norm, name), "default", lambda t=tile, **facts: t)
         forget()
@@ -66,66 +66,66 @@ SHAPES = {
     "channels last": ((2, 6, 5, 7), True, ("whole", "shares")),
     "no places": ((19, 10), False, ("whole", "shares")),
 }
-EVERY = [(name, way) for name, (_, _, ways) in SHAPES.items() for way in ways]
-every_way = pytest.mark.parametrize("lies, way", EVERY, ids=lambda v: v.replace(" ", "-"))
+EVERY = [(name, algorithm) for name, (_, _, algorithms) in SHAPES.items() for algorithm in algorithms]
+every_algorithm = pytest.mark.parametrize("layout, algorithm", EVERY, ids=lambda v: v.replace(" ", "-"))
 
 
-def dtype_of(lies, way):
-    return (f32, bf16)[EVERY.index((lies, way)) % 2]
+def dtype_of(layout, algorithm):
+    return (f32, bf16)[EVERY.index((layout, algorithm)) % 2]
 
 
-@every_way
-def test_group_norm_agrees_with_the_reference(by, lies, way):
-    shape, last, _ = SHAPES[lies]
-    x, dy, w, b = draw(shape, dtype_of(lies, way), last)
-    by(way)
+@every_algorithm
+def test_group_norm_agrees_with_the_reference(by, layout, algorithm):
+    shape, last, _ = SHAPES[layout]
+    x, dy, w, b = draw(shape, dtype_of(layout, algorithm), last)
+    by(algorithm)
     _, mean, rstd = agree("group_norm", (x, 2, w, b, 1e-5))
     agree("group_norm_bwd", (dy, x, w, mean, rstd, 2))
 
 
-@every_way
-def test_batch_norm_agrees_with_the_reference(by, lies, way):
-    shape, last, _ = SHAPES[lies]
-    x, dy, w, b = draw(shape, dtype_of(lies, way), last)
-    by(way)
+@every_algorithm
+def test_batch_norm_agrees_with_the_reference(by, layout, algorithm):
+    shape, last, _ = SHAPES[layout]
+    x, dy, w, b = draw(shape, dtype_of(layout, algorithm), last)
+    by(algorithm)
     running = (torch.randn(shape[1]), torch.rand(shape[1]) + 0.5)
     _, mean, rstd, _, _ = agree("batch_norm", (x, w, b, *running, 0.3, 1e-5))
     agree("batch_norm_bwd", (dy, x, w, mean, rstd))
-    if way == "shares":  # the only algorithm for these two
+    if algorithm == "shares":  # the only algorithm for these two
         agree("batch_norm_infer", (x, *running, w, b, 1e-5))
         agree("batch_norm_infer_bwd", (dy, x, *running, w, 1e-5))
 
 
-@pytest.mark.parametrize("way", ["pieces", "shares"])
-def test_norms_without_weights_agree_with_the_reference(by, way):
+@pytest.mark.parametrize("algorithm", ["pieces", "shares"])
+def test_norms_without_weights_agree_with_the_reference(by, algorithm):
     x, dy, _, b = draw((2, 4, 137), f64)  # enough positions for several parts of a channel
-    by(way)
+    by(algorithm)
     _, mean, rstd = agree("group_norm", (x, 2, None, b, 1e-5))
     agree("group_norm_bwd", (dy, x, None, mean, rstd, 2))
     _, mean, rstd, _, _ = agree("batch_norm", (x, None, None, None, None, 0.3, 1e-5))
     agree("batch_norm_bwd", (dy, x, None, mean, rstd))
 
 
-@pytest.mark.parametrize("way", ["whole", "pieces", "shares"])
+@pytest.mark.parametrize("algorithm", ["whole", "pieces", "shares"])
 @pytest.mark.parametrize("dim", [0, 1, 2, None])
-def test_weight_norm_agrees_with_the_reference(by, dim, way):
+def test_weight_norm_agrees_with_the_reference(by, dim, algorithm):
     v, dw = torch.randn(3, 4, 37), torch.randn(3, 4, 37)
-    if way == "pieces" and dim == 2:
+    if algorithm == "pieces" and dim == 2:
         pytest.skip("columns are not read in pieces")
-    by(way)
+    by(algorithm)
     g = torch.randn_like(torch.norm_except_dim(v, 2, -1 if dim is None else dim))
     _, norm = agree("weight_norm", (v, g, dim))
     agree("weight_norm_bwd", (dw, v, g, norm, dim))
 
 
-@every_way
+@every_algorithm
 @pytest.mark.few(4)
-def test_a_large_mean_loses_no_precision(by, lies, way):
+def test_a_large_mean_loses_no_precision(by, layout, algorithm):
     """Channels far from zero and from each other: float32 sums of squares would lose the variance completely."""
-    shape, last, _ = SHAPES[lies]
+    shape, last, _ = SHAPES[layout]
     x, *_ = draw(shape, f32, last)
     x += 1e3 * torch.arange(1, shape[1] + 1).view(1, -1, *(1,) * (len(shape) - 2))
-    by(way)
+    by(algorithm)
     y, mean, *_ = channel_norm.batch_norm(x, None, None, None, None, 0.1, 1e-5)
     want, true_mean, *_ = specs.find("batch_norm").reference(x.double())
     torch.testing.assert_close(y.double(), want, rtol=1e-2, atol=1e-2)
@@ -137,13 +137,13 @@ def test_a_large_mean_loses_no_precision(by, lies, way):
     )
 
 
-@every_way
-def test_nan_affects_only_its_own_group(by, lies, way):
+@every_algorithm
+def test_nan_affects_only_its_own_group(by, layout, algorithm):
     """y and the statistics are NaN for the group or channel with the NaN, and for no others."""
-    shape, last, _ = SHAPES[lies]
+    shape, last, _ = SHAPES[layout]
     x, *_ = draw(shape, f32, last)
     x[(1,) * len(shape)] = float("nan")
-    by(way)
+    by(algorithm)
     y, mean, rstd, _, new_var = channel_norm.batch_norm(x, None, None, None, None, 0.1, 1e-5)
     for stat in (mean, rstd, new_var):
         assert stat.isnan().tolist() == [c == 1 for c in range(shape[1])]

@@ -54,9 +54,9 @@ def launch(*blocks):
 
 def found_by(*blocks):
     forget()
-    with compiling_for("sm_90"), listing() as found:
+    with compiling_for("sm_90"), listing() as listed:
         launch(*blocks)
-    return found
+    return listed
 
 
 def outcomes(kernels, jobs=2, **options):
@@ -64,9 +64,9 @@ def outcomes(kernels, jobs=2, **options):
 
 
 def test_missing_kernels_are_listed_compiled_and_then_found():
-    found = found_by(16, 32, 32)
-    assert [k.name for k in found.missing.values()] == ["double", "double"] and not found.cached
-    assert outcomes(found.missing.values()) == [COMPILED, COMPILED]
+    listed = found_by(16, 32, 32)
+    assert [k.name for k in listed.missing.values()] == ["double", "double"] and not listed.cached
+    assert outcomes(listed.missing.values()) == [COMPILED, COMPILED]
     assert len(found_by(16, 32).cached) == 2 and not found_by(16, 32).missing
     hits = []
     forget()
@@ -74,7 +74,7 @@ def test_missing_kernels_are_listed_compiled_and_then_found():
         triton.knobs.compilation.listener = lambda cache_hit, **_: hits.append(cache_hit)
         launch(16, 32)  # launch as a program does
     assert hits == [True, True] and len(built) == 2 and built[0].asm["cubin"]
-    assert outcomes(found.missing.values()) == [THERE, THERE]
+    assert outcomes(listed.missing.values()) == [THERE, THERE]
 
 
 @pytest.mark.parametrize("passes, too_large", [(1, 1), (2, 0)])
@@ -83,9 +83,9 @@ def test_kernels_that_do_not_fit_on_the_chip_are_counted_if_no_other_pass_follow
     counts only if there is none.
     """
     forget()
-    at = At(Chip.of_arch("sm_90"), -1, 132, False)  # a chip on which nothing fits
+    target_chip = At(Chip.of_arch("sm_90"), -1, 132, False)  # a chip on which nothing fits
     with compiling_for("sm_90"):
-        result = compile_for(lambda: launch(16), at, 1, passes=passes)
+        result = compile_for(lambda: launch(16), target_chip, 1, passes=passes)
     assert (result.compiled, result.too_large) == (1, too_large)
 
 
@@ -96,9 +96,9 @@ def test_compiling_for_a_chip_does_not_change_cache_keys():
 
 
 def test_a_kernel_that_cannot_be_compiled_is_reported_and_fails_again_as_on_the_chip():
-    with compiling_for("sm_90"), listing() as found:
+    with compiling_for("sm_90"), listing() as listed:
         wrong[(1,)](torch.empty(4, device="meta"), BLOCK=16)
-    ((kernel, reason),) = compile_all(found.missing.values(), 1)
+    ((kernel, reason),) = compile_all(listed.missing.values(), 1)
     assert kernel.name == "wrong" and "a size that is never right" in reason
     with compiling_for("sm_90"), listing({kernel.key: reason}), pytest.raises(triton.CompilationError):
         wrong[(1,)](torch.empty(4, device="meta"), BLOCK=16)
@@ -142,8 +142,8 @@ def test_kernels_compile_without_a_lock_folder(caches, monkeypatch):
 def test_no_process_survives_when_the_caller_stops(monkeypatch):
     children, fork = [], os.fork
     monkeypatch.setattr(os, "fork", lambda: children.append(fork()) or children[-1])
-    found = found_by(16, 32, 64, 128)
-    compiling = compile_all(found.missing.values(), 2)
+    listed = found_by(16, 32, 64, 128)
+    compiling = compile_all(listed.missing.values(), 2)
     next(compiling)
     compiling.close()
     assert len(children) == 2
@@ -153,8 +153,8 @@ def test_no_process_survives_when_the_caller_stops(monkeypatch):
 
 
 def test_kernels_that_are_no_longer_needed_are_not_compiled():
-    found = found_by(16, 32, 64, 128)
-    assert len(outcomes(found.missing.values(), 1, needed=lambda: False)) <= 1
+    listed = found_by(16, 32, 64, 128)
+    assert len(outcomes(listed.missing.values(), 1, needed=lambda: False)) <= 1
 
 
 def test_a_killed_worker_raises_instead_of_hanging(monkeypatch):

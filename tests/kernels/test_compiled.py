@@ -67,9 +67,9 @@ def test_activations_compile(number, key):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, key", list(enumerate([*ROWWISE, *ACTIVATIONS])), ids=[*ROWWISE, *ACTIVATIONS])
-def test_every_kernel_in_every_dtype_and_on_every_chip(number, key):
-    for at, dtype in enumerate((torch.bfloat16, torch.float16, torch.float32, torch.float64)):
-        compile_op(key, (128, 4096), dtype, list(CHIPS)[(number + at) % 4])
+def test_every_kernel_compiles_in_every_dtype_and_on_every_chip(number, key):
+    for i, dtype in enumerate((torch.bfloat16, torch.float16, torch.float32, torch.float64)):
+        compile_op(key, (128, 4096), dtype, list(CHIPS)[(number + i) % 4])
 
 
 @pytest.mark.parametrize("key", ["opmux::rms_norm", "opmux::rms_norm_bwd", "opmux::silu_mul"])

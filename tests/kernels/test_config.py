@@ -114,11 +114,11 @@ def test_heuristics_get_facts_defaults_and_earlier_values(tiles, folder):
 
 
 def test_calls_of_tunables_are_recorded(tiles):
-    with config.asked() as heard:
+    with config.asked() as calls:
         tiles(n=100, dtype=BF16)
         tiles(n=128, dtype=BF16)
     tiles(n=5, dtype=BF16)
-    assert [(a.tunable, a.key, a.facts["n"]) for a in heard] == [
+    assert [(a.tunable, a.key, a.facts["n"]) for a in calls] == [
         (tiles, "made_up.rows[dtype=bfloat16 n<=128]", 100),
         (tiles, "made_up.rows[dtype=bfloat16 n<=128]", 128),
     ]
@@ -150,12 +150,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name, value, says", WRONG, ids=[f"{n}={v}" for n, v, _ in WRONG])
-def test_wrong_heuristics_name_the_file_the_tunable_and_what_is_allowed(tiles, folder, name, value, says):
+@pytest.mark.parametrize("name, value, message", WRONG, ids=[f"{n}={v}" for n, v, _ in WRONG])
+def test_wrong_heuristics_name_the_file_the_tunable_and_what_is_allowed(tiles, folder, name, value, message):
     to = folder(f'{{"made_up.rows": {{"{name}": {value}}}}}', arch=True)
     with config.as_on(ACME), pytest.raises(BadTiles) as raised:
         tiles(n=4096, dtype=BF16)
-    assert str(raised.value).startswith(f"{to / 'heuristics_config_utils.py'}: made_up.rows: {says}")
+    assert str(raised.value).startswith(f"{to / 'heuristics_config_utils.py'}: made_up.rows: {message}")
 
 
 @pytest.mark.parametrize("rules", ["[]", '{"made_up.rows": 4}', "{", "what_is_this"])
@@ -198,9 +198,9 @@ def clamped(n: int, dtype: torch.dtype) -> Tiles:
     ],
 )
 def test_a_block_size_that_covers_the_row_cannot_be_reduced(default, n, sizes, fits):
-    made = Tunable("made_up.rows", default)
+    tunable = Tunable("made_up.rows", default)
     usual = default(n, BF16)
-    assert (made._unfit(usual.changed(sizes, ""), usual, dict(n=n, dtype=BF16)) == "") is fits
+    assert (tunable._unfit(usual.changed(sizes, ""), usual, dict(n=n, dtype=BF16)) == "") is fits
 
 
 def test_a_size_declared_free_may_be_reduced():
@@ -235,20 +235,22 @@ made_up.rows:
 
 def test_candidates_come_from_the_vendors_yaml(tiles, folder):
     folder(trials=TRIALS)
-    found = tiles.candidates(ACME, n=4096, dtype=BF16)
-    assert len(found) == 2 + 8 + 2
+    candidates = tiles.candidates(ACME, n=4096, dtype=BF16)
+    assert len(candidates) == 2 + 8 + 2
     usual = dict(BLOCK_M=2, BLOCK_N=4096, FAST=True)
-    assert found[0] == (Tiles(128, 2, **usual | {"BLOCK_M": 1}), "")
-    assert found[1][1].startswith("BLOCK_N = 1024 with n = 4096")  # does not suit such long rows, but is not an error
-    assert found[2][0] == Tiles(128, 3, **usual | {"BLOCK_M": 1})
-    assert [t.threads for t, _ in found[2:10]] == [128, 256] * 4
-    assert [t["FAST"] for t, _ in found[2:10]] == [True, True, False, False] * 2
-    assert found[10:] == [(Tiles(64, 2, **usual | {"BLOCK_M": m}), "") for m in (8, 16)]
+    assert candidates[0] == (Tiles(128, 2, **usual | {"BLOCK_M": 1}), "")
+    assert candidates[1][1].startswith(
+        "BLOCK_N = 1024 with n = 4096"
+    )  # does not suit such long rows, but is not an error
+    assert candidates[2][0] == Tiles(128, 3, **usual | {"BLOCK_M": 1})
+    assert [t.threads for t, _ in candidates[2:10]] == [128, 256] * 4
+    assert [t["FAST"] for t, _ in candidates[2:10]] == [True, True, False, False] * 2
+    assert candidates[10:] == [(Tiles(64, 2, **usual | {"BLOCK_M": m}), "") for m in (8, 16)]
     assert tiles.candidates(Chip("bolt", None), n=4096, dtype=BF16) == []
 
 
 @pytest.mark.parametrize(
-    "text, says",
+    "text, message",
     [
         ("made_up.rows: 4", "expected a list of configs"),
         ("made_up.rows: [{META: 4}]", "META = 4. Allowed: sizes by name"),
@@ -262,11 +264,11 @@ def test_candidates_come_from_the_vendors_yaml(tiles, folder):
         ("- 4", "expected tunables"),
     ],
 )
-def test_wrong_candidates_name_the_file(tiles, folder, text, says):
+def test_wrong_candidates_name_the_file(tiles, folder, text, message):
     to = folder(trials=text)
     with pytest.raises(BadTiles) as raised:
         tiles.candidates(ACME, n=4096, dtype=BF16)
-    assert str(raised.value).startswith(str(to / "tune_configs.yaml")) and says in str(raised.value)
+    assert str(raised.value).startswith(str(to / "tune_configs.yaml")) and message in str(raised.value)
 
 
 def test_files_are_read_once(tiles, folder, monkeypatch):
@@ -302,10 +304,10 @@ def test_nvidias_files_name_only_existing_tunables(ours, arch):
 
 @pytest.mark.parametrize("arch, folders", [("sm_80", 2), ("sm_86", 2), ("sm_90", 2), ("gfx942", 1), ("sm_75", 1)])
 def test_arch_folders_follow_the_chip(arch, folders):
-    found = tile_files.folders(Chip.of_arch(arch))
-    assert len(found) == folders
-    assert found[:1] == (
-        (f"opmux.backends._nvidia.{'hopper' if arch == 'sm_90' else 'ampere'}",) if folders == 2 else found[:1]
+    names = tile_files.folders(Chip.of_arch(arch))
+    assert len(names) == folders
+    assert names[:1] == (
+        (f"opmux.backends._nvidia.{'hopper' if arch == 'sm_90' else 'ampere'}",) if folders == 2 else names[:1]
     )
 
 
@@ -316,12 +318,12 @@ KINDS = {torch.dtype: (BF16, torch.float32), bool: (True, False), int: (37, 4096
 def test_nvidias_candidates_and_heuristics_are_well_formed(ours, arch):
     """For all facts that a tunable may get: nothing is rejected except tiles that are too small for a row."""
     chip = Chip.of_arch(arch)
-    tried = 0
+    count = 0
     for one in ours.values():
         kinds = [p.annotation for p in inspect.signature(one.default, eval_str=True).parameters.values()]
         for values in itertools.product(*(KINDS[kind] for kind in kinds)):
             facts = dict(zip(one.facts, values, strict=True))
             with config.as_on(chip):
                 one(**facts)
-            tried += sum(not why for _, why in one.candidates(chip, **facts))
-    assert tried > 100
+            count += sum(not why for _, why in one.candidates(chip, **facts))
+    assert count > 100

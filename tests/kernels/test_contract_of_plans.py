@@ -38,15 +38,15 @@ def shifted(x: Tensor, shift: int, eps: Annotated[float, between(0, None, open=T
 
 @pytest.fixture
 def planned_shift():
-    made = op(shifted, name="shifted_rows", out="y")
+    new_op = op(shifted, name="shifted_rows", out="y")
 
-    @host_code(made)
+    @host_code(new_op)
     def rows(x: Tensor) -> Plan:
         sizes = RowSizes.of(x=x)
         return Plan({"y": OutputSpec.of(x.shape, x.dtype)}, [sizes.launch(kernel, Tiles(BLOCK_N=16), sizes.count)])
 
     yield rows
-    specs.remove(made.spec)
+    specs.remove(new_op.spec)
 
 
 @pytest.mark.parametrize(
@@ -68,20 +68,20 @@ def kernels_of_ours():
     manager.prepare()
     for spec in specs:
         if spec.space == "opmux":
-            found = {i.impl_id: i for i in manager.registry.impls(spec.key)}
-            if "default.flagos" in found:
-                yield spec, found["default.flagos"]
+            impls = {i.impl_id: i for i in manager.registry.impls(spec.key)}
+            if "default.flagos" in impls:
+                yield spec, impls["default.flagos"]
 
 
 def test_kernels_accept_no_argument_that_the_contract_excludes():
     """The kernels are called without dispatch, which would fall back to a reference that checks them too. Any error is
     fine: dispatch checks the arguments of a failed call, and raises BadArgument.
     """
-    accepted, tried = [], 0
+    accepted, count = [], 0
     for spec, impl in kernels_of_ours():
         for bad in spec.errors("cpu"):
-            tried += 1
+            count += 1
             with contextlib.suppress(Exception):
                 impl.fn(*bad.args, **bad.kwargs)
                 accepted.append(f"{spec.name} [{bad.id}]")
-    assert not accepted and tried > 1000, accepted
+    assert not accepted and count > 1000, accepted

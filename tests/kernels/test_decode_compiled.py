@@ -19,15 +19,15 @@ def new(*shape, dtype=BF16):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def attend(kept=BF16, page=64, dim=128):
-    cache, table = new(1024, page, 8, dim, dtype=kept), new(16, 64, dtype=torch.int32)
-    scale = new(8, dtype=torch.float32) if kept is FP8 else None
+def attend(cache_dtype=BF16, page=64, dim=128):
+    cache, table = new(1024, page, 8, dim, dtype=cache_dtype), new(16, 64, dtype=torch.int32)
+    scale = new(8, dtype=torch.float32) if cache_dtype is FP8 else None
     lengths = new(16, dtype=torch.int32)
     decode.attention_decode(new(16, 1, 32, dim), cache, cache, lengths, table, None, scale, scale, -1, 0.0, None)
 
 
-def latent(kept=BF16, heads=16):
-    cache, table = new(1024, 64, 576, dtype=kept), new(16, 64, dtype=torch.int32)
+def latent(cache_dtype=BF16, heads=16):
+    cache, table = new(1024, 64, 576, dtype=cache_dtype), new(16, 64, dtype=torch.int32)
     decode.mla_decode(new(16, 1, heads, 576), cache, new(16, dtype=torch.int32), 512, table, None, None)
 
 
@@ -39,10 +39,10 @@ def write():
 
 @pytest.mark.few(2)
 @over_chips
-@pytest.mark.parametrize("kept", [BF16, FP8], ids=str)
-def test_fits_the_chip(chip, kept):
+@pytest.mark.parametrize("cache_dtype", [BF16, FP8], ids=str)
+def test_kernels_fit_the_chip(chip, cache_dtype):
     with compiling_for(chip) as built:
-        attend(kept)
+        attend(cache_dtype)
         write()
     assert [k.name for k in built] == ["_decode", "_combine", "_write"]
     assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)

@@ -45,9 +45,9 @@ def test_only_valid_keys_are_read(parts, splits):
     k_cache, v_cache = torch.full((2, 9, 32, 2, 16), math.nan)
     spare = iter(range(9))
     for z, length in enumerate(lengths.tolist()):
-        for at in range(0, length, 32):
-            page, count = next(spare), min(32, length - at)
-            table[z, at // 32] = page
+        for start in range(0, length, 32):
+            page, count = next(spare), min(32, length - start)
+            table[z, start // 32] = page
             k_cache[page, :count], v_cache[page, :count] = torch.randn(2, count, 2, 16)
     q, sinks = torch.randn(4, 2, 6, 16), torch.randn(6)
     for window in (-1, 20):

@@ -14,8 +14,8 @@ MODE = "compile"
 
 @pytest.mark.parametrize("number, beta", list(enumerate((0.0, 0.5, 1.0))))
 def test_every_variant_compiles(number, beta, slow):
-    for at, chip in enumerate(CHIPS):
-        if at != number and not slow:
+    for i, chip in enumerate(CHIPS):
+        if i != number and not slow:
             continue
         dtype = (torch.bfloat16, torch.float32, torch.float64)[number]
         wide = torch.float64 if dtype is torch.float64 else torch.float32

@@ -15,8 +15,8 @@ MODE = "compile"
 DTYPES = (torch.bfloat16, torch.float32, torch.float64, torch.float16)
 
 
-def built_for(chip, name, dtype, at):
-    sample = list(spec.ops[name].spec.samples(dtype, "cpu"))[at]
+def built_for(chip, name, dtype, number):
+    sample = list(spec.ops[name].spec.samples(dtype, "cpu"))[number]
     with compiling_for(chip) as built:
         triton_impl(spec.ops[name]).fn(*(a.to("meta") if torch.is_tensor(a) else a for a in sample.args))
     assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
@@ -34,5 +34,5 @@ def test_every_op_compiles(number, name):
 @pytest.mark.parametrize("number, name", list(enumerate(spec.ops)), ids=list(spec.ops))
 def test_every_op_compiles_in_every_dtype_and_on_every_chip(number, name):
     for turn, dtype in enumerate(DTYPES):
-        for at in range(3):
-            built_for(list(CHIPS)[(number + turn) % 4], name, dtype, at)
+        for sample in range(3):
+            built_for(list(CHIPS)[(number + turn) % 4], name, dtype, sample)

@@ -22,8 +22,8 @@ def on_meta(value):
     return [on_meta(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def built_for(chip, name, dtype, at=0):
-    sample = list(spec.SAMPLES[name](dtype, "cpu"))[at]
+def built_for(chip, name, dtype, number=0):
+    sample = list(spec.SAMPLES[name](dtype, "cpu"))[number]
     params = spec.ops[name].spec.signature.parameters.values()
     args = [on_meta(a) for a in sample.args]
     keywords = {p.name: a for p, a in zip(params, args, strict=True) if p.kind is p.KEYWORD_ONLY}
@@ -42,5 +42,5 @@ def test_every_kind_of_op_compiles(number, name):
 @pytest.mark.parametrize("number, name", list(enumerate(spec.ops)), ids=list(spec.ops))
 def test_every_op_compiles_for_every_sample(number, name):
     for turn, dtype in enumerate((torch.float32, torch.bfloat16)):
-        for at in range(len(list(spec.SAMPLES[name](dtype, "cpu")))):
-            built_for(list(CHIPS)[(number + 2 * turn + at) % 4], name, dtype, at)
+        for sample in range(len(list(spec.SAMPLES[name](dtype, "cpu")))):
+            built_for(list(CHIPS)[(number + 2 * turn + sample) % 4], name, dtype, sample)

@@ -47,15 +47,15 @@ CALLS = {
 @pytest.fixture
 def kernels(monkeypatch):
     """The kernels that Triton compiles: name, constants, options, and tensor types."""
-    found = set()
+    compiled = set()
 
     def note(launcher, grid, args, config):
         types = tuple(None if t is None else t.dtype for t in args[: len(launcher.tensors)])
-        found.add((launcher, config.even, types, *config.options.items()))
+        compiled.add((launcher, config.even, types, *config.options.items()))
 
     monkeypatch.setattr(Launcher, "_launch", note)
     with devices.assume("nvidia", "sm_90"), compiling_for("sm_90"):
-        yield found
+        yield compiled
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -95,7 +95,7 @@ def test_row_factors_compile_for_other_chips(number, name):
 
 
 def blocks_of(m, n, two_d):
-    scales = [meta(*quant.block_scales((m, n), two_d, way), dtype=torch.float32) for way in (False, True)]
+    scales = [meta(*quant.block_scales((m, n), two_d, columnwise), dtype=torch.float32) for columnwise in (False, True)]
     return meta(m, n, dtype=torch.uint8), scales[0], meta(n, m, dtype=torch.uint8), scales[1]
 
 
@@ -105,7 +105,7 @@ def bytes_of(m, n):
 
 def mx_of(m, n):
     bytes_like = lambda shape: meta(*shape, dtype=torch.uint8)
-    return [bytes_like(s) for way in (False, True) for s in ((m, n), quant.mx_scales((m, n), way))]
+    return [bytes_like(s) for columnwise in (False, True) for s in ((m, n), quant.mx_scales((m, n), columnwise))]
 
 
 # The arguments of each op that writes bytes, transposes and scales, for n columns, and the kernels that it launches.
@@ -171,7 +171,7 @@ def order_of_sums(kernel):
     text = kernel.asm["ttgir"]
     named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)", text, re.M))
     sums = re.findall(r'"tt\.reduce"\((?:(?!tt\.reduce).)*?arith\.addf.*?\}\) : \((.*?)\)', text, re.S)
-    return [re.sub(r"#\w+", lambda found: named[found[0]], types) for types in sums]
+    return [re.sub(r"#\w+", lambda match: named[match[0]], types) for types in sums]
 
 
 @pytest.mark.few(3)

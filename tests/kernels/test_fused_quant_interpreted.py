@@ -69,12 +69,12 @@ KERNELS = {
 NAMES = sorted(KERNELS)
 
 
-def both(name, given, scale, before, dtype=E4M3):
+def both(name, args, scale, before, dtype=E4M3):
     """Results and amax of the kernel and of the reference."""
     runs = []
     for fn in (KERNELS[name], specs.by_key[f"opmux::{name}"].reference):
         amax = torch.full((1,), before)
-        runs.append((*fn(*given, torch.full((1,), scale), amax, dtype, *tail(name)), amax))
+        runs.append((*fn(*args, torch.full((1,), scale), amax, dtype, *tail(name)), amax))
     return runs
 
 
@@ -98,10 +98,10 @@ def test_amax_is_raised_and_never_lowered(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_amax_ignores_nan_but_not_infinity(name):
-    given = arguments(name)
-    x = given[0]
+    args = arguments(name)
+    x = args[0]
     x[0, 0], x[3, 1] = float("nan"), float("inf") if "norm" not in name else 1e30
-    got, want = both(name, given, 3.0, 0.0)
+    got, want = both(name, args, 3.0, 0.0)
     near([got[0], got[-1]], [want[0], want[-1]])
     assert got[0].view(E4M3).float().isnan().any()
 
@@ -158,7 +158,7 @@ def buffers(shape, kind, two_d=False):
     """Buffers for bytes, scales and transposes, filled with values that no kernel writes."""
     fresh = lambda s, dtype=torch.uint8: torch.full(s, 0x55, dtype=dtype)
     if kind == "mx":
-        return [b for way in (False, True) for b in (fresh(shape), fresh(quant.mx_scales(shape, way)))]
+        return [b for columnwise in (False, True) for b in (fresh(shape), fresh(quant.mx_scales(shape, columnwise)))]
     if kind != "blocks":
         return [fresh(shape), fresh(quant.transposed_shape(shape)), torch.zeros(1)]
     scales = [fresh(quant.block_scales(shape, two_d, way), torch.float32) for way in (False, True)]
@@ -189,7 +189,7 @@ def test_block_scaled_activations_equal_two_passes(form, two_d):
 @pytest.mark.parametrize("two_d", [False, True], ids=["1x32", "32x32"])
 @pytest.mark.parametrize("form", FORMS)
 def test_mxfp8_activations_equal_two_passes(form, two_d):
-    """Also if the two halves of a gradient meet within a block."""
+    """The two halves of a gradient may meet within a block."""
     x, dy, gated = operands(form, m=96, n=304 if form == "_glu_bwd" else 288)
     r = EVERY[f"silu{form}"](*((x,) if dy is None else (dy, x)))
     want, got = buffers(r.shape, "mx"), buffers(r.shape, "mx")
@@ -266,10 +266,10 @@ def test_norms_equal_two_passes(kind, centred):
     want, got = (buffers(x.shape, form, two_d) for _ in range(2))
     amax = torch.zeros(1) if kind == "current" else None
     args = (x, w, b, amax) if centred else (x, w, amax)
-    found = EVERY["layer_norm_stats" if centred else "rms_norm_stats"](*args, 1e-5, 1.0)
-    found = found if centred else (found,)
-    equal(found, stats)
-    parts = (x, w, b, found[0] if centred else None, found[-1])
+    our_stats = EVERY["layer_norm_stats" if centred else "rms_norm_stats"](*args, 1e-5, 1.0)
+    our_stats = our_stats if centred else (our_stats,)
+    equal(our_stats, stats)
+    parts = (x, w, b, our_stats[0] if centred else None, our_stats[-1])
     if form == "blocks":
         EVERY["fp8_blocks_into"](y, *want, None, E4M3, two_d, True, 0.0)
         EVERY["norm_fp8_blocks_into"](*parts, *got, E4M3, 1.0, two_d, True, 0.0)
@@ -302,6 +302,6 @@ def test_row_quantized_norms_equal_two_passes(kind, n, centred):
     else:
         EVERY["fp8_blocks_into"](y, *want, None, None, None, E4M3, False, False, 0.5)
     args = (x, w, b) if centred else (x, w)
-    found = EVERY[f"{'layer' if centred else 'rms'}_norm_fp8_blocks_into"](*args, *got, E4M3, 1e-5, 1.0, False, 0.5)
-    equal(found if centred else (found,), stats)
+    results = EVERY[f"{'layer' if centred else 'rms'}_norm_fp8_blocks_into"](*args, *got, E4M3, 1e-5, 1.0, False, 0.5)
+    equal(results if centred else (results,), stats)
     equal(got, want)

@@ -44,16 +44,16 @@ def blocks(a_rows, b_rows):
     )
 
 
-def follows(act, glu=False, residual=None, save=True, bias=True, m=M, dtype=BF16):
+def linear_act_args(act, glu=False, residual=None, save=True, bias=True, m=M, dtype=BF16):
     x, weight = new(2, m // 2, K, dtype=dtype), new(2 * N if glu else N, K, dtype=dtype)
     added = None if residual is None else new(2, m // 2, N, dtype=residual)
-    given = new(weight.shape[0], dtype=dtype) if bias else None
-    return lambda: kernels.linear_act(x, weight, given, added, act, glu, save)
+    bias_tensor = new(weight.shape[0], dtype=dtype) if bias else None
+    return lambda: kernels.linear_act(x, weight, bias_tensor, added, act, glu, save)
 
 
-def ints(turned, m=M):
+def ints(transposed, m=M):
     """int8 operands; the columns or the rows of the second one are contiguous."""
-    b = new(N, K, dtype=torch.int8).t() if turned else new(K, N, dtype=torch.int8)
+    b = new(N, K, dtype=torch.int8).t() if transposed else new(K, N, dtype=torch.int8)
     return lambda: kernels.int_mm(new(m, K, dtype=torch.int8), b)
 
 
@@ -62,7 +62,7 @@ CALLS = {
     "tf32": gemm(new(M, K, dtype=F32), new(N, K, dtype=F32), None, False, True),
     "dgelu": lambda: kernels.gemm_dgelu(new(M, K), new(K, N), new(M, N), False, False, 1.0, None),
     "accumulated": lambda: kernels.gemm_add_(new(M, N, dtype=F32), new(K, M), new(K, N), True, False, 1.0, 1.0),
-    "glu": follows("silu", glu=True, save=False, bias=False),
+    "glu": linear_act_args("silu", glu=True, save=False, bias=False),
     "fp8": scaled(E4M3, True),
     "blocks": blocks(1, 128),
     "turned": gemm(new(K, M, dtype=F16), new(N, K, dtype=F16), None, True, True),
@@ -72,12 +72,12 @@ CALLS = {
     "odd": gemm(new(37, 101), new(101, 17), new(17, dtype=F32), False, False, 0.5, F32),
     "float64": gemm(new(64, 64, dtype=F64), new(64, 64, dtype=F64)),
     "two blocks": blocks(1, 1),
-    "glu with all that may follow": follows("gelu", glu=True, residual=F32),
-    "residual": follows(None, residual=BF16),
-    "act and residual": follows("relu", residual=BF16, dtype=BF16),
-    "large glu": follows("silu", glu=True, m=16384),
-    "large glu with all that may follow": follows("gelu", glu=True, residual=F32, m=16384),
-    "large act and residual": follows("gelu", residual=F32, m=16384),
+    "glu with all that may follow": linear_act_args("gelu", glu=True, residual=F32),
+    "residual": linear_act_args(None, residual=BF16),
+    "act and residual": linear_act_args("relu", residual=BF16, dtype=BF16),
+    "large glu": linear_act_args("silu", glu=True, m=16384),
+    "large glu with all that may follow": linear_act_args("gelu", glu=True, residual=F32, m=16384),
+    "large act and residual": linear_act_args("gelu", residual=F32, m=16384),
     "int8": ints(True),
     "int8 by rows": ints(False),
     "few rows of int8": ints(True, 3),
@@ -127,12 +127,12 @@ def test_all_other_products_compile(number, name):
 @pytest.mark.slow
 @over_chips
 @pytest.mark.parametrize("name", CALLS)
-def test_every_kernel_on_every_chip(name, chip):
+def test_every_kernel_compiles_on_every_chip(name, chip):
     build(chip, name)
 
 
 def test_both_products_of_a_glu_run_concurrently():
-    """Neither waits for the other: a GLU tile is two half tiles with the same number of registers."""
+    """Neither product waits for the other: a GLU tile is two half tiles with the same number of registers."""
     kernel = build("sm_90", "large glu")
     loop = kernel.asm["ttgir"].partition("scf.for")[2].partition("scf.for")[2].partition("scf.yield")[2]
     dots = [line for line in loop.splitlines() if "warp_group_dot" in line]
@@ -176,7 +176,7 @@ def test_int8_is_multiplied_as_int8(name, chip, word):
 
 
 def test_products_with_few_rows_load_the_matrix_wide():
-    """Also for an odd number of rows. Threads exchange no data before the final sums."""
+    """This includes an odd number of rows. Threads exchange no data before the final sums."""
     kernel = build("sm_90", "few rows")
     assert "ld.global.v4" in kernel.asm["ptx"]
     loop = kernel.asm["ttgir"].partition("scf.for")[2].partition("scf.yield")[0]

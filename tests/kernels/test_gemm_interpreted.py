@@ -79,7 +79,7 @@ def test_epilogues_of_linear_layers_agree_with_the_reference(m, n, k, act, glu, 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.few(5)
 def test_products_with_few_rows_agree_with_the_reference(m, n, layout, monkeypatch):
-    """By rows of both operands, by columns with K split in parts, and as columns of the result."""
+    """Tests sums by rows of both operands, by columns with K split in parts, and columns of the result."""
     tiles = Tiles(128, 2, BLOCK_N=16, BLOCK_K=16, SPLITS=2)
     monkeypatch.setattr(kernels, "few_tiles", lambda **facts: tiles)
     forget()

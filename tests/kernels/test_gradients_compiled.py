@@ -40,16 +40,16 @@ class Driver:
     def of(self, call):
         """The result of a call, and how many kernels C++ launched during it."""
         before = self.launched
-        found = call()
-        return found, self.launched - before
+        result = call()
+        return result, self.launched - before
 
 
 @pytest.fixture
 def driver(monkeypatch):
     monkeypatch.setattr(launching, "LAUNCHERS", {"_Launcher"})
-    made = Driver()
-    with launching_by(made.launch, monkeypatch), compiling_for("sm_90"):
-        yield made
+    new_driver = Driver()
+    with launching_by(new_driver.launch, monkeypatch), compiling_for("sm_90"):
+        yield new_driver
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def ours(driver):
             impl = next((i for i in manager.registry.impls(one.key) if i.impl_id == "default.flagos"), None)
             if impl is None:
                 continue
-            made = OpImpl(one.key, "test.ours", BackendImplKind.DEFAULT, None, impl.fn, 1000, devices={"cpu"})
-            manager.registry.register_impl(made)
+            on_cpu = OpImpl(one.key, "test.ours", BackendImplKind.DEFAULT, None, impl.fn, 1000, devices={"cpu"})
+            manager.registry.register_impl(on_cpu)
             added.append(one.key)
         entry, backward = specs.entries[spec.key], specs.entries[spec.gradient.backward.key]
         entries.append((entry, entry.globals["_g"]))
@@ -87,8 +87,8 @@ def launched_by_cpp(driver, spec, dtype):
     inputs = [a for a in (*args, *kwargs.values()) if torch.is_tensor(a) and a.requires_grad]
     fn = getattr(opmux.ops, spec.name)
     for _ in range(3 * CALLS_TO_RECORD + 2):
-        found, forward = driver.of(lambda: fn(*args, **kwargs))
-        outs = [o for o in autograd.results_of(spec, found) if o.requires_grad]
+        result, forward = driver.of(lambda: fn(*args, **kwargs))
+        outs = [o for o in autograd.results_of(spec, result) if o.requires_grad]
         grads = [torch.ones_like(o) for o in outs]
         _, backward = driver.of(functools.partial(torch.autograd.grad, outs, inputs, grads, allow_unused=True))
     return forward, backward

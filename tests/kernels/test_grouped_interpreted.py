@@ -17,7 +17,7 @@ def ends_of(*ends):
 
 
 def test_rows_after_the_last_group_are_ignored():
-    """They are not read, and do not affect any result."""
+    """Rows after the last group are not read, and do not affect any result."""
     a, b, dy = torch.randn(40, 24), torch.randn(3, 24, 20), torch.randn(40, 20)
     a[33:] = dy[33:] = torch.nan
     ends = ends_of(20, 20, 33)
@@ -30,11 +30,11 @@ def test_rows_after_the_last_group_are_ignored():
 @pytest.mark.parametrize("ends", [(5, 3, 12), (-1, 4, 12), (4, 30, 31)], ids=str)
 def test_invalid_ends_cause_no_access_out_of_bounds(ends):
     """Groups that overlap or end after the rows: nothing outside of the tensors is read or written."""
-    room = torch.full((3, 12, 16), 7.0)
-    a = room[1].copy_(torch.randn(12, 16))
+    buffer = torch.full((3, 12, 16), 7.0)
+    a = buffer[1].copy_(torch.randn(12, 16))
     y = kernels.grouped_mm(a, torch.randn(3, 16, 16), ends_of(*ends), True)
     c = kernels.grouped_mm_wgrad(a, a, ends_of(*ends))
-    assert y.shape == (12, 16) and c.shape == (3, 16, 16) and (room[::2] == 7).all()
+    assert y.shape == (12, 16) and c.shape == (3, 16, 16) and (buffer[::2] == 7).all()
 
 
 def test_one_group_is_a_plain_product():

@@ -44,12 +44,12 @@ def scaled_rows(x: Tensor, weight: Tensor | None, eps: float = 2.0) -> tuple[Ten
 
 @pytest.fixture
 def scaled():
-    made = op(scaled_rows, name="harness_rows", out="y count")
-    asked = []
+    new_op = op(scaled_rows, name="harness_rows", out="y count")
+    plans = []
 
-    @host_code(made)
+    @host_code(new_op)
     def rows(x: Tensor, weight: Tensor | None) -> Plan:
-        asked.append(x.shape)
+        plans.append(x.shape)
         rows = RowSizes.of(x=x)
         count = Zeros(OutputSpec.of((1,), torch.int32))
         makes = {"y": OutputSpec.of(x.shape, x.dtype), "count": count}
@@ -58,9 +58,9 @@ def scaled():
         launch = rows.launch(affine, Tiles(BLOCK_N=16), rows.count).named(w="weight")
         return Plan(makes, [launch], [*rows.strided, *strided(weight=weight)])
 
-    rows.asked = asked
+    rows.asked = plans
     yield rows
-    specs.remove(made.spec)
+    specs.remove(new_op.spec)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 3, 16), (0, 4), (7,)])
@@ -74,8 +74,8 @@ def test_a_planned_op_equals_its_reference(scaled, shape, weighted, layout):
         x = x.mT.contiguous().mT if x.dim() > 1 else torch.stack([x, x], -1)[..., 0]
     weight = torch.randn(2 * shape[-1])[::2] if weighted else None
     y, count = scaled(x, weight, 3)  # an int for a float must not compile another kernel
-    wanted, rows = scaled_rows(x, weight, 3.0)
-    torch.testing.assert_close(y, wanted)
+    expected, rows = scaled_rows(x, weight, 3.0)
+    torch.testing.assert_close(y, expected)
     assert y.is_contiguous() and torch.equal(count, rows)
 
 
@@ -109,10 +109,10 @@ def test_a_plan_with_one_launch_calls_it_directly():
 
 
 def test_numbers_and_steps_of_a_plan_may_be_functions():
-    made = op(scaled_rows, name="harness_steps", out="y count")
+    new_op = op(scaled_rows, name="harness_steps", out="y count")
     try:
 
-        @host_code(made)
+        @host_code(new_op)
         def rows(x: Tensor, weight: Tensor | None) -> Plan:
             def count_rows(count: Tensor, x: Tensor) -> None:
                 count.fill_(x.shape[0])
@@ -128,17 +128,17 @@ def test_numbers_and_steps_of_a_plan_may_be_functions():
         torch.testing.assert_close(y, -2 * x)
         assert count.tolist() == [3]
     finally:
-        specs.remove(made.spec)
+        specs.remove(new_op.spec)
 
 
 def test_a_result_may_share_the_name_of_an_argument():
     def doubled(x: Tensor, eps: float = 2.0) -> Tensor:
         return x * eps
 
-    made = op(doubled, name="harness_returns", out="x")
+    new_op = op(doubled, name="harness_returns", out="x")
     try:
 
-        @host_code(made)
+        @host_code(new_op)
         def rows(x: Tensor) -> Plan:
             sizes = RowSizes.of(x=x)
             launch = sizes.launch(affine, Tiles(BLOCK_N=16), sizes.count).named(y="new_x")
@@ -150,7 +150,7 @@ def test_a_result_may_share_the_name_of_an_argument():
             torch.testing.assert_close(rows(x, 3.0), 3 * before)
             assert torch.equal(x, before)
     finally:
-        specs.remove(made.spec)
+        specs.remove(new_op.spec)
 
 
 def _filled(y_ptr, n, value, BLOCK_N: tl.constexpr):
@@ -162,15 +162,15 @@ filled = Launcher(_filled, sizes="n")
 
 
 def test_a_launch_may_have_only_scalar_arguments():
-    """Its result is on the device of the op's first tensor, which the kernel does not read."""
+    """The result is on the device of the op's first tensor, which the kernel does not read."""
 
     def counted(like: Tensor, start: Tensor) -> Tensor:
         return torch.arange(like.numel(), dtype=like.dtype) + start
 
-    made = op(counted, name="harness_counted")
+    new_op = op(counted, name="harness_counted")
     try:
 
-        @host_code(made)
+        @host_code(new_op)
         def count(like: Tensor, start: Tensor) -> Plan:
             numbers = {"n": like.numel(), "value": lambda start: start[0]}
             launch = Launch(filled, (1,), Tiles(BLOCK_N=16).config(), numbers)
@@ -180,7 +180,7 @@ def test_a_launch_may_have_only_scalar_arguments():
         assert count(torch.zeros(5), torch.tensor([3])).tolist() == [3, 4, 5, 6, 7]
         assert count(torch.zeros(5), torch.tensor([4])).tolist() == [4, 5, 6, 7, 8]  # `start` is read at every call
     finally:
-        specs.remove(made.spec)
+        specs.remove(new_op.spec)
 
 
 @pytest.mark.parametrize("single", [True, False])
@@ -188,10 +188,10 @@ def test_a_result_may_be_an_argument_or_a_partly_zeroed_tensor(single):
     def into(x: Tensor, weight: Tensor | None, eps: float, out: Tensor) -> tuple[Tensor, Tensor]:
         return out, x
 
-    made = op(into, name=f"harness_into_{single}", out="y count", mutates=("out",))
+    new_op = op(into, name=f"harness_into_{single}", out="y count", mutates=("out",))
     try:
 
-        @host_code(made)
+        @host_code(new_op)
         def rows(x: Tensor, weight: Tensor | None, out: Tensor) -> Plan:
             launch = RowSizes.of(x=x).launch(affine, Tiles(BLOCK_N=16), len(x)).named(w="weight", y="out", count=None)
             if single:
@@ -205,7 +205,7 @@ def test_a_result_may_be_an_argument_or_a_partly_zeroed_tensor(single):
         torch.testing.assert_close(out, 2 * x)
         assert count is x if single else count[3].tolist() == [0, 0]
     finally:
-        specs.remove(made.spec)
+        specs.remove(new_op.spec)
 
 
 def test_a_plan_may_declare_sizes_even():
@@ -219,10 +219,10 @@ def test_a_plan_may_declare_sizes_even():
 
 
 def test_a_value_may_be_computed_before_an_argument_is_modified():
-    made = op(scaled_rows, name="harness_values", out="y count")
+    new_op = op(scaled_rows, name="harness_values", out="y count")
     try:
 
-        @host_code(made)
+        @host_code(new_op)
         def rows(x: Tensor, weight: Tensor | None) -> Plan:
             sizes = RowSizes.of(x=x)
             launch = sizes.launch(affine, Tiles(BLOCK_N=16), sizes.count).named(w="sums", count=None)
@@ -235,33 +235,33 @@ def test_a_value_may_be_computed_before_an_argument_is_modified():
         torch.testing.assert_close(sums, x.sum(0) + weight)
         torch.testing.assert_close(y, -2 * x + sums)
     finally:
-        specs.remove(made.spec)
+        specs.remove(new_op.spec)
 
 
 def test_a_list_argument_has_the_same_key_as_a_tuple():
     def summed(x: Tensor, dim: int | list[int] | None) -> Tensor:
         return x
 
-    made, asked = op(summed, name="harness_lists", schema="(Tensor x, int[]? dim) -> Tensor"), []
+    new_op, plans = op(summed, name="harness_lists", schema="(Tensor x, int[]? dim) -> Tensor"), []
     try:
 
-        @host_code(made)
+        @host_code(new_op)
         def summing(x: Tensor, dim: int | list[int] | None) -> Plan:
-            asked.append(dim)
+            plans.append(dim)
             return Plan({"y": OutputSpec.of(x.shape, x.dtype)}, after={"y": torch.zero_})
 
         for dim in ([0, 1], (0, 1), [0, 1], None, 1, [1]):
             summing(torch.ones(2, 2), dim)
-        assert asked == [[0, 1], None, 1, [1]]
+        assert plans == [[0, 1], None, 1, [1]]
     finally:
-        specs.remove(made.spec)
+        specs.remove(new_op.spec)
 
 
 def test_a_plan_may_depend_on_a_setting():
-    made, setting = op(scaled_rows, name="harness_setting", out="y count"), [2.0]
+    new_op, setting = op(scaled_rows, name="harness_setting", out="y count"), [2.0]
     try:
 
-        @host_code(made, state={"factor": lambda: setting[0]})
+        @host_code(new_op, state={"factor": lambda: setting[0]})
         def rows(x: Tensor, weight: Tensor | None, factor: float) -> Plan:
             launch = RowSizes.of(x=x).launch(affine, Tiles(BLOCK_N=16), len(x)).named(count=None)
             return Plan({"y": OutputSpec.of(x.shape, x.dtype)}, [launch.with_numbers(eps=factor)], returns=["y", "x"])
@@ -271,10 +271,10 @@ def test_a_plan_may_depend_on_a_setting():
         setting[0] = 3.0  # read at every call
         torch.testing.assert_close(rows(x, None, 1.0)[0], 3 * x)
     finally:
-        specs.remove(made.spec)
+        specs.remove(new_op.spec)
 
 
-def test_wrong_kernel_arguments_are_named():
+def test_errors_name_wrong_kernel_arguments():
     bind = lambda **numbers: affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(), numbers, {}, {}, [])
     with pytest.raises(TypeError, match="eps"):
         bind(x_stride=16, n_rows=1, n=16)

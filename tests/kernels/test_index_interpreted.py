@@ -233,20 +233,20 @@ def test_mode_takes_the_smallest_value_and_its_last_index(monkeypatch):
 
 def test_unique_slices_agree_with_torch():
     x = torch.randint(0, 3, (40, 2))
-    for given, dim in ((x, 0), (x.t(), 1), (x.float().view(20, 2, 2), 0), (x.view(2, 20, 2), 1)):
-        got, *rest = CALLS["aten::unique_dim"](given, dim, True, True, True)
-        want, *others = torch.unique(given, dim=dim, return_inverse=True, return_counts=True)
+    for values, dim in ((x, 0), (x.t(), 1), (x.float().view(20, 2, 2), 0), (x.view(2, 20, 2), 1)):
+        got, *rest = CALLS["aten::unique_dim"](values, dim, True, True, True)
+        want, *others = torch.unique(values, dim=dim, return_inverse=True, return_counts=True)
         assert got.is_contiguous() and torch.equal(got, want) and all(map(torch.equal, rest, others))
     with pytest.raises(NotSupported, match="one more sort"):
         CALLS["aten::unique_dim"](torch.randn(4, 9), 0)
 
 
-@pytest.mark.parametrize("given", [{}, {"bins": 7, "min": -1, "max": 2}, {"bins": 2000}], ids=str)
-def test_histograms_agree_with_torch(given):
+@pytest.mark.parametrize("values", [{}, {"bins": 7, "min": -1, "max": 2}, {"bins": 2000}], ids=str)
+def test_histograms_agree_with_torch(values):
     x = torch.randn(50, 70)
-    exact("histc", x, **given)
-    y = CALLS["aten::histc"]((x * 10).long(), **given)
-    assert y.dtype is torch.int64 and torch.equal(y, torch.histc((x * 10).trunc(), **given).long())
+    exact("histc", x, **values)
+    y = CALLS["aten::histc"]((x * 10).long(), **values)
+    assert y.dtype is torch.int64 and torch.equal(y, torch.histc((x * 10).trunc(), **values).long())
 
 
 LENGTHS = torch.tensor([3, 0, 5, 2])
@@ -275,6 +275,6 @@ def test_segment_reductions_of_batches_agree_with_torch():
 
 def test_gradients_of_per_sample_weights_agree_with_torch():
     bags = torch.tensor([0, 0, 1, 1, 1])
-    given = (torch.randn(2, 40), torch.randn(10, 40), torch.tensor([1, 2, 3, 9, 2]), torch.tensor([0, 2]), bags, 0)
-    close("_embedding_bag_per_sample_weights_backward", *given)
-    close("_embedding_bag_per_sample_weights_backward", *given, 2)
+    args = (torch.randn(2, 40), torch.randn(10, 40), torch.tensor([1, 2, 3, 9, 2]), torch.tensor([0, 2]), bags, 0)
+    close("_embedding_bag_per_sample_weights_backward", *args)
+    close("_embedding_bag_per_sample_weights_backward", *args, 2)

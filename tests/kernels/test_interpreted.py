@@ -62,7 +62,7 @@ def written(value):
     return [t for t in (value if isinstance(value, (list, tuple)) else [value]) if t is not None]
 
 
-def test_there_are_kernels():
+def test_every_norm_activation_and_softmax_has_a_kernel():
     names = {spec.name for spec, _ in KERNELS}
     assert {"rms_norm", "layer_norm_bwd", "add_rms_norm", "gelu", "silu_mul_bwd"} <= names
     families = ("norm", "activation", "softmax")
@@ -109,9 +109,9 @@ def test_norm_rows_too_long_for_registers_agree_with_the_reference(n, dtype, cas
     plans.forget()
     x, dy = torch.randn(3, n, dtype=dtype) * 2 + 3, torch.randn(3, n, dtype=dtype)
     w, b = torch.randn(n, dtype=dtype), torch.randn(n, dtype=dtype)
-    given = {"rms_norm": (x, w, 1e-6, 0.0, casting), "layer_norm": (x, w, b, 1e-6, 1.0),
+    args_by_op = {"rms_norm": (x, w, 1e-6, 0.0, casting), "layer_norm": (x, w, b, 1e-6, 1.0),
              "add_rms_norm": (x, dy, w, 1e-6, 0.0, casting)}  # fmt: skip
-    for name, args in given.items():
+    for name, args in args_by_op.items():
         spec, back = specs.find(name), specs.find(f"{name}_bwd")
         expected = spec.reference(*args)
         agree(spec, getattr(norm, name)(*args), expected, n)
@@ -126,7 +126,7 @@ def test_norm_rows_too_long_for_registers_agree_with_the_reference(n, dtype, cas
 @pytest.mark.parametrize("n, dtype", [(9000, torch.float64), (17000, torch.float32), (33000, torch.bfloat16)])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_long_rows_of_softmax_agree_with_the_reference(name, n, dtype):
-    """In pieces: the maximum may come late, and a piece may be all -inf."""
+    """Rows are read in pieces: the maximum may come late, and a piece may be all -inf."""
     x = torch.randn(3, n, dtype=dtype)
     x[0, -1] = 40.0
     x[1, : n // 2] = -float("inf")

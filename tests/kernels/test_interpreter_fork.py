@@ -46,5 +46,5 @@ def test_a_child_forked_during_a_launch_can_launch(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": str(SRC), "TRITON_INTERPRET": "1"}
-    done = fresh.run([sys.executable, str(program)], env=env, timeout=200)
-    assert done.stdout == "child 0\n", done.stderr
+    result = fresh.run([sys.executable, str(program)], env=env, timeout=200)
+    assert result.stdout == "child 0\n", result.stderr

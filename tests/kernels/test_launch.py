@@ -15,8 +15,8 @@ from opmux.kernels.lib.config import Config
 
 
 class Pointer:
-    def __init__(self, at):
-        self.at = at
+    def __init__(self, address):
+        self.at = address
 
     def data_ptr(self):
         return self.at
@@ -43,7 +43,7 @@ def quick(request):
         _x=1, _y=2, _z=3, _k0=7, _k1=8, _c0="C", _function="F", _packed="P", _cooperative=False,
         _pdl=False, _notes="N", _types="S", _hooks=hooks, _enter=hooks.launch_enter_hook, _leave=hooks.launch_exit_hook,
         _entering=hooks.launch_enter_hook.calls, _leaving=hooks.launch_exit_hook.calls, _recording={},
-        _device=0, _here=lambda: 0, _stream=lambda device: 99, _entry=lambda *given: entered.append(given),
+        _device=0, _here=lambda: 0, _stream=lambda device: 99, _entry=lambda *args: entered.append(args),
         _slow=lambda tensors, late: stood_back.append((tensors, late)),
     )  # fmt: skip
     form = launch._Form(("x", "r", "y", "eps"), ("x", "r", "y"), (), ("_k0", "_k1", "eps"), 1, ())
@@ -59,10 +59,10 @@ def test_the_entry_point_gets_every_argument_in_its_place(quick):
     assert quick.entered == [quick.wanted] and not quick.stood_back
 
 
-@pytest.mark.parametrize("at", [0, 8, 17])
-def test_unaligned_or_null_pointers_fall_back(quick, at):
+@pytest.mark.parametrize("address", [0, 8, 17])
+def test_unaligned_or_null_pointers_fall_back(quick, address):
     """0 is the pointer of a tensor without memory; 8 and 17 are not multiples of 16."""
-    quick.call(at)
+    quick.call(address)
     assert not quick.entered and [late for _, late in quick.stood_back] == [(0.5,)]
 
 
@@ -92,8 +92,8 @@ def test_a_launch_is_recorded_for_its_thread():
     launches.recording[-1] = others = launches.Record()
     try:
         y, rstd = rms_norm(x, w, 1e-6, 0.0, "llama")
-        (made,) = mine.launches
-        assert made.args["x_ptr"] is x and made.args["eps"] == 1e-6 and len(made.grid) == 3
+        (recorded,) = mine.launches
+        assert recorded.args["x_ptr"] is x and recorded.args["eps"] == 1e-6 and len(recorded.grid) == 3
         assert {id(t) for t in mine.made} == {id(y), id(rstd)}
         mine.made.clear()
         mine.launches.clear()

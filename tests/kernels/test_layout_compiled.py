@@ -31,7 +31,7 @@ def built_for(chip, name, *args, **kwargs):
     return built
 
 
-WAYS = {
+CASES = {
     "flat": lambda: ("clone", meta(64, 4096)),
     "odd": lambda: ("clone", meta(4097)),
     "cast": lambda: ("_to_copy", meta(64, 4096), dict(dtype=torch.float32)),
@@ -55,26 +55,26 @@ WAYS = {
 }
 
 
-def compiled(way, chip):
-    name, *args = WAYS[way]()
+def compiled(case, chip):
+    name, *args = CASES[case]()
     options = args.pop() if isinstance(args[-1], dict) else {}
     return built_for(chip, name, *args, **options)
 
 
-@pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=list(WAYS))
-def test_every_access_pattern_compiles(number, way, slow):
+@pytest.mark.parametrize("number, case", list(enumerate(CASES)), ids=list(CASES))
+def test_every_access_pattern_compiles(number, case, slow):
     for chip in CHIPS if slow else [list(CHIPS)[number % len(CHIPS)]]:
-        compiled(way, chip)
+        compiled(case, chip)
 
 
-@pytest.mark.parametrize("way", ["flat", "odd", "cast", "transposed", "heads", "cat", "roll", "tril"])
-def test_loads_and_stores_are_wide(way):
+@pytest.mark.parametrize("case", ["flat", "odd", "cast", "transposed", "heads", "cat", "roll", "tril"])
+def test_loads_and_stores_are_wide(case):
     """16 bytes each, also for a transpose; for a tensor of odd length all but the last block."""
-    (kernel,) = compiled(way, "sm_90")
+    (kernel,) = compiled(case, "sm_90")
     assert "ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v4.b32" in kernel.asm["ptx"]
 
 
-@pytest.mark.parametrize("way", ["fill", "fill integers", "arange", "linspace", "eye"])
-def test_stores_are_wide(way):
-    (kernel,) = compiled(way, "sm_90")
+@pytest.mark.parametrize("case", ["fill", "fill integers", "arange", "linspace", "eye"])
+def test_stores_are_wide(case):
+    (kernel,) = compiled(case, "sm_90")
     assert "st.global.v4.b32" in kernel.asm["ptx"] or "st.global.v2.b64" in kernel.asm["ptx"]

@@ -30,16 +30,16 @@ def listed(results):
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
-def same(got, wanted, what):
-    for a, b in zip(listed(got), listed(wanted), strict=True):
+def same(got, expected, what):
+    for a, b in zip(listed(got), listed(expected), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype), what
         assert not a.numel() or a.stride() == b.stride(), f"{what}: strides {a.stride()}, not {b.stride()}"
-        near = (
+        tolerance = (
             dict(rtol=0, atol=0)
             if name_is_exact(what)
             else dict(rtol=1e-2 if a.dtype.itemsize == 2 else 1e-6, atol=1e-6)
         )
-        torch.testing.assert_close(a, b, **near, equal_nan=True, msg=lambda m: f"{what}: {m}")
+        torch.testing.assert_close(a, b, **tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}")
 
 
 def name_is_exact(what):
@@ -58,7 +58,7 @@ def test_every_op_agrees_with_torch(number, name):
     makes = SAMPLES[name]
     for sample in (*makes(torch.float32, "cpu"), *itertools.islice(makes(DTYPES[1 + number % 4], "cpu"), 1)):
         try:
-            wanted = OPS[name].spec.reference(*sample.args, **sample.kwargs)
+            expected = OPS[name].spec.reference(*sample.args, **sample.kwargs)
         except (RuntimeError, NotImplementedError):
             continue  # torch has no kernel for this dtype
         try:
@@ -67,7 +67,7 @@ def test_every_op_agrees_with_torch(number, name):
         except NotSupported:
             assert name in ("unfold_backward", "linspace", "logspace"), name  # our kernels decline integers
             continue
-        same(got, wanted, f"{name} {sample.id}")
+        same(got, expected, f"{name} {sample.id}")
 
 
 X = torch.arange(60.0).view(3, 4, 5)
@@ -100,8 +100,8 @@ def test_copy_writes_any_layout():
     into = impl_of("copy").into
     for y in (torch.zeros(3, 4, 5), torch.zeros(5, 4, 3).permute(2, 1, 0), torch.zeros(3, 4, 10)[..., ::2]):
         for src in (X, X[0], X[:, :1, :], torch.tensor(7), X.double()):
-            wanted = torch.zeros(3, 4, 5).copy_(src)
-            assert into(y, y, src, False) is y and torch.equal(y, wanted)
+            expected = torch.zeros(3, 4, 5).copy_(src)
+            assert into(y, y, src, False) is y and torch.equal(y, expected)
 
 
 def test_overlapping_memory_falls_back_to_torch():

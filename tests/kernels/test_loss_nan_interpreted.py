@@ -20,16 +20,16 @@ ODD = (0.0, 30.0, -1e3, 6e4, math.inf, -math.inf, math.nan)
 
 def arguments(seed):
     """Logits with special values, targets of which half are ignored, weights that may be 0, and options."""
-    of, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    rows, classes = of.choice(SHAPES)
-    dtype, ignore_index = of.choice(DTYPES), of.choice((-100, 0, 1))
-    x = (torch.randn(rows, classes, generator=generator) * of.choice((1, 100))).to(dtype)
-    for _ in range(of.choice((0, 1, 3))):
-        x.view(-1)[of.randrange(x.numel())] = of.choice(ODD)
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rows, classes = rng.choice(SHAPES)
+    dtype, ignore_index = rng.choice(DTYPES), rng.choice((-100, 0, 1))
+    x = (torch.randn(rows, classes, generator=generator) * rng.choice((1, 100))).to(dtype)
+    for _ in range(rng.choice((0, 1, 3))):
+        x.view(-1)[rng.randrange(x.numel())] = rng.choice(ODD)
     target = torch.randint(classes, (rows,), generator=generator)
     target[torch.rand(rows, generator=generator) < 0.5] = ignore_index
-    weight = of.choice((None, torch.randint(2, (classes,), generator=generator).to(dtype)))
-    return x, target, weight, ignore_index, of.choice((0.0, 0.1)), of.choice((0.0, 1.0)), of.choice((None, 30.0))
+    weight = rng.choice((None, torch.randint(2, (classes,), generator=generator).to(dtype)))
+    return x, target, weight, ignore_index, rng.choice((0.0, 0.1)), rng.choice((0.0, 1.0)), rng.choice((None, 30.0))
 
 
 def assert_same_kind(got, want, what):
@@ -39,17 +39,17 @@ def assert_same_kind(got, want, what):
 
 def test_nan_and_infinity_are_where_the_references_are():
     for seed in range(250):
-        x, target, *how = arguments(seed)
-        want = spec.token_cross_entropy.reference(x, target, *how)
-        got = kernels.token_cross_entropy(x, target, *how)
+        x, target, *options = arguments(seed)
+        want = spec.token_cross_entropy.reference(x, target, *options)
+        got = kernels.token_cross_entropy(x, target, *options)
         assert_same_kind(got[:2], want[:2], seed)
         dloss = torch.linspace(-1.0, 2.0, x.shape[0], dtype=want[0].dtype)
-        dx = spec.token_cross_entropy_bwd.reference(dloss, x, target, want[1], *how)
-        assert_same_kind([kernels.token_cross_entropy_bwd(dloss, x, target, want[1], *how)], [dx], seed)
+        dx = spec.token_cross_entropy_bwd.reference(dloss, x, target, want[1], *options)
+        assert_same_kind([kernels.token_cross_entropy_bwd(dloss, x, target, want[1], *options)], [dx], seed)
         over = x.clone()
-        kernels.token_cross_entropy_bwd_(over, dloss, target, want[1], *how)
+        kernels.token_cross_entropy_bwd_(over, dloss, target, want[1], *options)
         assert_same_kind([over], [dx], seed)
-        assert dx[target == how[1]].eq(0).all()
+        assert dx[target == options[1]].eq(0).all()
 
 
 def test_the_log_sum_of_an_infinite_logit_is_infinite():

@@ -41,7 +41,7 @@ def test_every_form_compiles_on_every_chip(number, chip, slow):
 @pytest.mark.parametrize("n", [512, 65536, *(pytest.param(n, marks=pytest.mark.slow) for n in (4096, 16384, 32768))])
 @pytest.mark.parametrize("form", FORMS)
 def test_loads_are_wide_and_nothing_spills(form, n):
-    """Also for causal rows: the end of a row's visible keys is rounded to a multiple of 16."""
+    """Causal rows too have wide loads: the end of a row's visible keys is rounded to a multiple of 16."""
     for kernel in build("sm_90", n, torch.bfloat16, *FORMS[form]):
         loads = [line for line in kernel.asm["ptx"].splitlines() if "ld.global" in line]
         assert loads and all("v4.b32" in line for line in loads), kernel.name

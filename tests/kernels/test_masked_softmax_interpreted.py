@@ -63,9 +63,9 @@ def test_rows_in_pieces_agree_with_the_reference(masked, short_pieces):
     both(torch.randn(2, 70) * 3, mask, -0.7, False)
 
 
-@pytest.mark.parametrize("way", ["whole", "pieces"])
-def test_infinities_agree_with_the_reference(way, request):
-    if way == "pieces":
+@pytest.mark.parametrize("rows", ["whole", "pieces"])
+def test_infinities_agree_with_the_reference(rows, request):
+    if rows == "pieces":
         request.getfixturevalue("short_pieces")
     x = torch.zeros(5, 70)
     x[0, :2], x[1], x[2, 1], x[3, 2] = -INF, -INF, INF, NAN
@@ -112,10 +112,10 @@ def test_a_scale_for_float64_stays_float64():
     torch.testing.assert_close(dx, spec.scaled_softmax_bwd.reference(x, got, 0.1), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("way", ["whole", "pieces"])
-def test_causal_rows_load_at_most_sixteen_masked_keys(way, request, monkeypatch):
+@pytest.mark.parametrize("rows", ["whole", "pieces"])
+def test_causal_rows_load_at_most_sixteen_masked_keys(rows, request, monkeypatch):
     """Counts the elements that loads access, for queries that attend to 3 to 96 of 96 keys."""
-    if way == "pieces":
+    if rows == "pieces":
         request.getfixturevalue("short_pieces")
     import triton.runtime.interpreter as interpreter
 
@@ -132,5 +132,5 @@ def test_causal_rows_load_at_most_sixteen_masked_keys(way, request, monkeypatch)
     monkeypatch.setattr(interpreter, "_interpreter", Watched())
     x = torch.randn(94, 96)
     kernels.scaled_softmax(x, None, 1.0, True)
-    wanted = sum(-(-seen // 16) * 16 for seen in range(3, 97))
-    assert sum(counts) == wanted * (1 if way == "whole" else 2)
+    most = sum(-(-visible // 16) * 16 for visible in range(3, 97))
+    assert sum(counts) == most * (1 if rows == "whole" else 2)

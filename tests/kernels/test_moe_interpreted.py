@@ -27,14 +27,14 @@ def same(op, *args):
 
 
 @pytest.mark.parametrize("topk", [1, 5, 17])
-@pytest.mark.parametrize("kept", [0, 20, 200])
+@pytest.mark.parametrize("num_out", [0, 20, 200])
 @pytest.mark.few(4)
-def test_permute_and_unpermute_agree_with_the_reference(topk, kept):
+def test_permute_and_unpermute_agree_with_the_reference(topk, num_out):
     """More copies than the kernel unrolls, dropped rows, and more rows than copies."""
     indices = torch.rand(12, 30).argsort(-1)[:, :topk].int()
-    row_map = same(spec.moe_row_map, indices, kept)
+    row_map = same(spec.moe_row_map, indices, num_out)
     x, probs = torch.randn(12, 40), torch.rand(12, topk)
-    y = same(spec.moe_spread, x, row_map, topk, kept)
+    y = same(spec.moe_spread, x, row_map, topk, num_out)
     same(spec.moe_spread_bwd, y, row_map, topk)
     same(spec.moe_collect, y, row_map, probs, topk, False)
     same(spec.moe_collect_bwd, x, y, row_map, probs, topk, False)
@@ -54,7 +54,7 @@ def test_a_row_out_of_range_is_skipped():
 
 
 def test_every_partial_sum_is_rounded():
-    """As in NVIDIA's kernel: in bfloat16, 1 + 2^-9 + 2^-9 + ... stays 1."""
+    """NVIDIA's kernel rounds so: in bfloat16, 1 + 2^-9 + 2^-9 + ... stays 1."""
     x = torch.tensor([[1.0]] + [[2.0**-9]] * 7, dtype=torch.bfloat16)
     row_map = torch.arange(8, dtype=torch.int32)
     for give in (kernels.moe_collect, spec.moe_collect.reference):
@@ -98,7 +98,7 @@ def test_views_are_written_in_place():
 
 
 @pytest.mark.parametrize("op", [spec.moe_pad_into, spec.moe_unpad_into])
-def test_mistakes_are_named_and_nothing_is_written(op):
+def test_invalid_arguments_raise_and_nothing_is_written(op):
     """All invalid arguments, except arguments that are neither a tensor nor a list, which dispatch rejects."""
     kinds = (torch.Tensor, torch.Tensor, list, list)
     for bad in (b for b in op.spec.errors(CPU) if all(map(isinstance, b.args, kinds))):
@@ -108,22 +108,22 @@ def test_mistakes_are_named_and_nothing_is_written(op):
         torch.testing.assert_close(bad.args[1], before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("of", TEX, ids=lambda s: s.name)
-def test_tex_functions_over_the_kernels_agree_with_the_references(of):
+@pytest.mark.parametrize("name", TEX, ids=lambda s: s.name)
+def test_tex_functions_over_the_kernels_agree_with_the_references(name):
     """Wrong arguments are rejected by the function or by a kernel's plan, and nothing is written."""
     copies = lambda args: [a.clone() if torch.is_tensor(a) else a for a in args]
-    bound = of.adapter.bind({part.key: getattr(kernels, part.name) for part in of.adapter.over})
-    for sample in of.samples(torch.bfloat16, CPU):
-        if torch.uint8 in (a.dtype for a in sample.args if torch.is_tensor(a)) and of.name != "moe_permute_fwd":
+    bound = name.adapter.bind({part.key: getattr(kernels, part.name) for part in name.adapter.over})
+    for sample in name.samples(torch.bfloat16, CPU):
+        if torch.uint8 in (a.dtype for a in sample.args if torch.is_tensor(a)) and name.name != "moe_permute_fwd":
             continue  # float8 sums run on the reference
         ours, theirs = copies(sample.args), copies(sample.args)
-        got, want = bound(*ours), of.reference(*theirs)
+        got, want = bound(*ours), name.reference(*theirs)
         results = lambda r: r if isinstance(r, tuple) else (r,)
         for a, b in zip((*results(got), *ours), (*results(want), *theirs), strict=True):
             if torch.is_tensor(b):
-                tol = of.tol.get(b.dtype)
+                tol = name.tol.get(b.dtype)
                 torch.testing.assert_close(a, b, rtol=tol.rtol if tol else 0, atol=tol.atol if tol else 0)
-    for bad in (b for b in of.errors(CPU) if b.typed):
+    for bad in (b for b in name.errors(CPU) if b.typed):
         before = copies(bad.args)
         with pytest.raises(BadArgument):
             bound(*bad.args)

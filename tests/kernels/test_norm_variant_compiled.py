@@ -17,11 +17,11 @@ MODE = "compile"
 @over_numbered_chips
 def test_every_kernel_compiles(number, chip, slow):
     """Each chip is tested with one dtype, casting and length; with --slow all combinations."""
-    for at, (dtype, casting, n) in enumerate((
+    for i, (dtype, casting, n) in enumerate((
         (torch.bfloat16, "llama", 4096), (torch.float16, "none", 40000),
         (torch.float32, "gemma", 2048), (torch.bfloat16, "llama", 128256),
     )):  # fmt: skip
-        if at % len(CHIPS) != number and not slow:
+        if i % len(CHIPS) != number and not slow:
             continue
         new = lambda *shape, dtype=dtype: torch.empty(shape, dtype=dtype, device="meta")
         x, w, one, rstd = new(512, n), new(n), new(1), new(512, dtype=torch.float32)

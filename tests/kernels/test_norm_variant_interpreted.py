@@ -30,7 +30,7 @@ def pieces(monkeypatch):
 def agrees(name, *args):
     spec = specs.find(name)
     module = sparsemax if name.startswith("sparsemax") else norm_variant
-    as_tuple = lambda found: found if isinstance(found, tuple) else (found,)
+    as_tuple = lambda result: result if isinstance(result, tuple) else (result,)
     want = as_tuple(spec.reference(*args))
     for which, a, b in zip(spec.out, as_tuple(getattr(module, name)(*args)), want, strict=True):
         tol = spec.tol[b.dtype]

@@ -33,10 +33,10 @@ def test_rope_and_gated_units_take_one_launch(name, monkeypatch):
     manager = get_default_manager()
     manager.prepare()
     specs.load_implementers(specs.find(name).family)
-    found = manager.registry.get_implementations(f"opmux::{name}") or []
-    (fn,) = (i.fn for i in found if i.kind is BackendImplKind.DEFAULT and i.vendor is None)
-    launches, made, call, empty = [], [], launch.Launcher.__call__, torch.empty_strided
+    impls = manager.registry.get_implementations(f"opmux::{name}") or []
+    (fn,) = (i.fn for i in impls if i.kind is BackendImplKind.DEFAULT and i.vendor is None)
+    launches, allocated, call, empty = [], [], launch.Launcher.__call__, torch.empty_strided
     monkeypatch.setattr(launch.Launcher, "__call__", lambda *args: (launches.append(args), call(*args))[1])
-    monkeypatch.setattr(torch, "empty_strided", lambda *a, **k: (made.append(a), empty(*a, **k))[1])
+    monkeypatch.setattr(torch, "empty_strided", lambda *a, **k: (allocated.append(a), empty(*a, **k))[1])
     got = fn(*CALLS[name])
-    assert len(launches) == 1 and len(made) == (len(got) if isinstance(got, tuple) else 1)
+    assert len(launches) == 1 and len(allocated) == (len(got) if isinstance(got, tuple) else 1)

@@ -96,8 +96,8 @@ def test_full_chunks_use_wide_accesses_without_exchange_between_threads(name):
     ptx = compiled(name, "sm_90")[0].asm["ptx"]
     whole = re.split(r"bra\.uni", ptx)[0]  # the first branch
     assert "bar.sync" not in whole and "shared" not in whole.split("ld.global", 1)[1]
-    found = re.findall(r"(ld|st)\.global\.(v[24])", whole)
-    assert {f"{a} {b}": found.count((a, b)) for a, b in found} == WIDE[name]
+    accesses = re.findall(r"(ld|st)\.global\.(v[24])", whole)
+    assert {f"{a} {b}": accesses.count((a, b)) for a, b in accesses} == WIDE[name]
 
 
 @pytest.mark.parametrize("name", ["dropout", "dropout_bwd"])

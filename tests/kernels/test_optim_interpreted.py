@@ -77,12 +77,12 @@ def test_scalars_are_checked_in_every_step():
     flag, lists = torch.zeros(1, dtype=torch.int32), [[torch.ones(3)] for _ in range(4)]
     for step in (1, 2, 3, 4):
         kernels.multi_tensor_adam(0, flag, lists, 0.1 / step, *ADAM[1:4], step, *ADAM[5:])
-    for at, wrong, says in (
+    for position, wrong, message in (
         (0, "0.1", "lr must be a number"), (4, 0, "step must be at least 1"), (4, -3, "step must be at least 1"),
         (4, 2.5, "step must be an int"), (5, 2, "mode must be one of 0, 1"), (5, 5, "mode must be one of 0, 1"),
     ):  # fmt: skip
-        with pytest.raises((TypeError, ValueError), match=f"multi_tensor_adam: {says}"):
-            kernels.multi_tensor_adam(0, flag, lists, *ADAM[:at], wrong, *ADAM[at + 1 :])
+        with pytest.raises((TypeError, ValueError), match=f"multi_tensor_adam: {message}"):
+            kernels.multi_tensor_adam(0, flag, lists, *ADAM[:position], wrong, *ADAM[position + 1 :])
     with pytest.raises(TypeError, match="multi_tensor_adam: noop_flag must be int32; got int64"):
         kernels.multi_tensor_adam(0, flag.long(), lists, *ADAM)
 
@@ -96,11 +96,11 @@ def test_only_lists_of_equal_lengths_may_be_empty():
 def spread(dtype, sizes, offset):
     """Tensors in one buffer, the first at an offset of `offset` elements: addresses of all alignments."""
     buffer = torch.randn(sum(sizes) + offset + len(sizes))
-    made, at = [], offset
+    tensors, start = [], offset
     for n in sizes:
-        made.append(buffer.to(dtype)[at : at + n])
-        at += n + 1
-    return made
+        tensors.append(buffer.to(dtype)[start : start + n])
+        start += n + 1
+    return tensors
 
 
 SIZES = (1, 16, 1024, 1025, 2047, 2048, 5000, 37)
@@ -151,10 +151,10 @@ def test_numpy_numbers_reach_the_kernels_as_python_numbers():
     numpy = pytest.importorskip("numpy")
     flag = torch.zeros(1, dtype=torch.int32)
     of_numpy = {float: numpy.float32, int: numpy.int64, bool: numpy.bool_}
-    given = {k: of_numpy[type(v)](v) for k, v in spec.SGD.items()}
-    agree("multi_tensor_sgd", (0, flag, [[torch.randn(9)] for _ in range(3)], *given.values()))
-    given = [of_numpy[type(v)](v) for v in spec.ADAM.values()]
-    agree("multi_tensor_adam", (0, flag, [[torch.rand(9)] for _ in range(4)], *given))
+    numbers = {k: of_numpy[type(v)](v) for k, v in spec.SGD.items()}
+    agree("multi_tensor_sgd", (0, flag, [[torch.randn(9)] for _ in range(3)], *numbers.values()))
+    numbers = [of_numpy[type(v)](v) for v in spec.ADAM.values()]
+    agree("multi_tensor_adam", (0, flag, [[torch.rand(9)] for _ in range(4)], *numbers))
     agree("multi_tensor_scale", (0, flag, [[torch.randn(9)] for _ in range(2)], numpy.float32(0.3)))
 
 
@@ -163,13 +163,13 @@ def test_flags_skip_only_the_right_ops():
     number = lambda v, dtype=torch.float32: torch.tensor([v], dtype=dtype)
     for flag in (0, 1):
         held = (number(0.1), 0.9, 0.99, 1e-8, number(3, torch.int32), 1, 1, 0.1, number(0.5))
-        given = tensors_of(4)
-        (_, _, after, *_), _ = agree("multi_tensor_adam_capturable", (0, number(flag, torch.int32), given, *held))
-        assert all(torch.equal(a[0], b[0]) == bool(flag) for a, b in zip(after, given, strict=True))
-        (_, _, after, *_), _ = agree("multi_tensor_sgd", (0, number(flag, torch.int32), given[:3], *spec.SGD.values()))
-        assert torch.equal(after[1][0], given[1][0]) == bool(flag)
-        (_, _, after, *_), _ = agree("multi_tensor_adam", (0, number(flag, torch.int32), given, *ADAM))
-        assert not torch.equal(after[1][0], given[1][0])  # Adam ignores its flag
+        args = tensors_of(4)
+        (_, _, after, *_), _ = agree("multi_tensor_adam_capturable", (0, number(flag, torch.int32), args, *held))
+        assert all(torch.equal(a[0], b[0]) == bool(flag) for a, b in zip(after, args, strict=True))
+        (_, _, after, *_), _ = agree("multi_tensor_sgd", (0, number(flag, torch.int32), args[:3], *spec.SGD.values()))
+        assert torch.equal(after[1][0], args[1][0]) == bool(flag)
+        (_, _, after, *_), _ = agree("multi_tensor_adam", (0, number(flag, torch.int32), args, *ADAM))
+        assert not torch.equal(after[1][0], args[1][0])  # Adam ignores its flag
 
 
 def test_lists_of_several_dtypes_are_supported():
@@ -217,7 +217,7 @@ def test_tables_are_cached_by_addresses():
 
 
 def test_scales_are_exact():
-    """For every kind of amax, bit for bit: powers of two, the smallest, the largest, zero."""
+    """Compares every kind of amax bit for bit: powers of two, the smallest, the largest, zero."""
     amax = torch.tensor([0.0, 1.0, 448.0, 3.3, 1e-45, 1e-38, 3e38, float("inf"), float("nan"), 2.0**-130, 1e-10])
     for pow2 in (False, True):
         for eps in (0.0, 1e-3):
@@ -234,15 +234,15 @@ def test_scales_are_exact():
 
 
 def test_tables_that_a_captured_graph_reads_are_never_freed(monkeypatch):
-    """Also if the capturing stream created them."""
+    """Tables are kept also if the capturing stream created them."""
     from types import SimpleNamespace
 
     from opmux.kernels.lib import lists as tables
 
-    made = SimpleNamespace(stream=7)
+    stream = SimpleNamespace(stream=7)
     monkeypatch.setattr(tables, "_stream", lambda index: 7)
     monkeypatch.setattr(tables.torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(tables, "_kept", [])
     device = SimpleNamespace(type="cuda", index=0)
-    assert tables._cached({"key": made}, "key", device, None) is made
-    assert tables._kept == [made]
+    assert tables._cached({"key": stream}, "key", device, None) is stream
+    assert tables._kept == [stream]

@@ -45,11 +45,11 @@ def test_every_row_compiles(number, name):
 @pytest.mark.parametrize("number, name", list(enumerate(ROWS)), ids=list(ROWS))
 def test_every_row_compiles_in_every_dtype(number, name):
     """The chips rotate, so an op with four dtypes or more is compiled for all of them."""
-    for at, dtype in enumerate(d for d in ORDER if d in spec.ROWS[name].dtypes):
-        compiled(name, sample(name, dtype), list(CHIPS)[(number + at) % 4])
+    for i, dtype in enumerate(d for d in ORDER if d in spec.ROWS[name].dtypes):
+        compiled(name, sample(name, dtype), list(CHIPS)[(number + i) % 4])
 
 
-WAYS = {
+LAYOUTS = {
     "flat": lambda: (meta(64, 4096), meta(64, 4096), 1),
     "single": lambda: (meta(64, 4096), meta(), 1),
     "number": lambda: (meta(64, 4096), 0.5, 2),
@@ -65,10 +65,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=list(WAYS))
-def test_every_layout_compiles(number, way, slow):
+@pytest.mark.parametrize("number, layout", list(enumerate(LAYOUTS)), ids=list(LAYOUTS))
+def test_every_layout_compiles(number, layout, slow):
     for chip in CHIPS if slow else [list(CHIPS)[number % len(CHIPS)]]:
-        compiled("add", WAYS[way](), chip)
+        compiled("add", LAYOUTS[layout](), chip)
 
 
 @pytest.mark.parametrize("name", ["add", "mul", "gelu", "where", "exp"])
@@ -78,10 +78,10 @@ def test_loads_are_wide(name):
     assert "st.global.v4.b32" in ptx
 
 
-@pytest.mark.parametrize("way", ["row", "column", "turned", "batches"])
-def test_tiles_use_wide_loads_and_stores(way):
-    """Also for a transpose: it is loaded along its own rows and transposed in registers."""
-    ptx = compiled("add", WAYS[way](), "sm_90").asm["ptx"]
+@pytest.mark.parametrize("layout", ["row", "column", "turned", "batches"])
+def test_tiles_use_wide_loads_and_stores(layout):
+    """A transpose too is loaded along its own rows, and transposed in registers."""
+    ptx = compiled("add", LAYOUTS[layout](), "sm_90").asm["ptx"]
     assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
 
 
@@ -95,7 +95,7 @@ def test_reducing_functions_get_a_block_from_scalar_arguments(name):
 
 def test_a_cpu_tensor_is_read_at_the_call():
     """The kernel gets its value, because the device cannot read a pointer to host memory."""
-    kernel = compiled("add", WAYS["host"](), "sm_90")
+    kernel = compiled("add", LAYOUTS["host"](), "sm_90")
     head = kernel.asm["ttir"].split("@add_flat(")[1].split(")")[0:12]
     assert sum("tt.ptr" in part for part in head) == 2
     assert any("f64" in part for part in head)
@@ -113,4 +113,4 @@ def test_nothing_spills(name):
 
 
 def test_writes_to_an_existing_tensor_compile():
-    compiled("add", WAYS["flat"](), "sm_90", out=meta(4096, 64, dtype=torch.bfloat16).t())
+    compiled("add", LAYOUTS["flat"](), "sm_90", out=meta(4096, 64, dtype=torch.bfloat16).t())

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from grid_args import grid_args, required
 
 pytest.importorskip("triton")
 from opmux.core.errors import NotSupported
@@ -49,9 +50,9 @@ def reference(row, args):
 
 def full(name, *args, **kwargs):
     """All arguments of a sample, by position."""
-    found = spec.ops[name].spec.signature.bind(*args, **kwargs)
-    found.apply_defaults()
-    return tuple(found.arguments.values())
+    bound = spec.ops[name].spec.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return tuple(bound.arguments.values())
 
 
 def agree(name, args, out=None, slack=1.0):
@@ -82,7 +83,7 @@ def args_in_short(args):
 
 def test_results_of_contiguous_arguments_have_the_metadata_of_torchs_meta_function():
     """The plan computes it without calling that function."""
-    seen = set()
+    kinds = set()
     for name in OWN:
         row = ROWS[name]
         for dtype in (d for d in (torch.float32, torch.bfloat16, torch.int32, torch.bool) if d in row.dtypes):
@@ -90,12 +91,15 @@ def test_results_of_contiguous_arguments_have_the_metadata_of_torchs_meta_functi
                 args = sample.args
                 if pointwise._common_shape(args) is None:
                     continue
-                found = pointwise._on_meta(row, args)
+                metadata = pointwise._on_meta(row, args)
                 theirs = pointwise._call_torch(row, args, lambda t, _: as_meta(t))
-                assert (found.shape, found.stride()) == (theirs.shape, theirs.stride()), (name, args_in_short(args))
-                assert found.dtype is reference(row, args).dtype
-                seen.add(name)
-    assert len(seen) > 0.9 * len(OWN), {*OWN} - seen
+                assert (metadata.shape, metadata.stride()) == (theirs.shape, theirs.stride()), (
+                    name,
+                    args_in_short(args),
+                )
+                assert metadata.dtype is reference(row, args).dtype
+                kinds.add(name)
+    assert len(kinds) > 0.9 * len(OWN), {*OWN} - kinds
 
 
 def test_result_dtypes_follow_torchs_default_dtype():
@@ -117,8 +121,8 @@ def test_every_row_agrees_with_torch(name, few):
     makes = spec.ops[name].spec.samples
     fits = [d for d in (*FLOATS, *INTS, torch.bool) if d in spec.ROWS[name].dtypes]
     assert fits, f"{name} computes in nothing"
-    for at, dtype in enumerate([fits[0], *few(fits[1:], 2)]):
-        for sample in itertools.islice(makes(dtype, CPU), None if at == 0 else 1):
+    for i, dtype in enumerate([fits[0], *few(fits[1:], 2)]):
+        for sample in itertools.islice(makes(dtype, CPU), None if i == 0 else 1):
             agree(name, sample.args)
 
 
@@ -137,7 +141,7 @@ def test_every_alias_agrees_with_torch(name):
     ],
 )
 def test_integers_become_floats_as_in_torch(name):
-    """Where torch raises, we decline, so that torch raises."""
+    """Our kernel declines where torch raises, so that torch raises."""
     for dtype in (torch.int32, torch.bool):
         sample = next(iter(spec.ops[name].spec.samples(dtype, CPU)))
         try:
@@ -159,27 +163,6 @@ RAGGED = set("special_zeta igamma igammac polygamma mvlgamma lerp logaddexp2 tan
              "special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
 
 
-def required(name):
-    params = spec.ops[name].spec.signature.parameters.values()
-    return [p for p in params if p.default is p.empty and p.name not in spec.ROWS[name].numbers]
-
-
-def grid_args(name, values):
-    """All combinations of values for the arguments without a default."""
-    need = required(name)
-    grids = iter(torch.meshgrid(*[values] * len(need), indexing="ij") if len(need) > 1 else [values])
-    made = []
-    for p in spec.ops[name].spec.signature.parameters.values():
-        if p.name in spec.ROWS[name].numbers:
-            made.append(spec.ROWS[name].numbers[p.name])
-        elif p in need:
-            t = next(grids)
-            made.append(t > 0 if p.name in ("condition", "mask") else t)
-        else:
-            made.append(p.default)
-    return tuple(made)
-
-
 UNARY_AND_BINARY = [n for n in OWN if len(required(n)) <= 2 and torch.float32 in spec.ROWS[n].dtypes and n != "clamp"]
 
 
@@ -196,7 +179,7 @@ def test_zeros_infinities_and_nans_agree_with_torch(name):
         values = values[values.abs() < 50]
     if name in ("fmod", "remainder"):  # torch's CPU kernels give NaN for quotients above 1e38
         values = values[values.abs() != 3.4e38]
-    args = grid_args(name, values)
+    args = tuple(grid_args(name, values))
     got = agree(name, args, slack=40.0 if name in RAGGED else 3.0)
     want = reference(ROWS[name], args)
     if want.is_floating_point() and name not in RAGGED | EITHER_ZERO:
@@ -214,7 +197,7 @@ EXTREMES = (0, 1, -1, 2, -2, 3, 7, -7, 31, 32, 63, 64, 127, -128, 255, 2**31 - 1
 DIVISIONS = set("div floor_divide remainder fmod".split())
 
 
-def traps(name, a, b, dtype):
+def crashes_torch(name, a, b, dtype):
     """Whether torch's own op crashes on x86-64, which cannot divide integers by 0, nor the minimum by -1."""
     least = a == torch.iinfo(dtype).min
     if name in DIVISIONS:
@@ -232,8 +215,8 @@ def test_integers_agree_with_torch_bit_for_bit(name, dtype):
     if dtype not in spec.ROWS[name].dtypes:
         pytest.skip("not an op of this dtype")
     values = torch.tensor(EXTREMES).to(dtype)
-    args = list(grid_args(name, values))
-    wild = traps(name, *args[:2], dtype) if len(required(name)) == 2 else None
+    args = grid_args(name, values)
+    wild = crashes_torch(name, *args[:2], dtype) if len(required(name)) == 2 else None
     if wild is not None:
         args[1] = torch.where(wild, 1, args[1]).to(dtype)
     agree(name, tuple(args))
@@ -245,7 +228,7 @@ def test_lcm_is_right_where_torchs_may_crash(dtype):
     bits, least = torch.iinfo(dtype).bits, torch.iinfo(dtype).min
     others = torch.tensor([7, -7, 31, 127, 255, torch.iinfo(dtype).max], dtype=dtype)
     x = torch.full_like(others, least)
-    assert traps("lcm", x, others, dtype).any()
+    assert crashes_torch("lcm", x, others, dtype).any()
     assert (others % 2 == 1).all()  # so the product has the bits of the minimum
     assert run(ROWS["lcm"], (x, others)).tolist() == [-(2 ** (bits - 1))] * len(others)
 
@@ -489,20 +472,20 @@ def test_opinfo_samples_agree_with_torch(name):
     from torch.testing._internal.common_methods_invocations import op_db
 
     infos = [i for i in op_db if i.aten_name == name and not i.name.startswith(("_refs", "nn.functional.feature"))]
-    ran = 0
+    count = 0
     for info, dtype in itertools.product(infos, (torch.float32, torch.int64)):
         if dtype not in info.dtypes:
             continue
         for sample in itertools.islice(info.sample_inputs("cpu", dtype), 30):
             try:
-                given = (sample.input, *sample.args)
-                args = full(name, *(reversed(given) if name == "polygamma" else given), **sample.kwargs)
+                operands = (sample.input, *sample.args)
+                args = full(name, *(reversed(operands) if name == "polygamma" else operands), **sample.kwargs)
                 run(ROWS[name], args)
             except (TypeError, NotSupported):  # torch.<name> has an argument that aten.<name> lacks
                 continue
             agree(name, args, slack=3.0)
-            ran += 1
-    if infos and not ran:
+            count += 1
+    if infos and not count:
         pytest.skip("no sample of it is called by ATen's signature")
 
 

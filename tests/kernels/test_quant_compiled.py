@@ -28,27 +28,27 @@ def x(m=512, k=4096, dtype=torch.bfloat16):
     return meta((m, k), dtype)
 
 
-def cast(turned, dtype=E4M3):
-    return x(), number(), meta((512, 4096)), meta((4096, 512)) if turned else None, number(), number(), None, dtype
+def cast(transposed, dtype=E4M3):
+    return x(), number(), meta((512, 4096)), meta((4096, 512)) if transposed else None, number(), number(), None, dtype
 
 
-def current(turned, dtype=E4M3):
-    return x(), meta((512, 4096)), meta((4096, 512)) if turned else None, number(), number(), dtype, True, 0.0
+def current(transposed, dtype=E4M3):
+    return x(), meta((512, 4096)), meta((4096, 512)) if transposed else None, number(), number(), dtype, True, 0.0
 
 
 def blocks(two_d, dtype=E4M3):
-    scales = [meta(spec.block_scales((512, 4096), two_d, way), torch.float32) for way in (False, True)]
+    scales = [meta(spec.block_scales((512, 4096), two_d, columnwise), torch.float32) for columnwise in (False, True)]
     return x(), meta((512, 4096)), scales[0], meta((4096, 512)), scales[1], None, dtype, two_d, True, 0.0
 
 
 def mx(two_d=False, dtype=E4M3):
-    scales = [meta(spec.mx_scales((512, 4096), way)) for way in (False, True)]
+    scales = [meta(spec.mx_scales((512, 4096), columnwise)) for columnwise in (False, True)]
     return x(), meta((512, 4096)), scales[0], meta((512, 4096)), scales[1], None, dtype, two_d
 
 
 def history(n=768, length=1024):
-    whole, places = meta((n * length,), torch.float32), meta((n,), torch.int64)
-    return whole, places, places, meta((n,), torch.float32), meta((n,), torch.float32), length, 448.0, False
+    whole, positions = meta((n * length,), torch.float32), meta((n,), torch.int64)
+    return whole, positions, positions, meta((n,), torch.float32), meta((n,), torch.float32), length, 448.0, False
 
 
 def blocks_back(columnwise):

@@ -46,14 +46,14 @@ def test_every_e8m0_scale_is_applied_exactly():
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
-def both_ways(op, impl, x, *args):
+def by_reference_and_kernel(op, impl, x, *args):
     """The buffers that the reference and the kernel write."""
-    found = []
+    results = []
     for run in (op.reference, impl):
-        made = [None if a is None else a.clone() if torch.is_tensor(a) else a for a in args]
-        run(x, *made)
-        found.append([a for a in made if torch.is_tensor(a)])
-    return found
+        copies = [None if a is None else a.clone() if torch.is_tensor(a) else a for a in args]
+        run(x, *copies)
+        results.append([a for a in copies if torch.is_tensor(a)])
+    return results
 
 
 @both
@@ -65,13 +65,13 @@ def test_scales_at_the_limits_equal_the_reference(fp8, amax, pow2):
     x[3, 5] = amax
     x[4, 6] = math.nan
     buffers = (torch.zeros(130, 140, dtype=torch.uint8), torch.zeros(140, 130, dtype=torch.uint8))
-    want, got = both_ways(
+    want, got = by_reference_and_kernel(
         spec.fp8_current_into, kernels.fp8_current_into, x, *buffers, torch.zeros(1), None, fp8, pow2, 0.0
     )
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
-    scales = [torch.zeros(spec.block_scales(x.shape, False, way)) for way in (False, True)]
-    given = (buffers[0], scales[0], buffers[1], scales[1], None, fp8, False, pow2, 0.0)
-    want, got = both_ways(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *given)
+    scales = [torch.zeros(spec.block_scales(x.shape, False, columnwise)) for columnwise in (False, True)]
+    args = (buffers[0], scales[0], buffers[1], scales[1], None, fp8, False, pow2, 0.0)
+    want, got = by_reference_and_kernel(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *args)
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
@@ -82,7 +82,9 @@ def test_amax_over_many_tiles_is_exact():
     assert kernels.amax_abs(x).item() == 77.0
     assert kernels._parts(x).grid[0] > 1
     y, inv = torch.zeros(300_001, dtype=torch.uint8), torch.zeros(1)
-    want, got = both_ways(spec.fp8_current_into, kernels.fp8_current_into, x, y, None, inv, None, E4M3, False, 0.0)
+    want, got = by_reference_and_kernel(
+        spec.fp8_current_into, kernels.fp8_current_into, x, y, None, inv, None, E4M3, False, 0.0
+    )
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
@@ -96,11 +98,11 @@ def test_amax_of_a_buffer_never_decreases():
 
 
 def test_float32_scales_equal_the_reference():
-    """They are equal, not just close, because consumers compare them."""
+    """Scales must be equal, not just close, because consumers compare them."""
     x = torch.randn(256, 384, dtype=torch.bfloat16) * 3
     for two_d in (False, True):
         data = torch.zeros(256, 384, dtype=torch.uint8), torch.zeros(384, 256, dtype=torch.uint8)
-        scales = [torch.zeros(spec.block_scales(x.shape, two_d, way)) for way in (False, True)]
-        given = (data[0], scales[0], data[1], scales[1], None, E4M3, two_d, False, 0.0)
-        want, got = both_ways(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *given)
+        scales = [torch.zeros(spec.block_scales(x.shape, two_d, columnwise)) for columnwise in (False, True)]
+        args = (data[0], scales[0], data[1], scales[1], None, E4M3, two_d, False, 0.0)
+        want, got = by_reference_and_kernel(spec.fp8_blocks_into, kernels.fp8_blocks_into, x, *args)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))

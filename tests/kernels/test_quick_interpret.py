@@ -20,10 +20,10 @@ def test_invalid_block_shapes_raise(shape, error):
 
 
 def test_block_types_are_equal_if_shape_and_element_are():
-    made = [tl.block_type(ty, [8, 4]) for ty in (tl.float32, tl.int32, tl.pointer_type(tl.float32), tl.float32)]
-    assert [t.name for t in made] == [f"<['8', '4'], {e}>" for e in ("fp32", "int32", "pointer<fp32>", "fp32")]
-    assert made[0] == made[3] and made[0] != made[1] and made[0].numel == 32
-    assert made[0] != tl.block_type(tl.float32, [4, 8])
+    types = [tl.block_type(ty, [8, 4]) for ty in (tl.float32, tl.int32, tl.pointer_type(tl.float32), tl.float32)]
+    assert [t.name for t in types] == [f"<['8', '4'], {e}>" for e in ("fp32", "int32", "pointer<fp32>", "fp32")]
+    assert types[0] == types[3] and types[0] != types[1] and types[0].numel == 32
+    assert types[0] != tl.block_type(tl.float32, [4, 8])
 
 
 def test_dtypes_map_to_numpys():

@@ -56,9 +56,9 @@ def test_every_kernel_compiles(number, name, few):
 @pytest.mark.slow
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
 def test_every_kernel_compiles_in_every_dtype_and_on_every_chip(number, name):
-    for at, dtype in enumerate(DTYPES):
+    for i, dtype in enumerate(DTYPES):
         for seed in (HOST, THERE):
-            compiled(name, list(CHIPS)[(number + at) % 4], dtype, seed)
+            compiled(name, list(CHIPS)[(number + i) % 4], dtype, seed)
 
 
 @pytest.mark.few(4)

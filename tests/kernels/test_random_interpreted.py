@@ -60,14 +60,14 @@ def test_a_seed_on_the_host_gives_the_same_bits_as_one_in_memory(name, monkeypat
 @pytest.mark.parametrize("name", ARGS)
 @pytest.mark.few(4)
 def test_tiles_do_not_change_the_bits(name, monkeypatch):
-    x, found = torch.rand(3001), []
+    x, results = torch.rand(3001), []
     for sizes in ({"TILES": 1, "BLOCK": 256}, {"TILES": 3, "BLOCK": 32}, {"TILES": 2, "BLOCK": 64}):
         forget()
         for choice in ("dropout_tiles", "fill_tiles"):
             monkeypatch.setattr(kernels, choice, lambda sizes=sizes, **facts: Tiles(128, **sizes))
-        found.append(getattr(kernels, name)(x, SEED, *ARGS[name]))
-    same_bits(found[1], found[0])
-    same_bits(found[2], found[0])
+        results.append(getattr(kernels, name)(x, SEED, *ARGS[name]))
+    same_bits(results[1], results[0])
+    same_bits(results[2], results[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool], ids=str)
@@ -119,9 +119,9 @@ def test_groups_are_counted_in_64_bits(group):
     """The last sixteen groups before 2^32, and groups of a tensor with more than 2^34 elements."""
     out = torch.empty(4, 16, dtype=torch.int64)
     triton.jit(_words)[(1,)](out, *SEED.tolist(), group, N=16)
-    at = torch.arange(16) + group
+    groups = torch.arange(16) + group
     halves = lambda v: (v & spec.LOW, (v >> 32) & spec.LOW)
-    expected = spec.philox((*(w.expand(16) for w in halves(SEED[1])), *halves(at)), halves(SEED[0]))
+    expected = spec.philox((*(w.expand(16) for w in halves(SEED[1])), *halves(groups)), halves(SEED[0]))
     assert torch.equal(out, torch.stack(expected))
 
 

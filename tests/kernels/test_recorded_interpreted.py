@@ -26,8 +26,8 @@ def collect():
         specs.load_implementers(family)
     manager.prepare()
     for spec in specs:
-        asked = spec.family in launching.FAMILIES or any(spec.key in o.bases for o in more)
-        for impl in manager.registry.get_implementations(spec.key) if asked else ():
+        selected = spec.family in launching.FAMILIES or any(spec.key in o.bases for o in more)
+        for impl in manager.registry.get_implementations(spec.key) if selected else ():
             if impl.impl_id == "default.flagos":
                 yield spec, impl
 
@@ -35,15 +35,15 @@ def collect():
 FOUND = sorted(collect(), key=lambda row: row[0].key)
 
 
-def test_there_are_ops():
+def test_ops_that_cpp_may_replay_are_collected():
     assert {"aten::add", "aten::select_backward", "aten::copy", "opmux::rms_norm", "opmux::softmax"} <= {
         spec.key for spec, _ in FOUND
     }
 
 
 def called(spec, fn, args):
-    given = list(spec.signature.parameters.values())
-    args = [*args, *(p.default for p in given[len(args) :])]
+    parameters = list(spec.signature.parameters.values())
+    args = [*args, *(p.default for p in parameters[len(args) :])]
     names = inspect.signature(fn).parameters.values()
     keywords = {p.name: a for p, a in zip(names, args, strict=False) if p.kind is p.KEYWORD_ONLY}
     return fn(*args[: len(args) - len(keywords)], **keywords)

@@ -16,7 +16,7 @@ MODE = "compile"
 KERNEL = wrappers()
 BF16 = torch.bfloat16
 # algorithm -> (shape, dim, the kernels it launches)
-WAYS = {
+ALGORITHMS = {
     "rows": ((512, 4096), 1, ["_rows"]),
     "short rows": ((4096, 37), 1, ["_rows"]),
     "pieces": ((512, 131072), 1, ["_pieces"]),
@@ -34,35 +34,35 @@ def built(name, shape, dim, dtype, chip, ord=2):
     spec = specs.find(f"opmux::{name}")
     x = torch.empty(shape, dtype=dtype, device="meta")
     args, _ = spec.bound((x, ord, dim) if name == "vector_norm" else (x, dim), {})
-    with compiling_for(chip) as found:
+    with compiling_for(chip) as kernels:
         KERNEL[spec.key](*args)
-    assert found, f"{name} launched nothing"
-    assert all(kernel.shared <= CHIPS[chip][1] for kernel in found)
-    return found
+    assert kernels, f"{name} launched nothing"
+    assert all(kernel.shared <= CHIPS[chip][1] for kernel in kernels)
+    return kernels
 
 
 # Each op is compiled for one chip and one dtype, in rotation; with --slow for all.
 TURNS = [
-    (name, way, list(CHIPS)[(i + j) % 4], (BF16, torch.float32, torch.float16, torch.float64)[(i + j) // 2 % 4])
+    (name, algorithm, list(CHIPS)[(i + j) % 4], (BF16, torch.float32, torch.float16, torch.float64)[(i + j) // 2 % 4])
     for i, name in enumerate(NAMES)
-    for j, way in enumerate((list(WAYS)[i % 7], list(WAYS)[(i + 3) % 7]))
+    for j, algorithm in enumerate((list(ALGORITHMS)[i % 7], list(ALGORITHMS)[(i + 3) % 7]))
 ]
 
 
 @pytest.mark.parametrize(
-    "name, way, chip, dtype",
+    "name, algorithm, chip, dtype",
     [row if i % 2 else pytest.param(*row, marks=pytest.mark.slow) for i, row in enumerate(TURNS)],
     ids=lambda v: str(v).removeprefix("torch."),
 )
-def test_every_op_compiles(name, way, chip, dtype):
-    shape, dim, kernels = WAYS[way]
+def test_every_op_compiles(name, algorithm, chip, dtype):
+    shape, dim, kernels = ALGORITHMS[algorithm]
     assert [k.name for k in built(name, shape, dim, dtype, chip)] == kernels
 
 
-@pytest.mark.parametrize("way", PLANES)
+@pytest.mark.parametrize("algorithm", PLANES)
 @pytest.mark.parametrize("name", ["sum", "var_mean", "logsumexp"])
-def test_reductions_of_several_dimensions_compile(name, way):
-    shape, dim, kernels = PLANES[way]
+def test_reductions_of_several_dimensions_compile(name, algorithm):
+    shape, dim, kernels = PLANES[algorithm]
     assert [k.name for k in built(name, shape, dim, BF16, "sm_90")] == kernels
 
 
@@ -109,20 +109,20 @@ def test_gradients_compile(number, name):
     x = torch.empty(shape, dtype=BF16, device="meta")
     per = torch.empty(shape[:1] if number % 2 else (8, 512), dtype=BF16, device="meta")
     known = {"x": x, "dim": dim, "keepdim": False, "correction": 1, "ord": 3}
-    with compiling_for(chip) as found:
+    with compiling_for(chip) as kernels:
         KERNEL[spec.key](*(known.get(n, per) for n in spec.names))
-    assert found[-1].name == "_spread"
+    assert kernels[-1].name == "_spread"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, name", list(enumerate(NAMES)), ids=NAMES)
 def test_every_op_compiles_with_every_algorithm(number, name):
-    ways = (*WAYS.values(), *(() if name in SINGLE else PLANES.values()))
-    for at, (shape, dim, kernels) in enumerate(ways):
-        for chip, dtype in both_dtypes(number + at):
-            found = [k.name for k in built(name, shape, dim, dtype, chip)]
+    cases = (*ALGORITHMS.values(), *(() if name in SINGLE else PLANES.values()))
+    for i, (shape, dim, kernels) in enumerate(cases):
+        for chip, dtype in both_dtypes(number + i):
+            names = [k.name for k in built(name, shape, dim, dtype, chip)]
             # float64: fewer elements per program, so several share a plane, and a second kernel adds up
-            assert found == kernels or (dtype.itemsize == 8 and found == ["_pieces", "_finish"])
+            assert names == kernels or (dtype.itemsize == 8 and names == ["_pieces", "_finish"])
 
 
 def both_dtypes(number):

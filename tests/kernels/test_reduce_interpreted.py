@@ -49,8 +49,8 @@ def agree(spec, got, expected, what=""):
     for a, b in zip(listed(got), listed(expected), strict=True):
         tol = spec.tol.get(b.dtype)
         assert a.dtype == b.dtype and a.shape == b.shape and a.is_contiguous()
-        near = {"rtol": tol.rtol, "atol": tol.atol} if tol else {}
-        torch.testing.assert_close(a, b, **near, equal_nan=True, msg=lambda m: f"{spec.name} {what}: {m}")
+        tolerance = {"rtol": tol.rtol, "atol": tol.atol} if tol else {}
+        torch.testing.assert_close(a, b, **tolerance, equal_nan=True, msg=lambda m: f"{spec.name} {what}: {m}")
 
 
 def takes(spec, dtype):
@@ -75,9 +75,9 @@ def with_dim(spec, x, dim):
 
 @pytest.mark.parametrize("dtype", INTS, **by_name)
 def test_integers_and_bools_agree_with_torch(dtype):
-    found = [s for s in FORWARD if takes(s, dtype)]
-    assert len(found) >= 9
-    for spec in found:
+    ops = [s for s in FORWARD if takes(s, dtype)]
+    assert len(ops) >= 9
+    for spec in ops:
         for shape, dim in (((5, 37), 1), ((37, 5), 0)):
             agree(spec, *run(spec, drawn(shape, dtype), dim), f"{shape} {dim}")
 
@@ -116,9 +116,9 @@ def test_a_mean_far_from_zero_loses_no_precision(name, small_tiles):
     x[1] = torch.randn(210)
     x[1, 0] = 1e4
     x[2, :30] += 1e4
-    for given, dim in ((x, 1), (x.t().contiguous(), 0), (x.reshape(3, 1, 30, 7).transpose(0, 1), (0, 2, 3))):
-        got, _ = run(spec, given, dim)
-        truth = spec.reference(given.double(), dim)
+    for values, dim in ((x, 1), (x.t().contiguous(), 0), (x.reshape(3, 1, 30, 7).transpose(0, 1), (0, 2, 3))):
+        got, _ = run(spec, values, dim)
+        truth = spec.reference(values.double(), dim)
         for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, truth)), strict=True):
             torch.testing.assert_close(a.double(), b, rtol=5e-5, atol=0)
 
@@ -192,20 +192,20 @@ def test_unsupported_calls_are_declined():
 def test_only_irregular_layouts_are_copied():
     """Regular layouts are read in place; others are copied first."""
     one, level = layout.ONE, layout.Level
-    seen = lambda x, *dims, order=False: layout.view(x.shape, x.stride(), dims, order)
+    view = lambda x, *dims, order=False: layout.view(x.shape, x.stride(), dims, order)
     x = torch.empty(2, 3, 4, 5)
-    assert seen(x, 2, 3) == (False, (one, level(6, 20)), (one, level(20, 1)), None)
-    assert seen(x, 0, 1) == (True, (one, level(20, 1)), (one, level(6, 20)), None)
-    assert seen(x, 0, 2) == (True, (level(3, 20), level(5, 1)), (level(2, 60), level(4, 5)), None)
-    assert seen(x, 1, 3) == (False, (level(2, 60), level(4, 5)), (level(3, 20), level(5, 1)), None)
+    assert view(x, 2, 3) == (False, (one, level(6, 20)), (one, level(20, 1)), None)
+    assert view(x, 0, 1) == (True, (one, level(20, 1)), (one, level(6, 20)), None)
+    assert view(x, 0, 2) == (True, (level(3, 20), level(5, 1)), (level(2, 60), level(4, 5)), None)
+    assert view(x, 1, 3) == (False, (level(2, 60), level(4, 5)), (level(3, 20), level(5, 1)), None)
     images = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    assert seen(images, 0, 2, 3) == (True, (one, level(3, 1)), (one, level(40, 3)), None)
-    assert seen(images, 1) == (False, (one, level(40, 3)), (one, level(3, 1)), None)
-    assert seen(x.transpose(2, 3), 0, 1, 2, 3).copied is None
-    assert seen(x.transpose(2, 3), 0, 1, 2, 3, order=True).copied == (0, 1, 2, 3)
-    assert seen(x.transpose(2, 3), 0).copied == (1, 2, 3, 0)
-    found = [layout.unit(*n, itemsize=1) for n in ((16, 32), (8, 16), (32, 0, 12), (3,), (2**32, 16))]
-    assert found == [16, 8, 4, 1, 1]
+    assert view(images, 0, 2, 3) == (True, (one, level(3, 1)), (one, level(40, 3)), None)
+    assert view(images, 1) == (False, (one, level(40, 3)), (one, level(3, 1)), None)
+    assert view(x.transpose(2, 3), 0, 1, 2, 3).copied is None
+    assert view(x.transpose(2, 3), 0, 1, 2, 3, order=True).copied == (0, 1, 2, 3)
+    assert view(x.transpose(2, 3), 0).copied == (1, 2, 3, 0)
+    units = [layout.unit(*n, itemsize=1) for n in ((16, 32), (8, 16), (32, 0, 12), (3,), (2**32, 16))]
+    assert units == [16, 8, 4, 1, 1]
     assert [layout.unit(32, itemsize=size) for size in (1, 2, 4, 8)] == [16, 8, 4, 2]  # 16 bytes
 
 

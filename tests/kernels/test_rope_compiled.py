@@ -88,14 +88,14 @@ def test_loads_are_wide_nothing_spills_and_a_sine_is_computed_once(layout, inter
     assert sum("0f3F22F983" in line for line in lines) == 2
 
 
-@pytest.mark.parametrize("way", ["rope_qk", "rope_qk_bwd"])
-def test_q_and_k_take_one_launch_with_wide_loads(way):
+@pytest.mark.parametrize("name", ["rope_qk", "rope_qk_bwd"])
+def test_q_and_k_take_one_launch_with_wide_loads(name):
     """Heads as a linear layer returns them, in training; and of one position, in decoding."""
     for length in (2048, 1):
         q, k = (empty(4, length, heads, 64).transpose(1, 2) for heads in (32, 8))
         table = empty(1, length, 64)
         with compiling_for("sm_90") as built:
-            getattr(kernels, way)(q, k, table, table, "bhsd", "bshd", False, False)
+            getattr(kernels, name)(q, k, table, table, "bhsd", "bshd", False, False)
         (kernel,) = built
         lines = kernel.asm["ptx"].splitlines()
         # 128 threads: 16-byte stores for q's many heads, 4-byte stores for k's few; two halves of each

@@ -99,8 +99,8 @@ def test_cu_seqlens_are_ignored_in_formats_without_them():
 def test_q_and_k_may_have_results_in_another_layout(op, dtype):
     """Every sample, with heads and sequence exchanged in the memory layout of the results."""
     for sample in op.spec.samples(dtype, CPU):
-        q, k, cos, sin, layout, _, *how = sample.args
-        args = q, k, cos, sin, layout, "bshd" if layout == "bhsd" else "bhsd", *how
+        q, k, cos, sin, layout, _, *options = sample.args
+        args = q, k, cos, sin, layout, "bshd" if layout == "bhsd" else "bhsd", *options
         for x, got, want in zip((q, k), ours(op)(*args), op.spec.reference(*args), strict=True):
             torch.testing.assert_close(got, want, rtol=op.spec.tol[dtype].rtol, atol=op.spec.tol[dtype].atol)
             assert got.transpose(1, 2).is_contiguous() and got.shape == x.shape and got.dtype is dtype

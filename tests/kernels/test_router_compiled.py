@@ -22,7 +22,7 @@ def empty(*shape, dtype=torch.float32):
 def build(chip, score, experts, groups, form, dtype):
     """Compile all kernels of the family: top-k and its backward, the scores for the loss, a histogram, the loss."""
     logits, bias = empty(64, experts, dtype=dtype), None if score == "softmax" else empty(experts)
-    kept, counts = empty(64, experts), empty(experts, dtype=torch.int32)
+    saved, counts = empty(64, experts), empty(experts, dtype=torch.int32)
     indices = empty(64, 8, dtype=torch.int64) if form == 2 else None
     few = min(form, 1)
     with compiling_for(chip) as built:
@@ -30,10 +30,10 @@ def build(chip, score, experts, groups, form, dtype):
             logits, 8, False, groups, groups and 4, 2.5, score, bias, few, indices
         )
         kernels.fused_topk_with_score_function_bwd(
-            routing_map, kept, logits, logits, 8, False, 2.5, score, form == 2, few
+            routing_map, saved, logits, logits, 8, False, 2.5, score, form == 2, few
         )
         kernels.fused_score_for_moe_aux_loss_fwd(logits, 8, score, few)
-        kernels.fused_score_for_moe_aux_loss_bwd(kept, kept, logits, 8, score)
+        kernels.fused_score_for_moe_aux_loss_bwd(saved, saved, logits, 8, score)
         if score == "sigmoid":
             histogram, bounds = empty(experts, 100, dtype=torch.int32), empty(2)
             kernels.fused_topk_with_score_function_qb_fwd(

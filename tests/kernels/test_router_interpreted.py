@@ -19,10 +19,10 @@ def copies(args):
     return [a.clone() if torch.is_tensor(a) else a for a in args]
 
 
-def same(of, *args):
+def same(spec, *args):
     """Compare results, and the arguments afterwards, as some are written."""
     ours, theirs = copies(args), copies(args)
-    got, want = getattr(kernels, of.name)(*ours), of.reference(*theirs)
+    got, want = getattr(kernels, spec.name)(*ours), spec.reference(*theirs)
     assert type(got) is type(want)
     results = lambda r: r if isinstance(r, tuple) else () if r is None else (r,)
     for a, b in zip((*results(got), *ours), (*results(want), *theirs), strict=True):
@@ -30,22 +30,22 @@ def same(of, *args):
             continue
         assert a.dtype == b.dtype and a.shape == b.shape
         if b.is_floating_point():
-            tol = of.tol[b.dtype]
+            tol = spec.tol[b.dtype]
             torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol, equal_nan=True)
         else:
             assert torch.equal(a, b)
     return want
 
 
-@pytest.mark.parametrize("of", OPS, ids=lambda s: s.name)
-def test_samples_and_wrong_arguments_agree_with_the_reference(of):
+@pytest.mark.parametrize("spec", OPS, ids=lambda s: s.name)
+def test_samples_and_wrong_arguments_agree_with_the_reference(spec):
     for dtype in (torch.float32, torch.bfloat16):
-        for sample in of.samples(dtype, CPU):
-            same(of, *sample.args)
-    for bad in (b for b in of.errors(CPU) if b.typed):
+        for sample in spec.samples(dtype, CPU):
+            same(spec, *sample.args)
+    for bad in (b for b in spec.errors(CPU) if b.typed):
         before = copies(bad.args)
         with pytest.raises((TypeError, ValueError), match=bad.match):
-            getattr(kernels, of.name)(*bad.args)
+            getattr(kernels, spec.name)(*bad.args)
         pairs = [(a, b) for a, b in zip(bad.args, before, strict=True) if torch.is_tensor(a) and not a.is_meta]
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
@@ -55,13 +55,13 @@ def test_samples_and_wrong_arguments_agree_with_the_reference(of):
 def test_forward_and_backward_agree_with_the_reference(score, experts, groups):
     """Numbers of experts and groups that fill no block, and many equal scores."""
     logits = (torch.randn(3, experts) * 2).round()
-    forward, backward = (specs.find(f"fused_topk_with_score_function_{way}") for way in ("fwd", "bwd"))
+    forward, backward = (specs.find(f"fused_topk_with_score_function_{direction}") for direction in ("fwd", "bwd"))
     bias = None if score == "softmax" else (torch.randn(experts) * 2).round() / 2
     for pre in (False, True):
         args = (logits, 6, pre, groups, groups and 3, 1.5, score, bias, 0, None)
-        _, routing_map, kept = same(forward, *args)
+        _, routing_map, saved = same(forward, *args)
         same(
-            backward, routing_map, kept, torch.randn(3, experts), torch.empty(3, experts), 6, pre, 1.5, score, False, 0
+            backward, routing_map, saved, torch.randn(3, experts), torch.empty(3, experts), 6, pre, 1.5, score, False, 0
         )
 
 
@@ -81,9 +81,9 @@ def test_views_are_supported():
     """Rows with gaps are copied; a gradient is written in place."""
     logits = torch.randn(16, 5).t()
     args = (logits, 2, True, None, None, None, "softmax", None, 1, None)
-    _, routing_map, kept = same(specs.find("fused_topk_with_score_function_fwd"), *args)
+    _, routing_map, saved = same(specs.find("fused_topk_with_score_function_fwd"), *args)
     out, want = torch.full((5, 20), 7.0), torch.full((5, 20), 7.0)
     for fn, to in ((kernels.fused_topk_with_score_function_bwd, out),
                    (spec.fused_topk_with_score_function_bwd.reference, want)):  # fmt: skip
-        fn(routing_map, kept, logits, to[:, 2:18], 2, True, None, "softmax", False, 1)
+        fn(routing_map, saved, logits, to[:, 2:18], 2, True, None, "softmax", False, 1)
     torch.testing.assert_close(out, want)

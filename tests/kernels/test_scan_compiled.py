@@ -14,7 +14,7 @@ MODE = "compile"
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 OPS = (*NAMES, *(f"{name}_bwd" for name in NAMES))
 # Shapes on both sides of each change of algorithm: many lanes per program, one lane, a loop, a loop over spans.
-WAYS = {
+ALGORITHMS = {
     "short rows": ((4096, 37), 1),
     "rows": ((512, 2048), 1),
     "long rows": ((512, 32768), 1),
@@ -26,31 +26,35 @@ WAYS = {
 # The kernels of each algorithm, for ops that launch no other kernels.
 NAMED = ("cumsum", "cummax", "logcumsumexp_bwd")
 KERNELS = {
-    way: ["_totals", "_walk"] if "few" in way else ["_whole"] if "short" in way or way == "rows" else ["_walk"]
-    for way in WAYS
+    algorithm: ["_totals", "_walk"]
+    if "few" in algorithm
+    else ["_whole"]
+    if "short" in algorithm or algorithm == "rows"
+    else ["_walk"]
+    for algorithm in ALGORITHMS
 }
 
 
 def built_for(chip, name, shape, dim, dtype=torch.bfloat16):
     """The kernels that an op's real wrapper launches for meta tensors."""
     like = lambda dtype=dtype: torch.empty(shape, dtype=dtype, device="meta")
-    given = {
+    args_by_op = {
         "x": like, "dy": like, "y": like, "dvalues": like, "indices": lambda: like(torch.int64),
         "dim": lambda: dim, "dtype": lambda: None,
     }  # fmt: skip
     with compiling_for(chip) as built:
-        getattr(scan, name)(*(given[n]() for n in specs.find(name).names))
+        getattr(scan, name)(*(args_by_op[n]() for n in specs.find(name).names))
     assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
     return built
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=WAYS)
-def test_every_algorithm_compiles(number, way):
+@pytest.mark.parametrize("number, algorithm", list(enumerate(ALGORITHMS)), ids=ALGORITHMS)
+def test_every_algorithm_compiles(number, algorithm):
     """Each algorithm is compiled for one op and one chip, in rotation; with --slow for all ops."""
     name = NAMED[number % 3]
-    kernels = [k.name for k in built_for(list(CHIPS)[number % len(CHIPS)], name, *WAYS[way])]
-    assert kernels == KERNELS[way]
+    kernels = [k.name for k in built_for(list(CHIPS)[number % len(CHIPS)], name, *ALGORITHMS[algorithm])]
+    assert kernels == KERNELS[algorithm]
 
 
 @pytest.mark.few(4)
@@ -68,19 +72,19 @@ def test_integer_scans_compile(number, name, slow):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", OPS)
-def test_every_op_compiles_with_every_algorithm(name, way):
-    """For rotating chips, so that each op is compiled for all of them."""
-    chip = list(CHIPS)[(OPS.index(name) + list(WAYS).index(way)) % 4]
-    kernels = [k.name for k in built_for(chip, name, *WAYS[way])]
-    assert kernels == KERNELS[way] or name not in NAMED
+def test_every_op_compiles_with_every_algorithm(name, algorithm):
+    """The chips rotate, so that each op is compiled for all of them."""
+    chip = list(CHIPS)[(OPS.index(name) + list(ALGORITHMS).index(algorithm)) % 4]
+    kernels = [k.name for k in built_for(chip, name, *ALGORITHMS[algorithm])]
+    assert kernels == KERNELS[algorithm] or name not in NAMED
 
 
-@pytest.mark.parametrize("way", ["rows", "long rows", "columns"])
+@pytest.mark.parametrize("algorithm", ["rows", "long rows", "columns"])
 @pytest.mark.parametrize("name", ["cumsum", "cumsum_bwd"])
-def test_loads_are_wide_and_nothing_spills(name, way):
-    for kernel in built_for("sm_90", name, *WAYS[way]):
+def test_loads_are_wide_and_nothing_spills(name, algorithm):
+    for kernel in built_for("sm_90", name, *ALGORITHMS[algorithm]):
         ptx = kernel.asm["ptx"]
         assert "ld.global.v4.b32" in ptx and "ld.global.b16" not in ptx
         assert "st.global.v4.b32" in ptx and "st.global.b16" not in ptx

@@ -13,8 +13,8 @@ MODE = "compile"
 
 
 def x(*shape, last=False, dtype=torch.bfloat16):
-    made = torch.empty(shape, dtype=dtype, device="meta")
-    return made.contiguous(memory_format=torch.channels_last) if last else made
+    tensor = torch.empty(shape, dtype=dtype, device="meta")
+    return tensor.contiguous(memory_format=torch.channels_last) if last else tensor
 
 
 def indices(*shape):
@@ -131,8 +131,8 @@ def run(name, args):
     specs.load_implementers(spec.family)
     manager = get_default_manager()
     manager.prepare()
-    found = manager.registry.get_implementations(spec.key) or []
-    next(i for i in found if i.kind is BackendImplKind.DEFAULT and i.vendor is None).fn(*args)
+    impls = manager.registry.get_implementations(spec.key) or []
+    next(i for i in impls if i.kind is BackendImplKind.DEFAULT and i.vendor is None).fn(*args)
 
 
 @pytest.mark.few(9)

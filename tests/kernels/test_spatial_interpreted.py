@@ -50,7 +50,7 @@ def agrees(spec, impl, sample):
 
 @pytest.mark.few(33)
 @pytest.mark.parametrize("number, op", list(enumerate(OPS)), ids=[s.name for s, _ in OPS])
-def test_agrees_with_torch(number, op, slow):
+def test_samples_agree_with_torch(number, op, slow):
     """Two samples in float32 and one in a rotating dtype; all samples and dtypes with --slow."""
     spec, impl = op
     for dtype in (torch.float32, *(DTYPES if slow else [DTYPES[number % 3]])):
@@ -88,7 +88,7 @@ def test_each_gradient_of_a_convolution_can_be_computed_alone():
 
 
 def test_tf32_rounds_operands_instead_of_truncating(monkeypatch):
-    """As cuDNN does. The interpreter's product is exact. NaN with any payload stays NaN."""
+    """cuDNN rounds so too. The interpreter's product is exact. NaN with any payload stays NaN."""
     from opmux.kernels import convolution
     from opmux.kernels.lib.plans import forget
 

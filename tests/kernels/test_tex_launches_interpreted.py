@@ -78,16 +78,16 @@ def table():
     """The page's table: launches by row and quantizer, as "2: norm; cast", or "1 (128x128: 2)" where they differ."""
     lines = PAGE.read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| function | delayed"))
-    found = {}
+    rows = {}
     for line in lines[start + 2 :]:
         if not line.startswith("|"):
-            return found
+            return rows
         row, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         numbers = [re.match(r"(\d+)(?: \((\S+): (\d+)\))?", cell) for cell in cells]
         for kind in QUANTIZERS:
-            at = {"delayed": 0, "current": 1, "1x128": 2, "128x128": 2}.get(kind, 3)
-            first, exception, other = numbers[at].groups()
-            found[row, kind] = int(other if exception and exception in kind else first)
+            column = {"delayed": 0, "current": 1, "1x128": 2, "128x128": 2}.get(kind, 3)
+            first, exception, other = numbers[column].groups()
+            rows[row, kind] = int(other if exception and exception in kind else first)
 
 
 TABLE = table()
@@ -96,19 +96,19 @@ TABLE = table()
 @pytest.fixture
 def launched(monkeypatch):
     """The names of the launched kernels: ours, and torch's sums."""
-    found, call, add_up = [], launch.Launcher.__call__, torch.Tensor.sum
+    launches, call, add_up = [], launch.Launcher.__call__, torch.Tensor.sum
 
     def launcher(self, *args):
-        found.append(self.kernel.__name__)
+        launches.append(self.kernel.__name__)
         return call(self, *args)
 
     def torch_sum(self, *args, **kwargs):
-        found.append("sum")
+        launches.append("sum")
         return add_up(self, *args, **kwargs)
 
     monkeypatch.setattr(launch.Launcher, "__call__", launcher)
     monkeypatch.setattr(torch.Tensor, "sum", torch_sum)
-    return found
+    return launches
 
 
 def held(value):
@@ -122,16 +122,18 @@ def test_launches_and_bits_are_as_documented(row, kind, launched):
         quantizer = QUANTIZERS[kind]()
         quantizer.set_usage(rowwise=rowwise, columnwise=columnwise)
         launched.clear()
-        made = call(quantizer)
+        quantized = call(quantizer)
         assert len(launched) == TABLE[row, kind], launched
         # delayed scaling does not round to bfloat16 first; `quantize` has no first pass
         if kind == "delayed" or row == "`quantize`":
             continue
         result = call(None)
-        sums, made = made if isinstance(made, list) else (None, made)
+        sums, quantized = quantized if isinstance(quantized, list) else (None, quantized)
         plain, result = result if isinstance(result, list) else (None, result)
         want = held(over_kernels(quantize.quantize)(result, quantizer))
-        assert held(made).keys() == want.keys() and all(torch.equal(t, want[n]) for n, t in held(made).items())
+        assert held(quantized).keys() == want.keys() and all(
+            torch.equal(t, want[n]) for n, t in held(quantized).items()
+        )
         assert sums is None or torch.allclose(sums.float(), plain.float(), rtol=1e-2, atol=1e-5)
 
 

@@ -21,8 +21,8 @@ OURS = sorted(n for n, t in config.tunables.items() if t.default.__module__ in {
 
 
 def test_every_family_has_tunables():
-    found = {name.partition(".")[0].removesuffix("_qk") for name in OURS}
-    assert found == {m.__name__.rpartition(".")[2] for m in FAMILIES}
+    families = {name.partition(".")[0].removesuffix("_qk") for name in OURS}
+    assert families == {m.__name__.rpartition(".")[2] for m in FAMILIES}
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -75,7 +75,7 @@ def test_an_import_finishes_before_the_call(called, monkeypatch, tmp_path):
 
 
 def test_an_import_that_does_not_return_is_interrupted(called, monkeypatch, tmp_path):
-    """As in `python -c "import train"`, where train.py runs the whole training."""
+    """`python -c "import train"` is such an import if train.py runs the whole training."""
     monkeypatch.setattr(background, "LONG", 0.1)
     import_slowly(tmp_path, monkeypatch, "training", called, 1)
     assert called == [False]
@@ -83,7 +83,7 @@ def test_an_import_that_does_not_return_is_interrupted(called, monkeypatch, tmp_
 
 @pytest.mark.parametrize("held", [lock, native_library._LibraryState.loading], ids=["core", "native library"])
 def test_code_that_holds_one_of_our_locks_is_not_interrupted(called, held):
-    """The lock is re-entrant, so the call would see a half-made change."""
+    """The lock is re-entrant, so the call would see a partial change."""
     with held.held:
         request(called, lambda: held.held._is_owned())
         run_for(0.1)
@@ -106,8 +106,8 @@ time.sleep({seconds})
 """
 
 
-@pytest.mark.parametrize("seconds, said", [(0, ""), (1.5, "done")])
-def test_a_program_ends_while_a_background_thread_works(seconds, said):
+@pytest.mark.parametrize("seconds, message", [(0, ""), (1.5, "done")])
+def test_a_program_ends_while_a_background_thread_works(seconds, message):
     """Python would stop the thread in the middle of its work, which aborts the program."""
-    done = subprocess.run([sys.executable, "-c", ENDS.format(seconds=seconds)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, said, "")
+    result = subprocess.run([sys.executable, "-c", ENDS.format(seconds=seconds)], capture_output=True, text=True)
+    assert (result.returncode, result.stdout.strip(), result.stderr) == (0, message, "")

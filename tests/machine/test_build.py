@@ -71,15 +71,15 @@ def test_a_library_is_built_once_and_loads(cache, source, capfd, monkeypatch):
         source('#include "answer.h"\nextern "C" int answer() { return ANSWER; }'),
         source("#define ANSWER 42", "answer.h"),
     ]
-    made = build.library("an_answer", sources, flags=("-I", str(sources[0].parent)))
+    path = build.library("an_answer", sources, flags=("-I", str(sources[0].parent)))
     assert (
         capfd.readouterr().err == "opmux: compiling an answer for this machine, once: half a minute on two idle cores\n"
     )
-    assert made.parent == cache and made.name.startswith("an_answer-") and made.suffix == ".so"
-    assert ctypes.CDLL(str(made)).answer() == 42
+    assert path.parent == cache and path.name.startswith("an_answer-") and path.suffix == ".so"
+    assert ctypes.CDLL(str(path)).answer() == 42
     monkeypatch.setattr(build, "_run", lambda command: pytest.fail("it is compiled again"))
-    assert build.library("an_answer", sources, flags=("-I", str(sources[0].parent))) == made
-    assert capfd.readouterr().err == "" and leftovers(cache) == [made.name]
+    assert build.library("an_answer", sources, flags=("-I", str(sources[0].parent))) == path
+    assert capfd.readouterr().err == "" and leftovers(cache) == [path.name]
 
 
 def test_the_file_name_depends_on_sources_flags_and_versions(source, compiler, monkeypatch):
@@ -112,11 +112,11 @@ def test_the_compiler_gets_flags_and_include_paths(source, compiler, tmp_path):
     path = compiler(f"open({str(tmp_path / 'given')!r}, 'w').write('\\n'.join(sys.argv))\n{WRITES}")
     os.environ["CXX"] += " --plain"
     build.library("thing", [source("1"), source("2", "more.hpp")], flags=("-O3", "-fopenmp"))
-    given = (tmp_path / "given").read_text().splitlines()
-    assert given[:3] == [str(path), "--plain", str(tmp_path / "answer.cpp")] and "more.hpp" not in " ".join(given)
-    assert given.index("-O2") < given.index("-O3") and {"-std=c++20", "-fPIC", "-shared", "-fopenmp"} <= set(given)
-    assert f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}" in given
-    assert Path(given[given.index("-isystem") + 1], "torch", "library.h").is_file()
+    flags = (tmp_path / "given").read_text().splitlines()
+    assert flags[:3] == [str(path), "--plain", str(tmp_path / "answer.cpp")] and "more.hpp" not in " ".join(flags)
+    assert flags.index("-O2") < flags.index("-O3") and {"-std=c++20", "-fPIC", "-shared", "-fopenmp"} <= set(flags)
+    assert f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}" in flags
+    assert Path(flags[flags.index("-isystem") + 1], "torch", "library.h").is_file()
 
 
 WAITS = """
@@ -135,9 +135,9 @@ if "-c" in sys.argv:
 def test_sources_are_compiled_in_parallel_and_then_linked(source, compiler, cache):
     """Each compiler waits until the other one runs too."""
     compiler(WAITS + WRITES)
-    made = build.library("thing", [source("1"), source("2", "more.cpp"), source("3", "thing.h")], flags=("-lm",))
-    assert made.read_text() == "built" and leftovers(cache) == [made.name]
-    *compiled, linked = [line for line in made.with_suffix(".log").read_text().splitlines() if "compiler" in line]
+    path = build.library("thing", [source("1"), source("2", "more.cpp"), source("3", "thing.h")], flags=("-lm",))
+    assert path.read_text() == "built" and leftovers(cache) == [path.name]
+    *compiled, linked = [line for line in path.with_suffix(".log").read_text().splitlines() if "compiler" in line]
     assert len(compiled) == 2 and all(" -c " in line for line in compiled) and "-shared" in linked and "-lm" in linked
 
 
@@ -173,18 +173,18 @@ def test_a_failed_build_is_retried_on_request(source, compiler, cache):
 # ---- many processes -------------------------------------------------------------------------------------------------
 
 
-def build_at(barrier, path, said) -> None:
+def build_at(barrier, path, results) -> None:
     barrier.wait()
-    said.put(build.library("thing", [path]).read_text())
+    results.put(build.library("thing", [path]).read_text())
 
 
 def test_two_processes_at_once_compile_once(source, compiler, tmp_path):
     compiler(f"import time\ntime.sleep(0.5)\nopen({str(tmp_path / 'runs')!r}, 'a').write('.')\n{WRITES}")
-    barrier, said = fork.Barrier(2), fork.Queue()
-    both = [fork.Process(target=build_at, args=(barrier, source("1"), said)) for _ in range(2)]
+    barrier, results = fork.Barrier(2), fork.Queue()
+    both = [fork.Process(target=build_at, args=(barrier, source("1"), results)) for _ in range(2)]
     for process in both:
         process.start()
-    assert [said.get(timeout=60) for _ in both] == ["built", "built"]
+    assert [results.get(timeout=60) for _ in both] == ["built", "built"]
     for process in both:
         process.join()
     assert (tmp_path / "runs").read_text() == "."
@@ -275,16 +275,16 @@ def test_a_compiler_that_never_ends_is_stopped_with_its_child_processes(source, 
 
 
 def test_a_fork_waits_until_a_compiler_has_started(monkeypatch):
-    """Otherwise both would hang: the child inherits the pipe on which the parent waits for the compiler, and waits for
-    the parent's lock.
+    """Without this both would hang: the child inherits the pipe on which the parent waits for the compiler, and waits
+    for the parent's lock.
     """
-    reached, seen = threading.Event(), {}
+    reached, observed = threading.Event(), {}
 
     def popen(*args, **kwargs):
-        seen["read"], seen["write"] = os.pipe()
+        observed["read"], observed["write"] = os.pipe()
         reached.set()
         time.sleep(0.3)  # simulates a loaded machine
-        os.close(seen["write"])
+        os.close(observed["write"])
 
     monkeypatch.setattr(build.subprocess, "Popen", popen)
     thread = threading.Thread(target=build._start, args=(["c++"], 0))
@@ -293,10 +293,10 @@ def test_a_fork_waits_until_a_compiler_has_started(monkeypatch):
     child = os.fork()
     if child == 0:
         try:
-            os.fstat(seen["write"])
+            os.fstat(observed["write"])
         except OSError:
             os._exit(0)
         os._exit(1)
     thread.join()
-    os.close(seen["read"])
+    os.close(observed["read"])
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

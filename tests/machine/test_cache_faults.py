@@ -61,7 +61,7 @@ def faults(name: str) -> Iterator[float]:
         yield i / (COUNTS[name] - 1)
 
 
-def test_the_counts_add_up_to_700_faults():
+def test_at_least_700_faults_are_tested():
     assert sum(COUNTS.values()) >= 700
 
 
@@ -96,7 +96,7 @@ def answer(tmp_path_factory) -> bytes:
 
 
 @pytest.fixture
-def thing(tmp_path, monkeypatch, answer):
+def fake_library(tmp_path, monkeypatch, answer):
     """A library built by a fake compiler, which writes at once and counts its calls."""
     source = tmp_path / "thing.cpp"
     source.write_text("one")
@@ -110,7 +110,11 @@ def thing(tmp_path, monkeypatch, answer):
     monkeypatch.setattr(build, "compiler", lambda: build.Compiler(("made_up",), "1.0"))
     monkeypatch.setattr(build, "_run", run)
     return SimpleNamespace(
-        sources=[source], runs=runs, build=lambda: build.library("thing", [source]), answer=answer, load=_load(source)
+        sources=[source],
+        runs=runs,
+        build=lambda: build.library("thing", [source]),
+        answer=answer,
+        load=_load(source),
     )
 
 
@@ -123,8 +127,8 @@ def _load(source: Path) -> Callable[[], int]:
 
 
 def flipped(data: bytes, where: float) -> bytes:
-    at = int(where * (len(data) - 1))
-    return data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :]
+    position = int(where * (len(data) - 1))
+    return data[:position] + bytes([data[position] ^ (1 << position % 8)]) + data[position + 1 :]
 
 
 def cut(data: bytes, where: float) -> bytes:
@@ -151,8 +155,8 @@ def temporary(folder: Path) -> list[str]:
 # ---- damaged files --------------------------------------------------------------------------------------------------
 
 
-def lost(found: dict[str, Entry]) -> set[str]:
-    return {k for k, e in GOOD.items() if found.get(k) != e}
+def lost(entries: dict[str, Entry]) -> set[str]:
+    return {k for k, e in GOOD.items() if entries.get(k) != e}
 
 
 @pytest.mark.parametrize("name", ["tuning file cut", "tuning file, a bit flipped"])
@@ -164,50 +168,50 @@ def test_a_damaged_tuning_file_loses_at_most_two_entries(name, cache):
         cache_dir.make(file.parent)
         file.write_bytes(damaged := (cut if "cut" in name else flipped)(whole, where))
         tuning.forget()
-        seen = tuning.entries(CHIP)
+        entries_before = tuning.entries(CHIP)
         assert tuning.store(CHIP, NEW) == file
         tuning.forget()
-        found = tuning.entries(CHIP)
-        assert found == seen | NEW
-        aside = [p.read_bytes() for p in file.parent.glob("*.damaged-*")]
-        if aside:
-            assert aside == [damaged] and not seen
+        entries = tuning.entries(CHIP)
+        assert entries == entries_before | NEW
+        moved_aside = [p.read_bytes() for p in file.parent.glob("*.damaged-*")]
+        if moved_aside:
+            assert moved_aside == [damaged] and not entries_before
         else:  # a flipped bit damages one entry; if it is in the key, the new key may be that of another entry
-            assert len(lost(found)) <= 2
+            assert len(lost(entries)) <= 2
         assert temporary(file.parent) == []
 
 
 @pytest.mark.parametrize("suffix", [".so", ".log"])
 @pytest.mark.parametrize("change", [cut, flipped])
-def test_a_damaged_library_or_record_is_compiled_again(suffix, change, thing):
-    file = thing.build().with_suffix(suffix)
+def test_a_damaged_library_or_record_is_compiled_again(suffix, change, fake_library):
+    file = fake_library.build().with_suffix(suffix)
     whole, library = file.read_bytes(), file.with_suffix(".so")
     if suffix == ".log":
         whole = whole.partition(b"\n")[0]  # the rest of the log is not read by the program
     kind = ("library" if suffix == ".so" else "record") + (" cut" if change is cut else ", a bit flipped")
     for i, where in enumerate(faults(kind), 2):
         file.write_bytes(change(whole, where))
-        assert thing.build() == library
-        assert library.read_bytes() == thing.answer
-        assert len(thing.runs) == i, "compiled again, once"
-        assert thing.build() == library and len(thing.runs) == i
+        assert fake_library.build() == library
+        assert library.read_bytes() == fake_library.answer
+        assert len(fake_library.runs) == i, "compiled again, once"
+        assert fake_library.build() == library and len(fake_library.runs) == i
         assert temporary(file.parent) == []
 
 
 @pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="needs a C++ compiler")
-def test_a_damaged_library_is_never_loaded(thing):
-    file = thing.build()
-    assert in_a_child(thing.load) == 42
+def test_a_damaged_library_is_never_loaded(fake_library):
+    file = fake_library.build()
+    assert in_a_child(fake_library.load) == 42
     kinds = (cut, flipped)
     for i, where in enumerate(faults("loaded in a process of its own")):
-        file.write_bytes(kinds[i % 2](thing.answer, where))
-        assert in_a_child(thing.load) == 42
-        assert file.read_bytes() == thing.answer
+        file.write_bytes(kinds[i % 2](fake_library.answer, where))
+        assert in_a_child(fake_library.load) == 42
+        assert file.read_bytes() == fake_library.answer
 
 
 @pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="needs a C++ compiler")
-def test_the_loaded_library_is_the_verified_one(thing, monkeypatch):
-    file = thing.build()
+def test_the_loaded_library_is_the_verified_one(fake_library, monkeypatch):
+    file = fake_library.build()
     verify = build._open_verified
 
     def replaced_afterwards(*args, **kwargs):
@@ -216,7 +220,7 @@ def test_the_loaded_library_is_the_verified_one(thing, monkeypatch):
         return opened
 
     monkeypatch.setattr(build, "_open_verified", replaced_afterwards)
-    assert in_a_child(thing.load) == 42
+    assert in_a_child(fake_library.load) == 42
 
 
 # ---- files of the wrong kind or owner --------------------------------------------------------------------------------
@@ -240,7 +244,7 @@ def a_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def anothers(path: Path) -> None:
+def owned_by_another_user(path: Path) -> None:
     shutil.copy(path.with_name(f"{path.name}.copy"), path)
     os.chown(path, 12345, 12345)
 
@@ -255,33 +259,33 @@ def writable_by(mode: int) -> Callable[[Path], None]:
 
 def pretend_to_chown(monkeypatch) -> None:
     """Only root can chown files to other users; otherwise make fstat report another owner for them."""
-    given, fstat = set(), os.fstat
+    chowned, fstat = set(), os.fstat
 
     def seen(fd: int) -> os.stat_result:
-        found = fstat(fd)
-        return os.stat_result((*found[:4], 12345, *found[5:])) if name(found) in given else found
+        status = fstat(fd)
+        return os.stat_result((*status[:4], 12345, *status[5:])) if name(status) in chowned else status
 
-    name = lambda found: (found.st_ino, found.st_mtime_ns)  # an inode number is reused after its file is deleted
-    monkeypatch.setattr(os, "chown", lambda path, uid, gid: given.add(name(path.stat())))
+    name = lambda status: (status.st_ino, status.st_mtime_ns)  # an inode number is reused after its file is deleted
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: chowned.add(name(path.stat())))
     monkeypatch.setattr(os, "fstat", seen)
 
 
-INSTEAD = [a_folder, a_link, a_link_to_a_copy, a_pipe, anothers, *map(writable_by, (0o002, 0o020, 0o022))]
+INSTEAD = [a_folder, a_link, a_link_to_a_copy, a_pipe, owned_by_another_user, *map(writable_by, (0o002, 0o020, 0o022))]
 
 
 @pytest.fixture
-def nobodys_group(monkeypatch):
+def group_of_others(monkeypatch):
     """Users may have a group that only contains themselves; here the group has other members."""
     monkeypatch.setattr(cache_dir, "_is_our_own_group", lambda gid: False)
 
 
-def test_an_untrusted_file_is_replaced_and_never_followed(thing, tmp_path, monkeypatch, nobodys_group, lines):
+def test_an_untrusted_file_is_replaced_and_never_followed(fake_library, tmp_path, monkeypatch, group_of_others, lines):
     precious = tmp_path / "precious"
     precious.write_text("precious")
     if os.geteuid() != 0:
         pretend_to_chown(monkeypatch)
-    tuned, library = tuning.store(CHIP, GOOD), thing.build()
-    done = 0
+    tuned, library = tuning.store(CHIP, GOOD), fake_library.build()
+    replaced = 0
     for file in (tuned, library, library.with_suffix(".log")):
         for instead in INSTEAD:
             copy = file.with_name(f"{file.name}.copy")
@@ -293,27 +297,27 @@ def test_an_untrusted_file_is_replaced_and_never_followed(thing, tmp_path, monke
                 assert tuning.store(CHIP, NEW) == tuned
                 assert tuning.entries(CHIP) == NEW
             else:
-                before = len(thing.runs)
-                assert thing.build() == library and len(thing.runs) == before + 1
-                assert library.read_bytes() == thing.answer
+                before = len(fake_library.runs)
+                assert fake_library.build() == library and len(fake_library.runs) == before + 1
+                assert library.read_bytes() == fake_library.answer
             assert stat.S_ISREG(file.lstat().st_mode) and precious.read_text() == "precious"
             copy.replace(file)
-            for aside in file.parent.glob("*.damaged-*"):
-                shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
-            done += 1
-    assert done == COUNTS["something else in place"]
+            for damaged in file.parent.glob("*.damaged-*"):
+                shutil.rmtree(damaged) if damaged.is_dir() else damaged.unlink()
+            replaced += 1
+    assert replaced == COUNTS["something else in place"]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o707, 0o775])
 @pytest.mark.parametrize("which", ["", "folder"])
-def test_a_folder_that_others_can_write_to_is_not_used(mode, which, cache, thing, lines, nobodys_group):
+def test_a_folder_that_others_can_write_to_is_not_used(mode, which, cache, fake_library, lines, group_of_others):
     """A sticky folder above ours is safe; our own folders must be closed to others even if they are sticky."""
-    tuned, library = tuning.store(CHIP, GOOD), thing.build()
+    tuned, library = tuning.store(CHIP, GOOD), fake_library.build()
     for folder in (tuned.parent, library.parent) if which else (cache,):
         folder.chmod(mode)
     tuning.forget()
     if mode & stat.S_ISVTX and not which:
-        assert tuning.entries(CHIP) == GOOD and thing.build() == library
+        assert tuning.entries(CHIP) == GOOD and fake_library.build() == library
         return
     assert tuning.find(CHIP, "x") is None and tuning.find(CHIP, "y") is None
     (line,) = lines()
@@ -323,52 +327,52 @@ def test_a_folder_that_others_can_write_to_is_not_used(mode, which, cache, thing
     assert tuning.store(CHIP, NEW) is None and tuned.read_bytes() == before
     assert "tuning results are not stored" in lines()[1] and tuning.clear() == [] and tuned.exists()
     with pytest.raises(CannotBuild, match=r"other users can write to .* \(mode .*chmod go-w.*Set OPMUX_CACHE_DIR"):
-        thing.build()
-    assert len(thing.runs) == 1
+        fake_library.build()
+    assert len(fake_library.runs) == 1
 
 
-def test_a_folder_of_another_user_is_not_used(cache, thing, monkeypatch, lines):
-    tuned, library = tuning.store(CHIP, GOOD), thing.build()
+def test_a_folder_of_another_user_is_not_used(cache, fake_library, monkeypatch, lines):
+    tuned, library = tuning.store(CHIP, GOOD), fake_library.build()
     lstat = os.lstat
 
     def anothers_build(path):
-        found = lstat(path)
-        return os.stat_result((*found[:4], 12345, *found[5:])) if Path(path).name in ("build", "tuning") else found
+        status = lstat(path)
+        return os.stat_result((*status[:4], 12345, *status[5:])) if Path(path).name in ("build", "tuning") else status
 
     monkeypatch.setattr(os, "lstat", anothers_build)
     tuning.forget()
     assert tuning.entries(CHIP) == {} and tuning.store(CHIP, NEW) is None
     assert f"{tuned.parent} belongs to another user (user 12345)" in lines()[0]
     with pytest.raises(CannotBuild, match=f"{library.parent} belongs to another user"):
-        thing.build()
+        fake_library.build()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_library_planted_by_another_user_is_not_loaded(cache, thing):
-    """Others can compute its name and its record; in a sticky folder, whoever creates `build` first owns it."""
-    library = thing.build()
+def test_a_library_planted_by_another_user_is_not_loaded(cache, fake_library):
+    """Others can compute its name and its record; in a sticky folder, the first user to create `build` owns it."""
+    library = fake_library.build()
     for path in (library.parent, *library.parent.iterdir()):
         os.chown(path, 12345, 12345)
     cache.chmod(0o1777)
     with pytest.raises(CannotBuild, match=r"belongs to another user \(user 12345\)"):
-        thing.build()
+        fake_library.build()
 
 
-def test_symbolic_links_above_our_folder_are_followed_and_checked(cache, thing, tmp_path, monkeypatch):
+def test_symbolic_links_above_our_folder_are_followed_and_checked(cache, fake_library, tmp_path, monkeypatch):
     """A link of the user is followed, and the folders behind it are checked as well."""
     real = tmp_path / "real"
     real.mkdir()
     cache.symlink_to(real)
-    assert thing.build().exists()
+    assert fake_library.build().exists()
     real.chmod(0o777)
     with pytest.raises(CannotBuild, match=f"other users can write to {real}"):
-        thing.build()
+        fake_library.build()
 
 
-def test_new_folders_and_files_are_private(cache, thing):
+def test_new_folders_and_files_are_private(cache, fake_library):
     before = os.umask(0)
     try:
-        folders = {cache, thing.build().parent, tuning.store(CHIP, GOOD).parent}
+        folders = {cache, fake_library.build().parent, tuning.store(CHIP, GOOD).parent}
     finally:
         os.umask(before)
     assert {stat.S_IMODE(f.stat().st_mode) for f in folders} == {0o700}
@@ -381,12 +385,12 @@ def test_a_group_that_only_contains_the_user_may_write(monkeypatch):
     group = SimpleNamespace(gr_gid=1000, gr_name="me", gr_mem=[])
     monkeypatch.setattr(cache_dir.pwd, "getpwuid", lambda uid: user)
     monkeypatch.setattr(cache_dir.grp, "getgrgid", lambda gid: group)
-    found = os.stat_result((stat.S_IFDIR | 0o775, 0, 0, 1, 1000, 1000, 0, 0, 0, 0))
-    assert not cache_dir._open_to_others(found)
+    status = os.stat_result((stat.S_IFDIR | 0o775, 0, 0, 1, 1000, 1000, 0, 0, 0, 0))
+    assert not cache_dir._open_to_others(status)
     group.gr_mem = ["you"]
-    assert cache_dir._open_to_others(found)
+    assert cache_dir._open_to_others(status)
     group.gr_mem, group.gr_name = [], "users"
-    assert cache_dir._open_to_others(found)
+    assert cache_dir._open_to_others(status)
 
 
 # ---- killed, interrupted or out of space at any line ----------------------------------------------------------------
@@ -411,8 +415,8 @@ class Lines:
                 self.effect()
         return self._trace
 
-    def run(self, at: int, effect: Callable[[], object] = lambda: None) -> object:
-        self.count, self.at, self.effect = 0, at, effect
+    def run(self, line: int, effect: Callable[[], object] = lambda: None) -> object:
+        self.count, self.at, self.effect = 0, line, effect
         before = sys.gettrace()
         sys.settrace(self._trace)
         try:
@@ -447,14 +451,14 @@ class TestStoring:
         key = f"after {i}"
         tuning.forget()
         assert tuning.store(CHIP, {key: GOOD["kernel_03[n<=8]"]}) == self.file
-        found = tuning.entries(CHIP)
-        assert not lost(found) and key in found
+        entries = tuning.entries(CHIP)
+        assert not lost(entries) and key in entries
         assert temporary(self.file.parent) == [] and not list(self.file.parent.glob("*.damaged-*"))
 
     def test_kill_9_at_any_line_does_no_harm(self):
         for i, where in enumerate(faults("killed while storing")):
-            at = self.traced.place(where)
-            assert in_a_child(lambda at=at: self.traced.run(at, die) and None) == -signal.SIGKILL
+            line = self.traced.place(where)
+            assert in_a_child(lambda line=line: self.traced.run(line, die) and None) == -signal.SIGKILL
             self.check(i)
 
     def test_a_full_disk_at_any_line_does_no_harm(self):
@@ -474,27 +478,27 @@ class TestStoring:
 
 class TestBuilding:
     @pytest.fixture(autouse=True)
-    def built(self, thing, cache):
-        self.thing, self.library = thing, thing.build()
+    def built(self, fake_library, cache):
+        self.fake_library, self.library = fake_library, fake_library.build()
 
         def afresh():
             for file in self.library.parent.iterdir():
                 file.unlink()
-            thing.build()
+            fake_library.build()
 
         self.traced = Lines(afresh)
 
     def check(self) -> None:
-        before = len(self.thing.runs)
-        assert self.thing.build() == self.library
-        assert self.library.read_bytes() == self.thing.answer
-        assert self.thing.build() == self.library and len(self.thing.runs) <= before + 1
+        before = len(self.fake_library.runs)
+        assert self.fake_library.build() == self.library
+        assert self.library.read_bytes() == self.fake_library.answer
+        assert self.fake_library.build() == self.library and len(self.fake_library.runs) <= before + 1
         assert temporary(self.library.parent) == []
 
     def test_kill_9_at_any_line_does_no_harm(self):
         for where in faults("killed while building"):
-            at = self.traced.place(where)
-            assert in_a_child(lambda at=at: self.traced.run(at, die) and None) == -signal.SIGKILL
+            line = self.traced.place(where)
+            assert in_a_child(lambda line=line: self.traced.run(line, die) and None) == -signal.SIGKILL
             self.check()
 
     def test_a_full_disk_at_any_line_does_no_harm(self):
@@ -518,21 +522,21 @@ def no_space(*args):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_is_reported_and_works_again_later(thing, monkeypatch, lines):
-    file, before = tuning.store(CHIP, GOOD), len(thing.runs)
+def test_a_full_disk_is_reported_and_works_again_later(fake_library, monkeypatch, lines):
+    file, before = tuning.store(CHIP, GOOD), len(fake_library.runs)
     monkeypatch.setattr(os, "fsync", no_space)
     assert tuning.store(CHIP, NEW) is None and tuning.entries(CHIP) == GOOD
     assert lines() == [
         "tuning results are not stored: [Errno 28] No space left on device. Set OPMUX_CACHE_DIR to a writable folder"
     ]
     with pytest.raises(CannotBuild, match="thing cannot be compiled: .*No space left on device. Set OPMUX_CACHE_DIR"):
-        thing.build()
-    assert temporary(file.parent) == [] and len(thing.runs) == before + 1
+        fake_library.build()
+    assert temporary(file.parent) == [] and len(fake_library.runs) == before + 1
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-    assert thing.build().read_bytes() == thing.answer  # the failure was not remembered
+    assert fake_library.build().read_bytes() == fake_library.answer  # the failure was not remembered
 
 
-def test_a_file_that_is_cut_off_at_a_size_limit_is_not_used(thing):
+def test_a_file_that_is_cut_off_at_a_size_limit_is_not_used(fake_library):
     """A real limit: the operating system writes only a part of the file."""
     file = tuning.store(CHIP, GOOD)
     before = file.read_bytes()
@@ -542,13 +546,13 @@ def test_a_file_that_is_cut_off_at_a_size_limit_is_not_used(thing):
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
         refused = tuning.store(CHIP, NEW) is None
         with contextlib.suppress(CannotBuild):
-            thing.build()
+            fake_library.build()
             return 1
         return 0 if refused else 2
 
     assert in_a_child(limited) == 0
     assert file.read_bytes() == before and temporary(file.parent) == []
-    assert thing.build().read_bytes() == thing.answer and temporary(thing.build().parent) == []
+    assert fake_library.build().read_bytes() == fake_library.answer and temporary(fake_library.build().parent) == []
 
 
 def as_nobody(action: Callable[[], int | None]) -> int:
@@ -576,7 +580,7 @@ def public(monkeypatch):
 
 
 def test_a_read_only_cache_is_read(public, tmp_path, monkeypatch, answer):
-    """For example an administrator's, shared by all users: valid files are used, damaged ones are left unchanged."""
+    """An administrator may share a cache with all users: valid files are used, damaged ones are left unchanged."""
     source = public / "thing.cpp"
     source.write_text("one")
     monkeypatch.setattr(build, "compiler", lambda: build.Compiler(("made_up",), "1.0"))
@@ -607,67 +611,67 @@ def test_a_read_only_cache_is_read(public, tmp_path, monkeypatch, answer):
 # ---- leftovers, locks, failures -------------------------------------------------------------------------------------
 
 
-def test_old_files_of_killed_compilers_are_deleted(thing):
-    library = thing.build()
+def test_old_files_of_killed_compilers_are_deleted(fake_library):
+    library = fake_library.build()
     left = [library.parent / f".{library.stem}{end}.1.abcd.tmp" for end in (".so", ".log")]
     old, recent = (library.parent / f".other-{n}.so.1.abcd.tmp" for n in ("old", "recent"))
     for file in (*left, old, recent):
         file.write_bytes(b"half")
     os.utime(old, (0, 0))
     library.unlink()
-    thing.build()
+    fake_library.build()
     assert temporary(library.parent) == [recent.name]  # another compiler may still be writing it
 
 
-def test_a_lock_held_too_long_is_ignored(thing, monkeypatch, lines):
+def test_a_lock_held_too_long_is_ignored(fake_library, monkeypatch, lines):
     """The build waits, reports it, and then compiles: the last complete library replaces the others."""
-    library = thing.build()
+    library = fake_library.build()
     library.unlink()
-    ready, done = os.pipe(), os.pipe()
+    ready, finished = os.pipe(), os.pipe()
     holder = os.fork()
     if not holder:
         with cache_dir.locked(library.with_suffix(".lock"), 5, required=True):
             os.write(ready[1], b".")
-            os.read(done[0], 1)
+            os.read(finished[0], 1)
         os._exit(0)
     try:
         os.read(ready[0], 1)
         monkeypatch.setattr(build, "LIMIT", 0.3)
         monkeypatch.setattr(cache_dir, "NOTICE", 0.1)
-        assert thing.build().read_bytes() == thing.answer
+        assert fake_library.build().read_bytes() == fake_library.answer
         assert "waiting for another process" in lines()[0] and "for 0.3 s: not waiting any longer" in lines()[1]
     finally:
-        os.write(done[1], b".")
+        os.write(finished[1], b".")
         os.waitpid(holder, 0)
-        for fd in (*ready, *done):
+        for fd in (*ready, *finished):
             os.close(fd)
 
 
-def test_a_failed_compilation_is_not_repeated_until_something_changes(thing, monkeypatch, lines):
+def test_a_failed_compilation_is_not_repeated_until_something_changes(fake_library, monkeypatch, lines):
     runs = []
     monkeypatch.setattr(build, "_run", lambda command: runs.append(command) or (1, "thing.cpp:1: error: out of ink"))
     with pytest.raises(
         CannotBuild, match=r"thing: made_up failed \(exit status 1\): .*out of ink. Full output: (.*)"
     ) as e:
-        thing.build()
+        fake_library.build()
     log = Path(str(e.value).partition("Full output: ")[2])
     assert "error: out of ink" in log.read_text() and temporary(log.parent) == []
     for _ in range(3):
         with pytest.raises(CannotBuild, match=rf"out of ink. Tried 0 minutes ago; to try again now, remove {log}"):
-            thing.build()
+            fake_library.build()
     assert len(runs) == 1
     aged = lambda seconds: log.write_text(json.dumps({"failed": "out of ink", "time": time.time() - seconds}))
     for retry in (
         lambda: aged(build.RETRY + 1),
         lambda: aged(-60),
         log.unlink,
-        lambda: thing.sources[0].write_text("2"),
+        lambda: fake_library.sources[0].write_text("2"),
     ):
         retry()
         before = len(runs)
         for _ in range(2):
             with pytest.raises(CannotBuild, match="out of ink"):
-                thing.build()
+                fake_library.build()
         assert len(runs) == before + 1
 
 
@@ -679,14 +683,14 @@ def test_a_failed_compilation_is_not_repeated_until_something_changes(thing, mon
         (lambda command: full(), False),
     ],
 )
-def test_only_the_compilers_own_failures_are_remembered(run, remembered, thing, monkeypatch):
+def test_only_the_compilers_own_failures_are_remembered(run, remembered, fake_library, monkeypatch):
     good = build._run
     monkeypatch.setattr(build, "_run", run)
     with pytest.raises(CannotBuild):
-        thing.build()
+        fake_library.build()
     monkeypatch.setattr(build, "_run", good)
     if remembered:
         with pytest.raises(CannotBuild, match="to try again now"):
-            thing.build()
+            fake_library.build()
     else:
-        assert thing.build().read_bytes() == thing.answer
+        assert fake_library.build().read_bytes() == fake_library.answer

@@ -47,14 +47,14 @@ class Kernel:
 
     def __call__(self, *addresses):
         forms = [*self.takes, *self.makes]
-        tensors = [form.at(at) for form, at in zip(forms, addresses, strict=True)]
+        tensors = [form.at(address) for form, address in zip(forms, addresses, strict=True)]
         with _disable_current_modes(), torch.no_grad():
-            found = self.body(*tensors[: len(self.takes)])
-            for made, value in zip(tensors[len(self.takes) :], found, strict=True):
-                made.copy_(value)
+            values = self.body(*tensors[: len(self.takes)])
+            for out, value in zip(tensors[len(self.takes) :], values, strict=True):
+                out.copy_(value)
 
 
-class World:
+class FakeDevice:
     """CPU implementations that allocate and launch, and the driver through which C++ launches their kernels."""
 
     def __init__(self):
@@ -74,8 +74,8 @@ class World:
                 fn = self._implementation(one)
                 fn.__module__ = "opmux.test"  # as for our own kernels, the first calls are not checked
                 fn.__signature__ = one.signature
-                made = OpImpl(one.key, "test.fake", BackendImplKind.DEFAULT, None, fn, 1000, devices={"cpu"})
-                get_default_manager().registry.register_impl(made)
+                impl = OpImpl(one.key, "test.fake", BackendImplKind.DEFAULT, None, fn, 1000, devices={"cpu"})
+                get_default_manager().registry.register_impl(impl)
                 self.added.append((one.key, "test.fake"))
         return getattr(opmux.ops, names[0])
 
@@ -83,20 +83,20 @@ class World:
         def fn(*args, **kwargs):
             bound = spec.signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            given = list(bound.arguments.values())
+            values = list(bound.arguments.values())
             self.extra()
-            plain = all(has_memory(a) for a in given if isinstance(a, torch.Tensor) and a.numel())
+            plain = all(has_memory(a) for a in values if isinstance(a, torch.Tensor) and a.numel())
             if not plain or torch.jit.is_tracing():
                 raise NotSupported("no memory, or sizes that are no numbers")
-            spots = [i for i, a in enumerate(given) if isinstance(a, torch.Tensor)]
+            positions = [i for i, a in enumerate(values) if isinstance(a, torch.Tensor)]
 
             def body(*tensors):
-                filled = list(given)
-                for i, t in zip(spots, tensors, strict=True):
+                filled = list(values)
+                for i, t in zip(positions, tensors, strict=True):
                     filled[i] = t
                 return results_of(spec, spec.reference(*filled))
 
-            tensors = [given[i].detach() for i in spots]
+            tensors = [values[i].detach() for i in positions]
             with _disable_current_modes(), torch.no_grad():
                 shapes = [(r.shape, r.dtype) for r in body(*tensors)]
             outs = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
@@ -141,18 +141,18 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch):
-    made = World()
-    KEPT.append(made)
-    with launching_by(made.drive, monkeypatch):
+def fake_device(monkeypatch):
+    new_device = FakeDevice()
+    KEPT.append(new_device)
+    with launching_by(new_device.drive, monkeypatch):
         ours = [specs.entries[s.key] for s in FORWARDS]
-        kept = [(e, e.globals["_g"]) for e in ours]
+        entries = [(e, e.globals["_g"]) for e in ours]
         for spec, entry in zip(FORWARDS, ours):
             entry.globals["_g"] = remake(spec, entry)
-        yield made
-        for entry, function in kept:
+        yield new_device
+        for entry, function in entries:
             entry.globals["_g"] = function
-        for key, impl_id in made.added:
+        for key, impl_id in new_device.added:
             get_default_manager().registry.unregister(key, impl_id)
         get_default_manager().clear_quarantine()
 
@@ -164,14 +164,14 @@ def remake(spec, entry):
     def first(*args, **kwargs):
         traced = lambda *a, **k: library.run_traceable(spec, a, k)
         backward = specs.entries[spec.gradient.backward.key]
-        entry.globals["_g"] = made = autograd.make_call(spec, entry, backward, traced)
-        return made(*args, **kwargs)
+        entry.globals["_g"] = call = autograd.make_call(spec, entry, backward, traced)
+        return call(*args, **kwargs)
 
     return first
 
 
 @pytest.fixture
-def compiling(world, monkeypatch):
+def compiling(fake_device, monkeypatch):
     """The callbacks that the end of a background compilation would call; the library counts as not compiled."""
     started = []
     state = launching._LaunchingState
@@ -180,30 +180,30 @@ def compiling(world, monkeypatch):
         monkeypatch.setattr(native_library._LibraryState, name, value)
     monkeypatch.setattr(build, "is_built", lambda *_, **__: False)
     monkeypatch.setattr(background, "run", lambda program, then, env=None: started.append(then))
-    world.take("rms_norm")
+    fake_device.take("rms_norm")
     return started
 
 
-def test_calls_run_in_python_while_the_library_is_compiled(world, monkeypatch, compiling):
+def test_calls_run_in_python_while_the_library_is_compiled(fake_device, monkeypatch, compiling):
     """Afterwards an entry that was created in the meantime launches from C++."""
     x, w = leaf(4, 8), leaf(8)
     for _ in range(2 * CALLS_TO_RECORD):
         rms(x, w)
-    assert len(compiling) == 1 and not world.from_cpp
+    assert len(compiling) == 1 and not fake_device.from_cpp
     compiling[0]("")
     for _ in range(2 * CALLS_TO_RECORD):
         rms(x, w)
-    assert world.from_cpp
+    assert fake_device.from_cpp
 
 
-def test_a_library_that_cannot_be_compiled_is_reported_once(world, compiling, caplog):
+def test_a_library_that_cannot_be_compiled_is_reported_once(fake_device, compiling, caplog):
     x, w = leaf(4, 8), leaf(8)
     rms(x, w)
     with caplog.at_level("WARNING"):
         compiling[0]("g++: out of memory")
     assert "g++: out of memory" in caplog.text and "Python" in caplog.text
     rms(x, w).sum().backward()
-    assert len(compiling) == 1 and not world.from_cpp and x.grad is not None
+    assert len(compiling) == 1 and not fake_device.from_cpp and x.grad is not None
 
 
 def leaf(*shape, dtype=torch.float32):
@@ -228,69 +228,69 @@ def truth(x, w, dy):
     return (y, *torch.autograd.grad(y, (x, w), dy))
 
 
-def recorded(world, call, times=CALLS_TO_RECORD + 1):
+def recorded(fake_device, call, times=CALLS_TO_RECORD + 1):
     """Call until forward and backward are recorded; the first call binds the op and is not counted."""
     for _ in range(2 * times):
         call()
-    world.forget()
+    fake_device.forget()
 
 
-def test_forward_and_backward_are_launched_from_cpp(world):
-    world.take("rms_norm")
-    world.staged.add("rms_norm_bwd")
+def test_forward_and_backward_are_launched_from_cpp(fake_device):
+    fake_device.take("rms_norm")
+    fake_device.staged.add("rms_norm_bwd")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     for _ in range(3 * CALLS_TO_RECORD):
         close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
-    assert world.from_cpp[-3:] == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
-    world.forget()
+    assert fake_device.from_cpp[-3:] == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
+    fake_device.forget()
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     y, rstd = opmux.ops.rms_norm(x, w)
     assert y.requires_grad and not rstd.requires_grad and not y.is_leaf
     assert y.grad_fn.name() == "RmsNormBackward" and len(y.grad_fn.next_functions) == 2
     close((y, *grads(y, (x, w), dy)), truth(x, w, dy))
     torch.testing.assert_close(rstd, x.detach().pow(2).mean(-1).add(1e-6).rsqrt())
-    assert world.from_cpp == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"] and not world.from_python
+    assert fake_device.from_cpp == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"] and not fake_device.from_python
 
 
-def test_new_sizes_are_recorded_at_their_first_call_after_some_others(world):
-    """So a new length of a batch costs Python once, not in every layer of a model."""
-    world.take("rms_norm")
+def test_new_sizes_are_recorded_at_their_first_call_after_some_others(fake_device):
+    """A new length of a batch then costs Python once, not in every layer of a model."""
+    fake_device.take("rms_norm")
     w = leaf(8)
     call = lambda x: grads(rms(x, w), (x, w), torch.ones_like(x))
     for n in (3, 5, 7):
-        recorded(world, functools.partial(call, leaf(n, 8)))
+        recorded(fake_device, functools.partial(call, leaf(n, 8)))
     for n in range(20, 60):  # more sizes than a bucket of the table has counts
         x = leaf(n, 8)
-        world.forget()
+        fake_device.forget()
         for _ in range(3):
             close(call(x), truth(x, w, torch.ones_like(x))[1:])
-        assert world.from_python == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
-        assert world.from_cpp == ["rms_norm", "rms_norm", "rms_norm_bwd"]
+        assert fake_device.from_python == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
+        assert fake_device.from_cpp == ["rms_norm", "rms_norm", "rms_norm_bwd"]
 
 
 @pytest.mark.parametrize("spec", FORWARDS, ids=lambda s: s.name)
-def test_every_differentiable_op_of_these_families_matches_its_reference(world, spec, few):
+def test_every_differentiable_op_of_these_families_matches_its_reference(fake_device, spec, few):
     """Compares results and gradients of the C++ launches with the reference's."""
-    world.take(spec.name)
+    fake_device.take(spec.name)
     fn = getattr(opmux.ops, spec.name)
     for sample in few([s for s in spec.samples(torch.float32, torch.device("cpu")) if not s.loose], 2):
         fresh = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v
         args, kwargs = [fresh(a) for a in sample.args], {k: fresh(v) for k, v in sample.kwargs.items()}
         inputs = [a for a in (*args, *kwargs.values()) if torch.is_tensor(a) and a.requires_grad]
-        world.forget()
-        found = []
+        fake_device.forget()
+        ops = []
         for _ in range(2 * CALLS_TO_RECORD + 3):
             torch.manual_seed(0)
             outs = [o for o in results_of(spec, fn(*args, **kwargs)) if o.requires_grad]
-            made = grads(outs, inputs, [torch.randn_like(o) for o in outs]) if outs else ()
-            found.append((outs, made))
-        for a, b in zip(found[0][0] + list(found[0][1]), found[-1][0] + list(found[-1][1]), strict=True):
+            results = grads(outs, inputs, [torch.randn_like(o) for o in outs]) if outs else ()
+            ops.append((outs, results))
+        for a, b in zip(ops[0][0] + list(ops[0][1]), ops[-1][0] + list(ops[-1][1]), strict=True):
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
         # Without scales, the backward has a result that no kernel computes; C++ does not support that.
         if outs and all(t.numel() for t in (*inputs, *outs)) and "no_scales" not in sample.id:
-            assert {spec.name, spec.gradient.backward.name} <= {*world.from_cpp}, sample.id
+            assert {spec.name, spec.gradient.backward.name} <= {*fake_device.from_cpp}, sample.id
 
 
 @pytest.mark.parametrize(
@@ -303,82 +303,82 @@ def test_every_differentiable_op_of_these_families_matches_its_reference(world, 
     ],
     ids=["shape", "strides", "pointer", "dtype"],
 )
-def test_a_call_with_another_key_runs_in_python(world, change):
-    world.take("rms_norm")
+def test_a_call_with_another_key_runs_in_python(fake_device, change):
+    fake_device.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
-    recorded(world, lambda: rms(x, w).backward(torch.ones(3, 8)))
+    recorded(fake_device, lambda: rms(x, w).backward(torch.ones(3, 8)))
     x, w = change(x, w)
     dy = torch.randn_like(x)
     close((rms(x, w), *grads(rms(x, w), (x, w), dy)), truth(x, w, dy))
-    assert world.from_python == ["rms_norm", "rms_norm", "rms_norm_bwd"] and not world.from_cpp
+    assert fake_device.from_python == ["rms_norm", "rms_norm", "rms_norm_bwd"] and not fake_device.from_cpp
 
 
-def test_numbers_are_part_of_the_key(world):
-    world.take("rms_norm")
+def test_numbers_are_part_of_the_key(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     call = lambda **more: grads(opmux.ops.rms_norm(x, w, **more)[0], (x, w), dy)
-    recorded(world, call)
+    recorded(fake_device, call)
     for more in ({"eps": 0.5}, {"offset": 1.0}, {"casting": "llama"}, {"eps": 1}):
         first = call(**more)
-        assert world.from_python == ["rms_norm", "rms_norm_bwd"] and not world.from_cpp
+        assert fake_device.from_python == ["rms_norm", "rms_norm_bwd"] and not fake_device.from_cpp
         for _ in range(2 * CALLS_TO_RECORD):
             close(call(**more), first)
-        assert world.from_cpp[-2:] == ["rms_norm", "rms_norm_bwd"]
-        world.forget()
+        assert fake_device.from_cpp[-2:] == ["rms_norm", "rms_norm_bwd"]
+        fake_device.forget()
     call()
-    assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
+    assert fake_device.from_cpp == ["rms_norm", "rms_norm_bwd"]
 
 
-@pytest.mark.parametrize("wanted", [(True, False), (False, True)])
-def test_a_gradient_that_is_not_required_is_not_returned(world, wanted):
-    world.take("rms_norm")
+@pytest.mark.parametrize("required", [(True, False), (False, True)])
+def test_a_gradient_that_is_not_required_is_not_returned(fake_device, required):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
-    x, w = x.detach().requires_grad_(wanted[0]), w.detach().requires_grad_(wanted[1])
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
+    x, w = x.detach().requires_grad_(required[0]), w.detach().requires_grad_(required[1])
     rms(x, w).backward(dy)
-    assert (x.grad is not None, w.grad is not None) == wanted
+    assert (x.grad is not None, w.grad is not None) == required
     x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
     full = truth(x, w, dy)[1:]
-    close(grads(rms(x, w), (x,) if wanted[0] else (w,), dy), full[:1] if wanted[0] else full[1:])
-    assert set(world.from_cpp) == {"rms_norm", "rms_norm_bwd"} and not world.from_python
+    close(grads(rms(x, w), (x,) if required[0] else (w,), dy), full[:1] if required[0] else full[1:])
+    assert set(fake_device.from_cpp) == {"rms_norm", "rms_norm_bwd"} and not fake_device.from_python
 
 
-def test_without_required_gradients_no_autograd_node_is_created(world):
-    world.take("rms_norm")
+def test_without_required_gradients_no_autograd_node_is_created(fake_device):
+    fake_device.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
-    recorded(world, lambda: rms(x, w).sum().backward())
+    recorded(fake_device, lambda: rms(x, w).sum().backward())
     with torch.no_grad():
         assert rms(x, w).grad_fn is None
     with torch.inference_mode():
         assert rms(x, w).is_inference()
     assert rms(x.detach(), w.detach()).grad_fn is None
-    assert world.from_python == ["rms_norm"] * 3 and not world.from_cpp
+    assert fake_device.from_python == ["rms_norm"] * 3 and not fake_device.from_cpp
 
 
-def test_an_inference_tensor_cannot_be_saved(world):
-    world.take("rms_norm")
+def test_an_inference_tensor_cannot_be_saved(fake_device):
+    fake_device.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
-    recorded(world, lambda: rms(x.detach(), w))
+    recorded(fake_device, lambda: rms(x.detach(), w))
     with torch.inference_mode():
         inferred = torch.randn(3, 8)
     with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
         rms(inferred, w)
 
 
-def test_a_missing_argument_gets_no_gradient(world):
-    world.take("layer_norm")
+def test_a_missing_argument_gets_no_gradient(fake_device):
+    fake_device.take("layer_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     for bias in (None, leaf(8)):
         inputs = [t for t in (x, w, bias) if t is not None]
         call = lambda bias=bias, inputs=inputs: grads(opmux.ops.layer_norm(x, w, bias)[0], inputs, dy)
-        recorded(world, call)
+        recorded(fake_device, call)
         expected = torch.autograd.grad(F.layer_norm(x, (8,), w, bias, 1e-5), inputs, dy)
         close(call(), expected)
-        assert world.from_cpp == ["layer_norm", "layer_norm_bwd"]
+        assert fake_device.from_cpp == ["layer_norm", "layer_norm_bwd"]
 
 
-def test_the_gradient_of_an_unused_result_counts_as_zeros(world):
-    world.take("add_rms_norm")
+def test_the_gradient_of_an_unused_result_counts_as_zeros(fake_device):
+    fake_device.take("add_rms_norm")
     x, r, w, dy = leaf(3, 8), leaf(3, 8), leaf(8), torch.randn(3, 8)
 
     def call(which):
@@ -387,34 +387,34 @@ def test_the_gradient_of_an_unused_result_counts_as_zeros(world):
 
     for which in (0, 1):
         first = call(which)
-        recorded(world, lambda which=which: call(which))
+        recorded(fake_device, lambda which=which: call(which))
         close(call(which), first)
-        assert world.from_cpp == ["add_rms_norm", "add_rms_norm_bwd"]
+        assert fake_device.from_cpp == ["add_rms_norm", "add_rms_norm_bwd"]
     assert grads(opmux.ops.add_rms_norm(x, r, w)[1], (x,), dy)[0].equal(dy)
 
 
-def test_an_argument_of_which_only_the_shape_is_saved_may_change(world):
-    world.take("sum")
+def test_an_argument_of_which_only_the_shape_is_saved_may_change(fake_device):
+    fake_device.take("sum")
     x = leaf(3, 8)
     dy = torch.tensor(2.0)
-    recorded(world, lambda: grads(opmux.ops.sum(x), (x,), dy))
-    kept = weakref.ref(x)
+    recorded(fake_device, lambda: grads(opmux.ops.sum(x), (x,), dy))
+    reference = weakref.ref(x)
     y = opmux.ops.sum(x)
     other = x.detach().clone().requires_grad_()
     z = opmux.ops.sum(other)
     with torch.no_grad():
         other.mul_(2)  # its values were not saved
-    assert grads(z, (other,), dy)[0].eq(2).all() and world.from_cpp == ["sum", "sum", "sum_bwd"]
-    assert grads(y, (x,), dy)[0].eq(2).all() and kept() is x
+    assert grads(z, (other,), dy)[0].eq(2).all() and fake_device.from_cpp == ["sum", "sum", "sum_bwd"]
+    assert grads(y, (x,), dy)[0].eq(2).all() and reference() is x
 
 
 # ---- autograd features -----------------------------------------------------------------------------------------------
 
 
-def test_changing_a_saved_tensor_raises(world):
-    world.take("rms_norm", "softmax")
+def test_changing_a_saved_tensor_raises(fake_device):
+    fake_device.take("rms_norm", "softmax")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: (grads(rms(x, w), (x, w), dy), grads(opmux.ops.softmax(x, -1), (x,), dy)))
+    recorded(fake_device, lambda: (grads(rms(x, w), (x, w), dy), grads(opmux.ops.softmax(x, -1), (x,), dy)))
     y = rms(x, w)
     with torch.no_grad():
         x.add_(1)
@@ -424,56 +424,56 @@ def test_changing_a_saved_tensor_raises(world):
     y.detach().add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward(dy)
-    assert set(world.from_cpp) == {"rms_norm", "softmax"} and not world.from_python
+    assert set(fake_device.from_cpp) == {"rms_norm", "softmax"} and not fake_device.from_python
 
 
-def test_a_second_backward_raises_unless_the_graph_is_retained(world):
-    world.take("rms_norm")
+def test_a_second_backward_raises_unless_the_graph_is_retained(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     y = rms(x, w)
     expected = truth(x, w, dy)[1:]
     close(torch.autograd.grad(y, (x, w), dy, retain_graph=True), expected)
     close(torch.autograd.grad(y, (x, w), dy), expected)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         torch.autograd.grad(y, (x, w), dy)
-    assert not world.from_python
+    assert not fake_device.from_python
 
 
-def test_second_derivatives_match_the_reference(world):
-    world.take("rms_norm")
+def test_second_derivatives_match_the_reference(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8, dtype=torch.float64), leaf(8, dtype=torch.float64), torch.randn(3, 8).double()
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
 
     def second(y):
         gx, gw = torch.autograd.grad(y, (x, w), dy, create_graph=True)
         return torch.autograd.grad(gx.sin().sum() + gw.cos().sum(), (x, w))
 
     y = rms(x, w)
-    assert world.from_cpp == ["rms_norm"]
+    assert fake_device.from_cpp == ["rms_norm"]
     close(second(y), second(F.rms_norm(x, (8,), w, 1e-6)))
     assert torch.autograd.gradcheck(rms, (x, w))
     assert torch.autograd.gradgradcheck(rms, (x, w))
 
 
-def test_tensor_and_node_hooks_are_called(world):
-    world.take("rms_norm")
+def test_tensor_and_node_hooks_are_called(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
-    seen = []
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
+    calls = []
     y = rms(x, w)
     y.retain_grad()
-    y.register_hook(lambda g: seen.append("tensor") or 2 * g)
-    y.grad_fn.register_prehook(lambda g: seen.append("before"))
-    y.grad_fn.register_hook(lambda gi, go: seen.append("after"))
+    y.register_hook(lambda g: calls.append("tensor") or 2 * g)
+    y.grad_fn.register_prehook(lambda g: calls.append("before"))
+    y.grad_fn.register_hook(lambda gi, go: calls.append("after"))
     y.backward(dy)
-    assert seen == ["tensor", "before", "after"]
+    assert calls == ["tensor", "before", "after"]
     close((y.grad, x.grad, w.grad), (2 * dy, *truth(x, w, 2 * dy)[1:]))
-    assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
+    assert fake_device.from_cpp == ["rms_norm", "rms_norm_bwd"]
 
 
-def test_saved_tensor_hooks_get_the_same_tensors_as_in_python(world):
-    world.take("rms_norm", "sum")
+def test_saved_tensor_hooks_get_the_same_tensors_as_in_python(fake_device):
+    fake_device.take("rms_norm", "sum")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     packed = []
 
@@ -487,9 +487,9 @@ def test_saved_tensor_hooks_get_the_same_tensors_as_in_python(world):
         return [(t.shape, t.dtype, t.stride()) for t in packed]
 
     first = call()
-    recorded(world, call)
+    recorded(fake_device, call)
     assert call() == first
-    assert world.from_cpp == ["rms_norm", "sum", "rms_norm_bwd", "sum_bwd"]
+    assert fake_device.from_cpp == ["rms_norm", "sum", "rms_norm_bwd", "sum_bwd"]
 
     def refuse(t):
         raise ValueError("my own")
@@ -504,9 +504,9 @@ def test_saved_tensor_hooks_get_the_same_tensors_as_in_python(world):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_works_before_during_and_after_recording(world, reentrant):
+def test_checkpointing_works_before_during_and_after_recording(fake_device, reentrant):
     """The forward may run in Python and its recomputation in C++."""
-    world.take("rms_norm")
+    fake_device.take("rms_norm")
     w = leaf(8)
     dy = torch.randn(3, 8)
     for _ in range(3 * CALLS_TO_RECORD):
@@ -515,53 +515,53 @@ def test_checkpointing_works_before_during_and_after_recording(world, reentrant)
         w.grad = None
         y.backward(dy)
         close((x.grad, w.grad), truth(x, w, dy)[1:])
-    assert world.from_cpp[-2:] == ["rms_norm", "rms_norm_bwd"]
+    assert fake_device.from_cpp[-2:] == ["rms_norm", "rms_norm_bwd"]
 
 
-def test_anomaly_mode_names_the_forward(world):
-    world.take("rms_norm")
+def test_anomaly_mode_names_the_forward(fake_device):
+    fake_device.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
-    recorded(world, lambda: rms(x, w).backward(torch.ones(3, 8)))
+    recorded(fake_device, lambda: rms(x, w).backward(torch.ones(3, 8)))
     with torch.autograd.detect_anomaly(check_nan=True), pytest.warns(UserWarning, match="RmsNormBackward"):
         y = rms(x, w)
         with pytest.raises(RuntimeError, match="'RmsNormBackward' returned nan"):
             y.backward(torch.full((3, 8), float("nan")))
 
 
-def test_a_profile_names_forward_and_backward(world):
-    world.take("rms_norm")
+def test_a_profile_names_forward_and_backward(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         grads(rms(x, w), (x, w), dy)
     assert {"RmsNorm", "RmsNormBackward"} <= {e.name for e in profile.events()}
-    assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
+    assert fake_device.from_cpp == ["rms_norm", "rms_norm_bwd"]
 
 
-def test_threads_may_launch_at_once(world):
-    world.take("rms_norm")
+def test_threads_may_launch_at_once(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     wrong = []
 
     def work():
         for _ in range(30):
             x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-            found, expected = grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:]
-            wrong.extend(a for a, b in zip(found, expected) if not torch.allclose(a, b, atol=1e-5))
+            actual, expected = grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:]
+            wrong.extend(a for a, b in zip(actual, expected) if not torch.allclose(a, b, atol=1e-5))
 
     workers = [threading.Thread(target=work) for _ in range(4)]
     for one in workers:
         one.start()
     for one in workers:
         one.join()
-    assert not wrong and len(world.from_cpp) == 240
+    assert not wrong and len(fake_device.from_cpp) == 240
 
 
-def test_no_tensor_is_kept_alive_and_a_long_graph_can_be_freed(world):
-    world.take("rms_norm", "relu")
+def test_no_tensor_is_kept_alive_and_a_long_graph_can_be_freed(fake_device):
+    fake_device.take("rms_norm", "relu")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: (grads(rms(x, w), (x, w), dy), grads(opmux.ops.relu(x), (x,), dy)))
+    recorded(fake_device, lambda: (grads(rms(x, w), (x, w), dy), grads(opmux.ops.relu(x), (x,), dy)))
     z = leaf(3, 8)
     y = rms(z, w)
     refs = weakref.ref(z), weakref.ref(y)
@@ -572,89 +572,89 @@ def test_no_tensor_is_kept_alive_and_a_long_graph_can_be_freed(world):
     for _ in range(20000):
         y = opmux.ops.relu(y)
     del y
-    assert world.from_cpp.count("relu") == 20000
+    assert fake_device.from_cpp.count("relu") == 20000
 
 
 @pytest.mark.slow
-def test_replaced_records_are_freed_after_their_last_graph(world):
+def test_replaced_records_are_freed_after_their_last_graph(fake_device):
     """More forwards than the table holds; the backward of an early one still works."""
-    world.take("rms_norm")
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     y, known = rms(x, w), launching.live_records()
     for n in range(2500):
         for _ in range(CALLS_TO_RECORD):
             opmux.ops.rms_norm(x, w, 1e-6 * (n + 2))
     assert 256 < launching.live_records() - known <= 256 * 4 + 1
-    world.forget()
+    fake_device.forget()
     close(grads(y, (x, w), dy), truth(x, w, dy)[1:])
-    assert world.from_cpp == ["rms_norm_bwd"]
+    assert fake_device.from_cpp == ["rms_norm_bwd"]
 
 
 # ---- policies, errors and fallbacks ----------------------------------------------------------------------------------
 
 
-def test_a_policy_block_sends_calls_to_python(world):
-    world.take("rms_norm")
+def test_a_policy_block_sends_calls_to_python(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     with opmux.policy("reference"):
         y = rms(x, w)
-    assert not world.from_cpp and not world.from_python
+    assert not fake_device.from_cpp and not fake_device.from_python
     close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # the backward uses the policy of its forward
-    assert not world.from_cpp and not world.from_python
+    assert not fake_device.from_cpp and not fake_device.from_python
     y = rms(x, w)
     with opmux.policy("reference"):
         close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # the forward had no policy, so the backward is ours
-    assert world.from_cpp == ["rms_norm"] and world.from_python == ["rms_norm_bwd"]
+    assert fake_device.from_cpp == ["rms_norm"] and fake_device.from_python == ["rms_norm_bwd"]
 
 
-def test_set_policy_invalidates_all_records(world):
-    world.take("rms_norm")
+def test_set_policy_invalidates_all_records(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     y = rms(x, w)
     opmux.set_policy("reference")
     try:
         assert opmux.explain("rms_norm", x, w).chosen.impl_id == "reference.torch"
         close((rms(x, w),), (F.rms_norm(x, (8,), w, 1e-6),))
-        assert world.from_cpp == ["rms_norm"] and not world.from_python
+        assert fake_device.from_cpp == ["rms_norm"] and not fake_device.from_python
         close(grads(y, (x, w), dy), truth(x, w, dy)[1:])
-        assert world.from_cpp == ["rms_norm"] and world.from_python == ["rms_norm_bwd"]
+        assert fake_device.from_cpp == ["rms_norm"] and fake_device.from_python == ["rms_norm_bwd"]
     finally:
         opmux.core.reset_global_policy()
     assert opmux.explain("rms_norm", x, w).chosen.impl_id == "test.fake"
-    world.forget()
+    fake_device.forget()
     rms(x, w)
-    assert world.from_python == ["rms_norm"]
+    assert fake_device.from_python == ["rms_norm"]
 
 
-def test_a_launch_that_fails_runs_the_call_in_python(world):
-    world.take("rms_norm")
+def test_a_launch_that_fails_runs_the_call_in_python(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
-    world.status = 700
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
+    fake_device.status = 700
     y = rms(x, w)
-    assert world.from_cpp == ["rms_norm"] and world.from_python == ["rms_norm"]
-    world.status = 0
+    assert fake_device.from_cpp == ["rms_norm"] and fake_device.from_python == ["rms_norm"]
+    fake_device.status = 0
     z = rms(x, w)
-    world.status = 700
+    fake_device.status = 700
     for one in (y, z):
         close(grads(one, (x, w), dy), truth(x, w, dy)[1:])
-    assert world.from_python == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
+    assert fake_device.from_python == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
 
 
-def test_an_implementation_that_does_more_than_launch_runs_in_python(world):
-    world.take("rms_norm")
-    world.extra = lambda: torch.ones(3).add(1)
+def test_an_implementation_that_does_more_than_launch_runs_in_python(fake_device):
+    fake_device.take("rms_norm")
+    fake_device.extra = lambda: torch.ones(3).add(1)
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     for _ in range(4 * CALLS_TO_RECORD):
         close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
-    assert not world.from_cpp
+    assert not fake_device.from_cpp
 
 
-def test_an_error_during_recording_ends_the_recording(world):
-    world.take("rms_norm")
+def test_an_error_during_recording_ends_the_recording(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     calls = []
 
@@ -663,36 +663,36 @@ def test_an_error_during_recording_ends_the_recording(world):
         if len(calls) % 5 == 0:
             raise RuntimeError("no kernel")
 
-    world.extra = fail
+    fake_device.extra = fail
     for _ in range(4 * CALLS_TO_RECORD):
         close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
     assert not launches.recording and torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_an_error_in_a_backward_is_raised_unchanged(world):
-    world.take("rms_norm")
+def test_an_error_in_a_backward_is_raised_unchanged(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     y = rms(x, w)
     error = torch.OutOfMemoryError("no")
 
     def fail():
         raise error
 
-    world.extra, world.status = fail, 2
+    fake_device.extra, fake_device.status = fail, 2
     with pytest.raises(torch.OutOfMemoryError) as caught:
         y.backward(dy)
     assert caught.value is error
 
 
-def test_wrong_arguments_raise(world):
-    world.take("rms_norm")
+def test_wrong_arguments_raise(fake_device):
+    fake_device.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
-    recorded(world, lambda: rms(x, w).sum().backward())
+    recorded(fake_device, lambda: rms(x, w).sum().backward())
     with pytest.raises(BadArgument, match="weight must have shape"):
-        world.extra = lambda: opmux.ops.rms_norm.check(x=x, weight=leaf(7), eps=1e-6, offset=0.0, casting="gemma")
+        fake_device.extra = lambda: opmux.ops.rms_norm.check(x=x, weight=leaf(7), eps=1e-6, offset=0.0, casting="gemma")
         rms(x, leaf(7))
-    world.extra = lambda: None
+    fake_device.extra = lambda: None
     with pytest.raises((TypeError, BadArgument)):
         opmux.ops.rms_norm(x, 3.0)
 
@@ -700,17 +700,17 @@ def test_wrong_arguments_raise(world):
 # ---- other parts of torch --------------------------------------------------------------------------------------------
 
 
-def test_transforms_and_dispatch_modes_see_the_op(world):
+def test_transforms_and_dispatch_modes_see_the_op(fake_device):
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    world.take("rms_norm")
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     f = lambda x, w: F.rms_norm(x, (8,), w, 1e-6)
     close((torch.vmap(rms, (0, None))(x, w),), (torch.vmap(f, (0, None))(x, w),))
     close(torch.func.vjp(rms, x, w)[1](dy), torch.func.vjp(f, x, w)[1](dy))
     close(torch.func.jvp(rms, (x, w), (x, w)), torch.func.jvp(f, (x, w), (x, w)))
-    assert not world.from_cpp
+    assert not fake_device.from_cpp
 
     class Names(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -720,82 +720,82 @@ def test_transforms_and_dispatch_modes_see_the_op(world):
     names = []
     with Names():
         rms(x, w)
-    assert "opmux.rms_norm.default" in names and not world.from_cpp
+    assert "opmux.rms_norm.default" in names and not fake_device.from_cpp
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
-def test_a_trace_of_torch_jit_contains_the_op(world):
-    world.take("rms_norm")
+def test_a_trace_of_torch_jit_contains_the_op(fake_device):
+    fake_device.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
-    recorded(world, lambda: rms(x, w))
+    recorded(fake_device, lambda: rms(x, w))
     traced = torch.jit.trace(rms, (x, w), check_trace=False)
-    assert "RmsNorm" in str(traced.graph) and not world.from_cpp
+    assert "RmsNorm" in str(traced.graph) and not fake_device.from_cpp
 
 
-def test_batched_gradients_match(world):
-    world.take("rms_norm")
+def test_batched_gradients_match(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     batch = torch.randn(5, 3, 8)
-    found = torch.autograd.grad(rms(x, w), (x, w), batch, is_grads_batched=True)
+    grads_ = torch.autograd.grad(rms(x, w), (x, w), batch, is_grads_batched=True)
     each = [truth(x, w, one)[1:] for one in batch]
-    close(found, [torch.stack(g) for g in zip(*each, strict=True)])
-    assert world.from_cpp == ["rms_norm"]
+    close(grads_, [torch.stack(g) for g in zip(*each, strict=True)])
+    assert fake_device.from_cpp == ["rms_norm"]
 
 
-def test_compiled_graphs_contain_the_op(world):
-    world.take("rms_norm")
+def test_compiled_graphs_contain_the_op(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
-    made = torch.compile(rms, backend="aot_eager", fullgraph=True)
-    close((made(x, w), *grads(made(x, w), (x, w), dy)), truth(x, w, dy))
-    assert not world.from_cpp
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
+    compiled = torch.compile(rms, backend="aot_eager", fullgraph=True)
+    close((compiled(x, w), *grads(compiled(x, w), (x, w), dy)), truth(x, w, dy))
+    assert not fake_device.from_cpp
 
 
-def test_compiled_autograd_matches(world):
-    world.take("rms_norm")
+def test_compiled_autograd_matches(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     y = rms(x, w)
     with torch._dynamo.compiled_autograd._enable(lambda gm: gm):
         y.backward(dy)
     close((x.grad, w.grad), truth(x, w, dy)[1:])
 
 
-def test_autocast_does_not_affect_arguments_of_one_dtype(world):
-    world.take("rms_norm")
+def test_autocast_does_not_affect_arguments_of_one_dtype(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     with torch.autocast("cpu", torch.bfloat16):
         y = rms(x, w)
-    assert y.dtype is torch.float32 and world.from_cpp == ["rms_norm"]
+    assert y.dtype is torch.float32 and fake_device.from_cpp == ["rms_norm"]
 
 
-def test_settings_of_torch_are_part_of_the_key(world):
-    world.take("rms_norm")
+def test_settings_of_torch_are_part_of_the_key(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     torch.use_deterministic_algorithms(True)
     try:
         grads(rms(x, w), (x, w), dy)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert world.from_python == ["rms_norm", "rms_norm_bwd"] and not world.from_cpp
+    assert fake_device.from_python == ["rms_norm", "rms_norm_bwd"] and not fake_device.from_cpp
 
 
-def test_parameters_are_launched_and_subclasses_run_in_python(world):
-    world.take("rms_norm")
+def test_parameters_are_launched_and_subclasses_run_in_python(fake_device):
+    fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), torch.nn.Parameter(torch.randn(8)), torch.randn(3, 8)
-    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
-    assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
+    assert fake_device.from_cpp == ["rms_norm", "rms_norm_bwd"]
 
     class Mine(torch.Tensor):
         pass
 
-    world.forget()
+    fake_device.forget()
     rms(x.detach().as_subclass(Mine).requires_grad_(), w)
-    assert not world.from_cpp
+    assert not fake_device.from_cpp
 
 
 # ---- without C++ -----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from opmux.faces.aten.schema import OverloadSchema
 
 @pytest.fixture
 def new(monkeypatch):
-    """As in a process that has not tried to load the library; compiling it fails the test."""
+    """The state of a process that has not tried to load the library; compiling it fails the test."""
     for name, value in {"library": None, "tried": False, "compiling": False, "waiting": []}.items():
         monkeypatch.setattr(native_library._LibraryState, name, value)
     for name in ("load", "library"):
@@ -40,7 +40,7 @@ def said(caplog, call):
 
 
 def test_sources_lists_every_file_of_the_folder():
-    """Otherwise a change to a missing file would not recompile the library."""
+    """A change to a file that is not listed would not recompile the library."""
     assert sorted(native_library.SOURCES) == sorted(native_library.FOLDER.iterdir())
 
 
@@ -88,7 +88,7 @@ def test_with_an_untested_triton_nothing_is_launched_from_cpp(monkeypatch, caplo
     assert "tested with triton 1.0 to 1.1" in warning and not launching.drives()
 
 
-def test_without_python_headers_the_package_to_install_is_named(new, caplog, tmp_path):
+def test_without_python_headers_the_error_says_what_to_install(new, caplog, tmp_path):
     new.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     assert not native_library.possible()
     (warning,) = said(caplog, native_library.available)
@@ -96,7 +96,7 @@ def test_without_python_headers_the_package_to_install_is_named(new, caplog, tmp
 
 
 def test_the_cost_of_missing_cpp_is_logged_once(new, caplog):
-    """By whatever notices it first: the overrides, or an op with a gradient that waits for a background build."""
+    """Whichever notices it first logs it: the overrides, or an op with a gradient that waits for a background build."""
 
     def fail(*args, **kwargs):
         raise build.NoCompiler("there is no C++ compiler")
@@ -132,25 +132,25 @@ def test_if_disabled_it_is_neither_compiled_nor_loaded(new, caplog):
 def test_a_background_process_starts_with_a_path_object_in_sys_path(monkeypatch):
     """Python ignores entries of sys.path that are not strings."""
     monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
-    ended, said = threading.Event(), []
+    ended, messages = threading.Event(), []
     background.run(
-        "import sys; assert all(type(one) is str for one in sys.path)", lambda e: (said.append(e), ended.set())
+        "import sys; assert all(type(one) is str for one in sys.path)", lambda e: (messages.append(e), ended.set())
     )
-    assert ended.wait(60) and said == [""]
+    assert ended.wait(60) and messages == [""]
 
 
 def test_all_waiting_callbacks_run_even_if_one_raises(new):
     new.setattr(native_library._LibraryState, "library", object())
     new.setattr(native_library._LibraryState, "tried", True)
-    done = []
-    new.setattr(native_library._LibraryState, "waiting", [lambda: 1 / 0, lambda: done.append(1)])
+    called = []
+    new.setattr(native_library._LibraryState, "waiting", [lambda: 1 / 0, lambda: called.append(1)])
     native_library._compiled("the other process failed, this one has compiled it meanwhile")
-    assert done == [1] and not native_library._LibraryState.waiting
+    assert called == [1] and not native_library._LibraryState.waiting
 
 
 def test_an_op_does_not_wait_while_another_thread_compiles(new):
-    """It runs in Python until then; the compiling thread calls it back."""
-    compiling, proceed, done = threading.Event(), threading.Event(), []
+    """Until then the op runs in Python; the compiling thread calls it back."""
+    compiling, proceed, called = threading.Event(), threading.Event(), []
 
     def compile_slowly(*args, **kwargs):
         compiling.set()
@@ -164,26 +164,26 @@ def test_an_op_does_not_wait_while_another_thread_compiles(new):
     try:
         assert compiling.wait(30)
         began = time.monotonic()
-        assert native_library.soon(lambda: done.append(1))
-        assert time.monotonic() - began < 5 and not done
+        assert native_library.soon(lambda: called.append(1))
+        assert time.monotonic() - began < 5 and not called
     finally:
         proceed.set()
         thread.join()
-    assert not done and not native_library._LibraryState.waiting and not native_library.soon(lambda: None)
+    assert not called and not native_library._LibraryState.waiting and not native_library.soon(lambda: None)
 
 
 def test_waiting_callbacks_run_in_the_thread_that_compiled(new):
-    done = []
+    called = []
     new.setattr(launching, "attach", lambda library: None)
     new.setattr(native_library, "Library", lambda loaded: loaded)
     new.setattr(native_library._LibraryState, "compiling", True)
 
     def load(*args, **kwargs):
-        assert native_library.soon(lambda: done.append(threading.get_ident()))
+        assert native_library.soon(lambda: called.append(threading.get_ident()))
         return "the library"
 
     new.setattr(build, "load", load)
-    assert native_library.available() and done == [threading.get_ident()]
+    assert native_library.available() and called == [threading.get_ident()]
 
 
 def test_after_ctrl_c_during_compilation_the_next_call_tries_again(new):

@@ -45,8 +45,8 @@ def impls():
 
     def put(impl_id, value, priority, **fields):
         fn = lambda x, weight, bias: x.new_full((*x.shape[:-1], weight.shape[0]), value)
-        made = OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, priority, outside=False, **fields)
-        registry.register_impl(made)
+        impl = OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, priority, outside=False, **fields)
+        registry.register_impl(impl)
         added.append(impl_id)
 
     yield put
@@ -60,90 +60,90 @@ def two(impls):
     impls(B, 2.0, 5)
 
 
-def know(rows: dict) -> None:
+def store_times(rows: dict) -> None:
     """Store times by number of rows, as `opmux tune --providers` does."""
     provider_speed.store(speed_files.chip_of(CPU), {LABEL.format(m): times for m, times in rows.items()}, {})
 
 
-def ran(m: int) -> float | None:
+def value_of_selected(m: int) -> float | None:
     """The value that the selected library returns; None for the reference."""
     y = opmux.ops.linear(torch.zeros(m, 4), torch.zeros(8, 4), None)
     return y[0, 0].item() or None
 
 
 def explained(m: int) -> dict[str, tuple[str, str]]:
-    found = opmux.explain("linear", torch.zeros(m, 4), torch.zeros(8, 4))
-    return {v.impl.impl_id: (v.status, v.reason) for v in found.verdicts}
+    report = opmux.explain("linear", torch.zeros(m, 4), torch.zeros(8, 4))
+    return {v.impl.impl_id: (v.status, v.reason) for v in report.verdicts}
 
 
 # ---- selection by speed ---------------------------------------------------------------------------------------------
 
 
 def test_the_faster_library_runs_only_for_its_class(two):
-    assert [ran(m) for m in (1, 16, 17)] == [1.0, 1.0, 1.0]
-    know({16: {A: 55.0, B: 41.0}, 32: {A: 41.0, B: 55.0}})
-    assert [ran(m) for m in (1, 8, 9, 16, 17, 32, 33)] == [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0]
+    assert [value_of_selected(m) for m in (1, 16, 17)] == [1.0, 1.0, 1.0]
+    store_times({16: {A: 55.0, B: 41.0}, 32: {A: 41.0, B: 55.0}})
+    assert [value_of_selected(m) for m in (1, 8, 9, 16, 17, 32, 33)] == [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0]
     rows = torch.zeros(3, 5, 4), torch.zeros(8, 4)
     assert opmux.ops.linear(*rows).unique().item() == 2.0  # 15 rows in two dimensions
 
 
 def test_explain_shows_the_deciding_measurement(two):
-    know({16: {A: 55.0, B: 41.25}})
-    found = explained(16)
+    store_times({16: {A: 55.0, B: 41.25}})
+    report = explained(16)
     words = "measured on cpu: vendor.acme.b 41.25 us, this 55 us (dtype=float32 m<=16 n<=8 k<=4)"
-    assert found[A] == ("next", words) and found[B][0] == "chosen"
+    assert report[A] == ("next", words) and report[B][0] == "chosen"
     assert explained(17)[A][0] == "chosen"
     assert f"next, speed: {words}" in str(opmux.explain("linear", torch.zeros(9, 4), torch.zeros(8, 4)))
 
 
 @pytest.mark.parametrize("b, runs", [(98.5, 1.0), (97.5, 2.0)])
 def test_a_difference_below_2_percent_keeps_the_order(two, b, runs):
-    know({16: {A: 100.0, B: b}})
-    assert ran(16) == runs
+    store_times({16: {A: 100.0, B: b}})
+    assert value_of_selected(16) == runs
 
 
 def test_an_unmeasured_implementation_keeps_its_place(two):
-    know({16: {B: 1.0, REFERENCE: 0.5}, 32: {A: 1.0}})
-    assert ran(16) == ran(32) == 1.0
+    store_times({16: {B: 1.0, REFERENCE: 0.5}, 32: {A: 1.0}})
+    assert value_of_selected(16) == value_of_selected(32) == 1.0
 
 
 def test_the_reference_may_be_the_fastest(two):
-    know({16: {A: 3.0, B: 2.0, REFERENCE: 1.0}})
-    assert ran(16) is None and explained(16)[REFERENCE][0] == "chosen"
+    store_times({16: {A: 3.0, B: 2.0, REFERENCE: 1.0}})
+    assert value_of_selected(16) is None and explained(16)[REFERENCE][0] == "chosen"
 
 
 def test_an_unavailable_implementation_is_skipped(impls):
     impls(A, 1.0, 10)
     impls(B, 2.0, 5, available=lambda: "not installed")
-    know({16: {A: 55.0, B: 41.0}})
-    assert ran(16) == 1.0
+    store_times({16: {A: 55.0, B: 41.0}})
+    assert value_of_selected(16) == 1.0
 
 
 def test_an_implementation_that_does_not_support_the_call_is_skipped(impls):
-    """Because of its `when` or its dtypes."""
+    """The call is excluded by its `when` or its dtypes."""
     impls(A, 1.0, 10)
     impls(B, 2.0, 5, when=lambda x, weight, bias: bias is None or "takes no bias")
-    know({16: {A: 55.0, B: 41.0}})
+    store_times({16: {A: 55.0, B: 41.0}})
     x, weight = torch.zeros(16, 4), torch.zeros(8, 4)
     assert opmux.ops.linear(x, weight).unique().item() == 2.0
     assert opmux.ops.linear(x, weight, torch.zeros(8)).unique().item() == 1.0
     impls("vendor.acme.c", 3.0, 1, supported_dtypes={torch.float64})
-    know({16: {A: 55.0, B: 41.0, "vendor.acme.c": 1.0}})
-    assert ran(16) == 2.0
+    store_times({16: {A: 55.0, B: 41.0, "vendor.acme.c": 1.0}})
+    assert value_of_selected(16) == 2.0
 
 
 def test_a_quarantined_implementation_is_skipped(two):
-    know({16: {A: 55.0, B: 41.0}})
-    assert ran(16) == 2.0
+    store_times({16: {A: 55.0, B: 41.0}})
+    assert value_of_selected(16) == 2.0
     get_default_manager().quarantine("opmux::linear", Failure("linear", B, None, "it broke"))
-    assert ran(16) == 1.0
+    assert value_of_selected(16) == 1.0
     get_default_manager().clear_quarantine("linear")
-    assert ran(16) == 2.0
+    assert value_of_selected(16) == 2.0
 
 
 def test_if_the_faster_one_raises_the_next_one_runs(impls):
     impls(A, 1.0, 10)
-    know({16: {A: 55.0, B: 41.0}})
+    store_times({16: {A: 55.0, B: 41.0}})
     registry, calls = get_default_manager().registry, []
 
     def fails(x, weight, bias):
@@ -152,14 +152,14 @@ def test_if_the_faster_one_raises_the_next_one_runs(impls):
 
     registry.register_impl(OpImpl("opmux::linear", B, BackendImplKind.VENDOR, "acme", fails, 5, outside=False))
     try:
-        assert [ran(16) for _ in range(3)] == [1.0, 1.0, 1.0] and calls == [1]
+        assert [value_of_selected(16) for _ in range(3)] == [1.0, 1.0, 1.0] and calls == [1]
     finally:
         registry.unregister("opmux::linear", B)
 
 
 def test_policies_that_rank_implementations_override_measurements(two):
-    know({16: {A: 55.0, B: 41.0, REFERENCE: 1.0}})
-    assert ran(16) is None
+    store_times({16: {A: 55.0, B: 41.0, REFERENCE: 1.0}})
+    assert value_of_selected(16) is None
     for policy, runs in (
         ({"per_op": {"linear": f"impl:{A}"}}, 1.0),
         ({"per_op": {"linear": f"impl:{A}"}, "strict": True}, 1.0),
@@ -170,14 +170,14 @@ def test_policies_that_rank_implementations_override_measurements(two):
         ({"deny": ["acme"]}, None),
     ):
         with opmux.policy(**policy):
-            assert ran(16) == runs, policy
-        assert ran(16) is None
+            assert value_of_selected(16) == runs, policy
+        assert value_of_selected(16) is None
 
 
 def test_calls_on_another_device_ignore_the_times(two, monkeypatch):
     """If there is an accelerator, the times are the accelerator's."""
-    know({16: {A: 55.0, B: 41.0}})
-    assert ran(16) == 2.0
+    store_times({16: {A: 55.0, B: 41.0}})
+    assert value_of_selected(16) == 2.0
     with devices.assume("nvidia", "sm_90"):
         HERE.changed()
         monkeypatch.setattr(type(FILES), "measured", lambda self, chip: {LABEL.format(16): {A: 55.0, B: 41.0}})
@@ -193,14 +193,14 @@ def test_an_order_by_speed_is_right_despite_chains_of_small_differences(impls):
     """A is not measurably slower than B, nor B than C; but A is slower than C, so A must not be first."""
     for impl_id, value, priority in ((A, 1.0, 10), (B, 2.0, 5), ("vendor.acme.c", 3.0, 1)):
         impls(impl_id, value, priority)
-    know({16: {A: 100.0, B: 98.5, "vendor.acme.c": 97.0}})
-    assert ran(16) == 2.0
-    found = opmux.explain("linear", torch.zeros(16, 4), torch.zeros(8, 4))
-    assert [v.impl.impl_id for v in found.verdicts if v.impl.vendor == "acme"] == [B, "vendor.acme.c", A]
+    store_times({16: {A: 100.0, B: 98.5, "vendor.acme.c": 97.0}})
+    assert value_of_selected(16) == 2.0
+    report = opmux.explain("linear", torch.zeros(16, 4), torch.zeros(8, 4))
+    assert [v.impl.impl_id for v in report.verdicts if v.impl.vendor == "acme"] == [B, "vendor.acme.c", A]
 
 
 def test_calls_by_name_and_calls_that_need_gradients_are_selected_by_speed_too(two):
-    know({16: {A: 55.0, B: 41.0}})
+    store_times({16: {A: 55.0, B: 41.0}})
     x, weight = torch.zeros(16, 4, requires_grad=True), torch.zeros(8, 4)
     assert opmux.ops.linear(x, weight).unique().item() == 2.0
     manager = get_default_manager()
@@ -212,16 +212,16 @@ def test_calls_by_name_and_calls_that_need_gradients_are_selected_by_speed_too(t
 def test_wrong_arguments_raise_the_same_error_with_and_without_times(wrong):
     with pytest.raises(Exception) as without:
         opmux.ops.linear(*wrong)
-    know({16: {A: 55.0, REFERENCE: 41.0}})
-    with pytest.raises(type(without.value)) as found:
+    store_times({16: {A: 55.0, REFERENCE: 41.0}})
+    with pytest.raises(type(without.value)) as raised:
         opmux.ops.linear(*wrong)
-    assert str(found.value) == str(without.value) and not get_default_manager().failures()
+    assert str(raised.value) == str(without.value) and not get_default_manager().failures()
 
 
 def test_a_switch_to_another_implementation_is_logged_once_with_its_measurement(two, caplog):
-    know({16: {A: 55.0, B: 41.0}})
+    store_times({16: {A: 55.0, B: 41.0}})
     with caplog.at_level("INFO", "opmux"):
-        assert [ran(m) for m in (17, 16, 17, 16, 15)] == [1.0, 2.0, 1.0, 2.0, 2.0]
+        assert [value_of_selected(m) for m in (17, 16, 17, 16, 15)] == [1.0, 2.0, 1.0, 2.0, 2.0]
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Op 'linear' switched")]
     (line,) = [line for line in lines if f"to '{B}'" in line]
     assert "measured on cpu: vendor.acme.b 41 us, this 55 us" in line
@@ -245,9 +245,9 @@ def h200(monkeypatch, tmp_path):
         shipped.update(rows)
         provider_speed.forget()
         make = lambda *shape: torch.empty(shape, device="meta", dtype=torch.bfloat16)
-        found = opmux.explain("gemm", make(m, 64), make(64, 128))
-        assert found.chosen is not None
-        return found.chosen.impl_id, {v.impl.impl_id: f"{v.stage}: {v.reason}" for v in found.verdicts}
+        report = opmux.explain("gemm", make(m, 64), make(64, 128))
+        assert report.chosen is not None
+        return report.chosen.impl_id, {v.impl.impl_id: f"{v.stage}: {v.reason}" for v in report.verdicts}
 
     with devices.assume("nvidia", "sm_90"):
         HERE.changed()
@@ -307,7 +307,7 @@ def test_strict_and_policies_that_name_an_implementation_override_measurements(h
 
 
 def test_aten_overloads_prefer_the_vendors_library(h200):
-    """Their implementations have no `when`, so they cannot be selected per call."""
+    """Implementations of overloads have no `when`, so they cannot be selected per call."""
     h200({BF16.format(16): {OURS: 41.0, CUBLAS: 55.0}})
     first = HERE.preferred("cuda")["opmux::gemm"]
     assert isinstance(first, LibrariesFirst) and first() is None and first.always() == "cuBLAS is faster"
@@ -326,16 +326,16 @@ def test_the_users_file_overrides_a_shipped_one(monkeypatch, tmp_path, two):
     monkeypatch.setattr(tile_files, "folders", lambda chip: ("here",))
     monkeypatch.setattr(tile_files, "place", lambda name: folder)
     provider_speed.forget()
-    assert (ran(16), ran(32)) == (2.0, 2.0)
-    know({16: {A: 41.0, B: 55.0}})
-    assert (ran(16), ran(32)) == (1.0, 2.0)
+    assert (value_of_selected(16), value_of_selected(32)) == (2.0, 2.0)
+    store_times({16: {A: 41.0, B: 55.0}})
+    assert (value_of_selected(16), value_of_selected(32)) == (1.0, 2.0)
     assert FILES.shipped(chip) == shipped
-    know({64: {A: 2.0, B: 1.0}})  # added to the user's file
-    assert (ran(16), ran(32), ran(64)) == (1.0, 2.0, 2.0)
+    store_times({64: {A: 2.0, B: 1.0}})  # added to the user's file
+    assert (value_of_selected(16), value_of_selected(32), value_of_selected(64)) == (1.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize(
-    "text, says",
+    "text, message",
     [
         ("{", "JSONDecodeError"),
         ('{"format": 3, "entries": {}}', "it is not of format 2"),
@@ -343,38 +343,38 @@ def test_the_users_file_overrides_a_shipped_one(monkeypatch, tmp_path, two):
         ('{"format": 2, "made_for": HERE}', "it has no entries"),
     ],
 )
-def test_an_invalid_file_warns_once_and_keeps_the_order(two, caplog, text, says):
-    know({16: {A: 55.0, B: 41.0}})
+def test_an_invalid_file_warns_once_and_keeps_the_order(two, caplog, text, message):
+    store_times({16: {A: 55.0, B: 41.0}})
     file = FILES.path(speed_files.chip_of(CPU))
     assert file is not None
     made_for = json.dumps(speed_files.made_for(speed_files.chip_of(CPU)))
     cache_dir.replace(file, text.replace("HERE", made_for).encode())
     provider_speed.forget()
-    assert [ran(16) for _ in range(3)] == [1.0, 1.0, 1.0]
+    assert [value_of_selected(16) for _ in range(3)] == [1.0, 1.0, 1.0]
     (line,) = [r.getMessage() for r in caplog.records if "is ignored" in r.getMessage()]
-    assert str(file) in line and says in line
+    assert str(file) in line and message in line
 
 
 @pytest.mark.parametrize("bad", ["fast", 0, None])
 def test_an_invalid_entry_warns_once_and_the_others_are_used(two, caplog, bad):
-    know({16: {A: 55.0, B: 41.0}, 32: {A: 55.0, B: 41.0}})
+    store_times({16: {A: 55.0, B: 41.0}, 32: {A: 55.0, B: 41.0}})
     file = FILES.path(speed_files.chip_of(CPU))
     data = json.loads(file.read_text())
     data["entries"][LABEL.format(32)][B] = bad
     cache_dir.replace(file, json.dumps(data).encode())
     provider_speed.forget()
-    assert [ran(16), ran(32), ran(32)] == [2.0, 1.0, 1.0]
+    assert [value_of_selected(16), value_of_selected(32), value_of_selected(32)] == [2.0, 1.0, 1.0]
     (line,) = [r.getMessage() for r in caplog.records if "skipped" in r.getMessage()]
     assert str(file) in line and LABEL.format(32) in line and "expected the microseconds of each impl" in line
 
 
 def test_a_file_of_the_previous_format_is_read(two):
-    know({16: {A: 55.0, B: 41.0}})
+    store_times({16: {A: 55.0, B: 41.0}})
     file = FILES.path(speed_files.chip_of(CPU))
     data = json.loads(file.read_text())
     cache_dir.replace(file, json.dumps({"made_for": data["made_for"], "format": 1, "ops": data["entries"]}).encode())
     provider_speed.forget()
-    assert ran(16) == 2.0
+    assert value_of_selected(16) == 2.0
 
 
 def test_an_invalid_file_is_replaced_by_the_next_measurement(two):
@@ -382,8 +382,8 @@ def test_an_invalid_file_is_replaced_by_the_next_measurement(two):
     assert file is not None
     cache_dir.make(file.parent)
     cache_dir.replace(file, b"{")
-    know({16: {A: 55.0, B: 41.0}})
-    assert ran(16) == 2.0 and json.loads(file.read_text())["made_for"]["chip"] == "cpu"
+    store_times({16: {A: 55.0, B: 41.0}})
+    assert value_of_selected(16) == 2.0 and json.loads(file.read_text())["made_for"]["chip"] == "cpu"
 
 
 def test_shipped_times_are_readable():
@@ -404,7 +404,7 @@ def test_classes_are_computed_from_the_arguments_of_their_op(key, few):
 
 @pytest.mark.parametrize("key", CLASSES)
 def test_computing_a_class_runs_no_torch_op(key, few):
-    """It happens at each call: only shapes and strides are read, and no tensor is created."""
+    """A class is computed at each call: only shapes and strides are read, and no tensor is created."""
 
     class Forbidden(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):

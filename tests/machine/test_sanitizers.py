@@ -29,8 +29,8 @@ def compiler():
 
 def can_link(command, kind, folder):
     (folder / "empty.cpp").write_text("int main() {}")
-    tried = [*command, f"-fsanitize={kind}", "empty.cpp", "-o", "empty"]
-    return not subprocess.run(tried, cwd=folder, capture_output=True, check=False).returncode
+    command_line = [*command, f"-fsanitize={kind}", "empty.cpp", "-o", "empty"]
+    return not subprocess.run(command_line, cwd=folder, capture_output=True, check=False).returncode
 
 
 @pytest.mark.slow
@@ -45,12 +45,12 @@ def test_launch_tables_stay_correct_and_bounded_under_ten_threads(kind, tmp_path
     flags = ["-std=c++20", "-g", "-O1", *([f"-fsanitize={kind}", "-fno-sanitize-recover=all"] if kind else [])]
     program = tmp_path / "stress"
     sources = [f"-I{native_library.FOLDER}", str(SOURCE), *build._torch(), "-o", str(program)]
-    made = subprocess.run([*command, *flags, *sources], capture_output=True, encoding="utf-8", check=False)
-    assert made.returncode == 0, made.stderr[-3000:]
+    compiled = subprocess.run([*command, *flags, *sources], capture_output=True, encoding="utf-8", check=False)
+    assert compiled.returncode == 0, compiled.stderr[-3000:]
     env = os.environ | {"LD_LIBRARY_PATH": str(Path(torch.__file__).parent / "lib"), "TSAN_OPTIONS": "halt_on_error=1"}
-    done = subprocess.run([program, str(rounds)], env=env, capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    keys, hits, by_class, left = map(int, done.stdout.split())
+    result = subprocess.run([program, str(rounds)], env=env, capture_output=True, encoding="utf-8", check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    keys, hits, by_class, left = map(int, result.stdout.split())
     assert keys == 16 * rounds + 10 and hits > rounds and by_class > 100 and left <= MOST_RECORDS
 
 
@@ -65,8 +65,8 @@ def test_launches_and_autograd_nodes_pass_the_address_sanitizer(tmp_path):
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "shared")])}
     plugin = [sys.executable, str(ROOT / "tests" / "shared" / "sanitized.py")]
     # In a separate step: with the sanitizer's runtime loaded, a compiler takes minutes.
-    made = subprocess.run(plugin, env=os.environ | paths, capture_output=True, encoding="utf-8", check=False)
-    assert made.returncode == 0, made.stderr[-3000:]
+    compiled = subprocess.run(plugin, env=os.environ | paths, capture_output=True, encoding="utf-8", check=False)
+    assert compiled.returncode == 0, compiled.stderr[-3000:]
     find = lambda name: subprocess.check_output([*command, f"-print-file-name={name}.so"], encoding="utf-8").strip()
     env = (
         os.environ
@@ -91,6 +91,6 @@ def test_launches_and_autograd_nodes_pass_the_address_sanitizer(tmp_path):
         "no:xdist",
         *files,
     ]
-    done = subprocess.run(words, env=env, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert "skipped" not in done.stdout.splitlines()[-1]
+    result = subprocess.run(words, env=env, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
+    assert "skipped" not in result.stdout.splitlines()[-1]

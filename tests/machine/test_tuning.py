@@ -160,10 +160,10 @@ def test_an_unreadable_file_is_moved_aside_with_one_warning(text, lines):
     assert tuning.store(CHIP, {"l": entry(1)}) == file
     tuning.forget()
     assert tuning.find(CHIP, "l") == entry(1)
-    (aside,) = file.parent.glob("*.damaged-*")
-    assert aside.read_bytes() == text
-    assert len(lines()) == 2 and lines()[1].endswith(f"it is kept as {aside.name}")
-    assert set(tuning.clear()) == {file, aside}
+    (damaged,) = file.parent.glob("*.damaged-*")
+    assert damaged.read_bytes() == text
+    assert len(lines()) == 2 and lines()[1].endswith(f"it is kept as {damaged.name}")
+    assert set(tuning.clear()) == {file, damaged}
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_a_folder_in_place_of_the_file_is_moved_aside(lines):
     (file / "inner").mkdir(parents=True)
     assert tuning.find(CHIP, "k") is None
     assert tuning.store(CHIP, {"k": entry()}) == file
-    (aside,) = file.parent.glob("*.damaged-*")
-    assert (aside / "inner").is_dir() and file.is_file()
+    (damaged,) = file.parent.glob("*.damaged-*")
+    assert (damaged / "inner").is_dir() and file.is_file()
     assert "is ignored" in lines()[0] and "not a regular file" in lines()[1] and len(lines()) == 2
 
 
@@ -222,11 +222,11 @@ def test_many_writers_lose_no_entry():
     ranks = [fork.Process(target=_store_many, args=(rank,)) for rank in range(6)]
     for rank in ranks:
         rank.start()
-    seen = set()
+    entries = set()
     while any(rank.is_alive() for rank in ranks):  # meanwhile, readers see complete files, and no entry disappears
         now = set(tuning.entries(CHIP))
-        assert seen <= now
-        seen = now
+        assert entries <= now
+        entries = now
     for rank in ranks:
         rank.join()
         assert rank.exitcode == 0
@@ -296,8 +296,8 @@ def test_a_writer_that_cannot_get_the_lock_stores_nothing(cache, monkeypatch, li
     assert file.read_bytes() == before and tuning.clear() == []
     held = f"another process has held {cache}/.lock for 0.2 s"
     waiting = f"waiting for another process that holds {cache}/.lock, 0.2 s at most"
-    kept, cleared = f"tuning results are not stored: {held}", f"the tuning cache is not cleared: {held}"
-    assert lines() == [waiting, kept, waiting, cleared]
+    not_stored, cleared = f"tuning results are not stored: {held}", f"the tuning cache is not cleared: {held}"
+    assert lines() == [waiting, not_stored, waiting, cleared]
     holder.kill()
     holder.join()
     assert tuning.store(CHIP, {"l": entry(2)}) == file
@@ -333,14 +333,14 @@ def test_entries_are_stored_on_a_file_system_without_locks(monkeypatch, lines, c
 def test_a_folder_that_is_replaced_while_a_writer_waits_is_locked_again(cache, monkeypatch):
     """The lock in the deleted folder excludes no other writer; the writer must lock the new folder."""
     tuning.store(CHIP, {"old": entry()})
-    flock, seen = fcntl.flock, []
+    flock, locked = fcntl.flock, []
 
-    def remove_first(lock, how):
-        if how & fcntl.LOCK_NB and not seen:
-            seen.append(lock)
+    def remove_first(lock, operation):
+        if operation & fcntl.LOCK_NB and not locked:
+            locked.append(lock)
             shutil.rmtree(cache)
             cache.mkdir()
-        return flock(lock, how)
+        return flock(lock, operation)
 
     monkeypatch.setattr(cache_dir.fcntl, "flock", remove_first)
     with speed_files.exclusive(cache):
@@ -381,10 +381,10 @@ def _store_as_nobody(answers) -> None:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-    heard = []
+    messages = []
     speed_files.logger.addHandler(handler := logging.Handler())
-    handler.emit = lambda record: heard.append((record.levelname, record.getMessage()))
-    answers.put((tuning.store(CHIP, {"k": entry()}), tuning.find(CHIP, "k"), heard))
+    handler.emit = lambda record: messages.append((record.levelname, record.getMessage()))
+    answers.put((tuning.store(CHIP, {"k": entry()}), tuning.find(CHIP, "k"), messages))
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["the folder is there", "it is not"])
@@ -400,11 +400,11 @@ def test_a_read_only_folder_warns(monkeypatch, there):
         child.start()
         child.join()
         assert child.exitcode == 0
-        kept, found, ((level, line),) = answers.get()
+        stored, entries, ((level, line),) = answers.get()
     finally:
         home.chmod(0o755)
         shutil.rmtree(home)
-    assert (kept, found, level) == (None, None, "WARNING")
+    assert (stored, entries, level) == (None, None, "WARNING")
     assert line.startswith("tuning results are not stored: ")
     assert line.endswith("Set OPMUX_CACHE_DIR to a writable folder")
 
@@ -432,7 +432,7 @@ def forget():
     devices.forget()
 
 
-def test_the_chip_is_that_of_the_current_device(monkeypatch):
+def test_tuning_uses_the_chip_of_the_current_device(monkeypatch):
     chips = [("NVIDIA H200", (9, 0)), ("NVIDIA A10", (8, 6))]
     current = 0
     monkeypatch.setattr(devices, "accelerators", lambda: ("cuda",))
@@ -457,6 +457,6 @@ def test_the_chip_is_that_of_the_current_device(monkeypatch):
         forget()
 
 
-def test_without_an_accelerator_there_is_no_chip(monkeypatch):
+def test_without_an_accelerator_no_chip_is_reported(monkeypatch):
     monkeypatch.setattr(devices, "accelerators", lambda: ())
     assert devices.current_chip() is None

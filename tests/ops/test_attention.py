@@ -26,11 +26,13 @@ def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | 
     for n in range(b):
         for head in range(h):
             for i in range(sq):
-                seen = min(max(i + 1 + sk - sq, 0), sk) if causal else sk
-                keys, values = k[n, head // per, :seen], v[n, head // per, :seen]
+                visible = min(max(i + 1 + sk - sq, 0), sk) if causal else sk
+                keys, values = k[n, head // per, :visible], v[n, head // per, :visible]
                 s = keys @ q[n, head, i] * scale
-                outs.append(torch.softmax(s, 0) @ values if seen else q[n, head, i].sum() * 0 + v.new_zeros(v.shape[3]))
-                lses.append(s.exp().sum().log() if seen and s.max() < 100 else torch.logsumexp(s, 0))
+                outs.append(
+                    torch.softmax(s, 0) @ values if visible else q[n, head, i].sum() * 0 + v.new_zeros(v.shape[3])
+                )
+                lses.append(s.exp().sum().log() if visible and s.max() < 100 else torch.logsumexp(s, 0))
     lse = torch.stack(lses).reshape(b, h, sq) if lses else q.new_zeros(b, h, sq)
     return (torch.stack(outs) if outs else q.new_zeros(0)).reshape(b, h, sq, v.shape[3]), lse
 
@@ -50,9 +52,9 @@ def small(samples):
 @every_dtype
 def test_forward_equals_the_definition(dtype):
     for sample in small(FORWARD.samples(dtype, CPU)):
-        q, k, v, *how = sample.args
+        q, k, v, *options = sample.args
         got, lse = FORWARD.reference(*sample.args)
-        want, want_lse = naive(q.double(), k.double(), v.double(), *how)
+        want, want_lse = naive(q.double(), k.double(), v.double(), *options)
         assert got.dtype is dtype and lse.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
         close(got, want, sample.id)
         close(lse, want_lse, f"{sample.id}: lse")
@@ -61,9 +63,9 @@ def test_forward_equals_the_definition(dtype):
 @every_dtype
 def test_backward_is_the_gradient_of_the_definition(dtype):
     for sample in small(BACKWARD.samples(dtype, CPU)):
-        do, q, k, v, _, _, *how = sample.args
+        do, q, k, v, _, _, *options = sample.args
         leaves = [t.double().requires_grad_() for t in (q, k, v)]
-        o = naive(*leaves, *how)[0] + sum(t.sum() for t in leaves) * 0  # a graph, even if all keys are masked
+        o = naive(*leaves, *options)[0] + sum(t.sum() for t in leaves) * 0  # a graph, even if all keys are masked
         want = torch.autograd.grad(o, leaves, do.double())
         got = BACKWARD.reference(*sample.args)
         for name, g, w in zip(BACKWARD.out, got, want, strict=True):
@@ -117,7 +119,7 @@ def test_results_have_the_layout_of_their_inputs():
 
 
 def test_results_keep_a_layout_with_the_batch_inside():
-    """As in [seq, batch, heads, dim], also for a slice of a larger tensor."""
+    """Tests [seq, batch, heads, dim] in memory, also for a slice of a larger tensor."""
     packed = [torch.randn(7, 2, h, 8).permute(1, 2, 0, 3) for h in (4, 2, 2)]
     sliced = [t.permute(1, 2, 0, 3) for t in torch.randn(7, 2, 4, 3, 8).unbind(3)]
     for q, k, v in (packed, sliced):
@@ -154,7 +156,7 @@ def test_flops_count_only_unmasked_pairs():
     assert BACKWARD.flops(q, q, k, v, q, lse, True, None) == 10 * 2 * 4 * 36 * 16
 
 
-def test_mismatched_heads_are_named():
+def test_mismatched_heads_raise_with_the_arguments_name():
     q, k = torch.randn(1, 6, 4, 8), torch.randn(1, 4, 4, 8)
     with pytest.raises(ValueError, match="attention: k must have heads that divide the 6 of q; got 4"):
         opmux.ops.attention(q, k, k)

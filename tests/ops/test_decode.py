@@ -27,24 +27,24 @@ def naive(q, k_cache, v_cache, lengths, table, sinks, k_scale, v_scale, window, 
     """The definition: one query of one head at a time, over the keys that it attends to."""
     batch, queries, heads, dim = q.shape
     group, scale = heads // k_cache.shape[2], dim**-0.5 if scale is None else scale
-    room = k_cache.shape[1] * (1 if table is None else table.shape[1])
+    capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
     o, lse = torch.zeros(batch, queries, heads, v_cache.shape[3]).double(), torch.zeros(batch, heads, queries).double()
     factor = lambda s, kv: 1.0 if s is None else s[kv if s.numel() > 1 else 0].double()
     for z in range(batch):
-        length = min(int(lengths[z]), room)
+        length = min(int(lengths[z]), capacity)
         k, v = rows_of(k_cache, table, z, length), rows_of(v_cache, table, z, length)
         for i in range(queries):
-            place = length - queries + i
-            seen = slice(max(0, place - window if window >= 0 else 0), max(0, place + 1))
+            position = length - queries + i
+            visible = slice(max(0, position - window if window >= 0 else 0), max(0, position + 1))
             for h in range(heads):
                 kv = h // group
-                s = k[seen, kv] @ q[z, i, h].double() * factor(k_scale, kv) * scale
+                s = k[visible, kv] @ q[z, i, h].double() * factor(k_scale, kv) * scale
                 s = softcap * torch.tanh(s / softcap) if softcap else s
                 extra = torch.exp(sinks[h].double()) if sinks is not None else 0.0
                 total = s.exp().sum() + extra
                 lse[z, h, i] = math.log(total) if total > 0 else -math.inf
                 if len(s):
-                    o[z, i, h] = (s.exp() / total) @ v[seen, kv] * factor(v_scale, kv)
+                    o[z, i, h] = (s.exp() / total) @ v[visible, kv] * factor(v_scale, kv)
     return o, lse
 
 
@@ -79,13 +79,13 @@ def test_decoding_equals_attention_to_the_whole_sequence():
     ours.write_kv_cache(k[:, :7], v[:, :7], k_cache, v_cache, prompt, table=table, counts=prompt)
     for n in range(1, 4):
         q = torch.randn(batch, 1, heads, dim)
-        at = (prompt + n - 1)[:, None, None, None].expand(-1, 1, kv_heads, dim)
+        positions = (prompt + n - 1)[:, None, None, None].expand(-1, 1, kv_heads, dim)
         lengths = prompt + n
-        ours.write_kv_cache(k.gather(1, at), v.gather(1, at), k_cache, v_cache, lengths, table=table)
+        ours.write_kv_cache(k.gather(1, positions), v.gather(1, positions), k_cache, v_cache, lengths, table=table)
         got = ours.attention_decode(q, k_cache, v_cache, lengths, table=table)
         for z in range(batch):
-            of = [t[z, None, : lengths[z]].transpose(1, 2) for t in (k, v)]
-            want = F.scaled_dot_product_attention(q[z, None].transpose(1, 2), *of, enable_gqa=True)
+            cached = [t[z, None, : lengths[z]].transpose(1, 2) for t in (k, v)]
+            want = F.scaled_dot_product_attention(q[z, None].transpose(1, 2), *cached, enable_gqa=True)
             torch.testing.assert_close(got[z, None], want.transpose(1, 2))
 
 

@@ -77,9 +77,9 @@ def test_a_result_may_be_modified_in_place():
 
 def test_compiled_graphs_have_no_fixed_sizes():
     for spec in (FORWARD, BACKWARD):
-        at = lambda shape, spec=spec: spec.samples.at(shape, torch.float32, CPU, out=7).args
-        traced = make_fx(spec.reference, tracing_mode="symbolic")(*at((3, 5, 8)))
-        torch.testing.assert_close(traced(*at((2, 9, 6))), spec.reference(*at((2, 9, 6))))
+        args_for = lambda shape, spec=spec: spec.samples.at(shape, torch.float32, CPU, out=7).args
+        traced = make_fx(spec.reference, tracing_mode="symbolic")(*args_for((3, 5, 8)))
+        torch.testing.assert_close(traced(*args_for((2, 9, 6))), spec.reference(*args_for((2, 9, 6))))
 
 
 def test_flops_are_counted():
@@ -88,7 +88,7 @@ def test_flops_are_counted():
     assert BACKWARD.flops(torch.empty(2, 3, 5), x, w) == 4 * 6 * 8 * 5
 
 
-def test_mismatched_shapes_are_named():
+def test_mismatched_shapes_raise_with_the_arguments_name():
     with pytest.raises(ValueError, match=r"linear: weight must have 2 dimensions, \[n, k\]; got \(8,\)"):
         opmux.ops.linear(torch.randn(3, 8), torch.randn(8))
     with pytest.raises(
@@ -143,22 +143,22 @@ FUNCTIONS = {
 
 @every_dtype
 def test_linear_act_rounds_once_after_the_epilogue(dtype):
-    spec, seen = specs.find("linear_act"), set()
+    spec, activations = specs.find("linear_act"), set()
     for sample in spec.samples(dtype, CPU):
         x, weight, bias, residual, act, glu, save = sample.args
-        seen.add(act)
+        activations.add(act)
         pre = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
         a, b = pre.chunk(2, -1) if glu else (pre, 1.0)
         want = FUNCTIONS[act](a) * b + (0.0 if residual is None else residual.double())
-        y, kept = spec.reference(*sample.args)
-        assert y.dtype is (dtype if residual is None else residual.dtype) and kept.dtype is dtype
-        assert y.is_contiguous() and kept.is_contiguous()
+        y, pre_activation = spec.reference(*sample.args)
+        assert y.dtype is (dtype if residual is None else residual.dtype) and pre_activation.dtype is dtype
+        assert y.is_contiguous() and pre_activation.is_contiguous()
         close(y, want, sample.id)
         if save and (act or glu):
-            close(kept, pre, sample.id)
+            close(pre_activation, pre, sample.id)
         else:
-            assert kept.shape == (0,)
-    assert seen == {*FUNCTIONS}
+            assert pre_activation.shape == (0,)
+    assert activations == {*FUNCTIONS}
 
 
 @every_dtype
@@ -172,7 +172,7 @@ def test_gemm_add_adds_in_place_and_rounds_once(dtype):
         close(c, want, sample.id)
 
 
-def blown_up(scale, rows, shape):
+def expanded_scale(scale, rows, shape):
     return torch.kron(scale.double(), torch.ones(rows, 128, dtype=torch.float64))[: shape[0], : shape[1]]
 
 
@@ -186,7 +186,7 @@ def test_fp8_products_equal_dequantized_ones(name, dtype):
         if name == "scaled_gemm":
             x, w = x * a_scale.double().reshape(-1, 1), w * b_scale.double().reshape(-1, 1)
         else:
-            x, w = x * blown_up(a_scale, rest[0], a.shape), w * blown_up(b_scale, rest[1], b.shape)
+            x, w = x * expanded_scale(a_scale, rest[0], a.shape), w * expanded_scale(b_scale, rest[1], b.shape)
         want = x @ w.t()
         got = spec.reference(*sample.args)
         assert got.dtype is dtype
@@ -238,12 +238,14 @@ def test_cublas_calls_agree_with_the_reference(fn, dtype):
 def test_cublas_multiplies_only_some_fp8_products():
     e4, e5 = torch.float8_e4m3fn, torch.float8_e5m2
     new, one = lambda *s: torch.zeros(s, dtype=torch.uint8), torch.ones(1)
-    asked = lambda a, b, kinds=(e4, e4), **more: cublas.scaled_when(a, b, one, one, *kinds, **more)
-    assert asked(new(5, 32), new(16, 32)) is True and asked(new(5, 32), new(16, 32), (e5, e4)) is True
-    assert "multiples of 16" in asked(new(5, 24), new(16, 24)) and "multiples of 16" in asked(new(5, 32), new(15, 32))
-    assert "no two" in asked(new(5, 32), new(16, 32), (e5, e5))
-    assert "contiguous" in asked(new(5, 64)[:, :32], new(16, 32))
-    assert "bias" in asked(new(5, 32), new(16, 32), bias=torch.ones(16))
+    supported = lambda a, b, kinds=(e4, e4), **more: cublas.scaled_when(a, b, one, one, *kinds, **more)
+    assert supported(new(5, 32), new(16, 32)) is True and supported(new(5, 32), new(16, 32), (e5, e4)) is True
+    assert "multiples of 16" in supported(new(5, 24), new(16, 24)) and "multiples of 16" in supported(
+        new(5, 32), new(15, 32)
+    )
+    assert "no two" in supported(new(5, 32), new(16, 32), (e5, e5))
+    assert "contiguous" in supported(new(5, 64)[:, :32], new(16, 32))
+    assert "bias" in supported(new(5, 32), new(16, 32), bias=torch.ones(16))
 
 
 # ---- which implementation runs ---------------------------------------------------------------------------------------
@@ -256,13 +258,13 @@ def refusal(monkeypatch):
     launch = pytest.importorskip("opmux.kernels.lib.launch")
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
     manager = get_default_manager()
-    found = {}
+    reasons = {}
     for name in ("gemm", "linear"):
         candidates = manager.registry.get_implementations(name)
-        found[name] = next(i for i in candidates if i.impl_id == "default.flagos")
+        reasons[name] = next(i for i in candidates if i.impl_id == "default.flagos")
 
     def ask(name):
-        refused = manager.static_refusal(f"opmux::{name}", found[name], "cuda")
+        refused = manager.static_refusal(f"opmux::{name}", reasons[name], "cuda")
         return None if refused is None else f"{refused.stage}: {refused.reason}"
 
     with devices.assume("nvidia", "sm_90"):
@@ -270,7 +272,7 @@ def refusal(monkeypatch):
 
 
 def test_our_kernels_run_on_nvidia_only_if_named(refusal):
-    """Otherwise cuBLAS runs, unless a policy excludes it."""
+    """cuBLAS runs unless a policy excludes it."""
     words = "library: cuBLAS is faster: it runs only if a policy names it, by impl:default.flagos or an order for {}"
     assert refusal("gemm") == words.format("gemm") and refusal("linear") == words.format("linear")
     with opmux.policy(per_op={"gemm": "flagos|*"}):

@@ -16,7 +16,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def agree(name, fn, sample):
-    results = lambda made: made if isinstance(made, tuple) else (made,)
+    results = lambda result: result if isinstance(result, tuple) else (result,)
     for got, want in zip(results(fn(*sample.args)), results(specs.find(name).reference(*sample.args)), strict=True):
         tol = specs.find(name).tol[want.dtype]
         assert got.dtype is want.dtype and got.is_contiguous() and not got._is_view()

@@ -52,9 +52,9 @@ def arguments(spec):
 
 def with_kind(spec, name, kind):
     """The arguments, with argument `name` in another layout; None if torch has no such tensor."""
-    given = arguments(spec)
+    arguments_ = arguments(spec)
     try:
-        return {**given, name: KINDS[kind](given[name])}
+        return {**arguments_, name: KINDS[kind](arguments_[name])}
     except (RuntimeError, NotImplementedError, ValueError, IndexError):
         return None
 
@@ -73,25 +73,25 @@ def is_clear(error, spec, name, kind):
     return isinstance(error, (TypeError, ValueError)) and text.startswith(f"{spec.name}: ")
 
 
-def alike(got, given, fn, name, spec):
+def results_match(got, kwargs, fn, name, spec):
     """Whether a result equals that for dense tensors, or for each part of a nested tensor. True if the parts do not fit
     together.
     """
-    many = lambda made: made if isinstance(made, (tuple, list)) else (made,)
+    many = lambda result: result if isinstance(result, (tuple, list)) else (result,)
     nested = all(t.is_nested for t in many(got) if t is not None)
     try:
-        x = given[name]
+        x = kwargs[name]
         wholes = x.unbind() if nested else [torch.cat(x.unbind()) if x.is_nested else dense(x)]  # or all parts
-        wanted = [many(fn(**{**given, name: t})) for t in wholes]
+        expected = [many(fn(**{**kwargs, name: t})) for t in wholes]
     except (RuntimeError, TypeError, ValueError):
         return True
-    for at, result in enumerate(many(got)):
+    for i, result in enumerate(many(got)):
         if result is None:
             continue
-        found = result.unbind() if nested else [dense(result)]
+        parts = result.unbind() if nested else [dense(result)]
         tol = 0.13 if result.is_quantized else 1e-5
-        for a, b in zip(found, wanted, strict=True):
-            if a.shape != b[at].shape or not torch.allclose(a.double(), b[at].double(), tol, tol, equal_nan=True):
+        for a, b in zip(parts, expected, strict=True):
+            if a.shape != b[i].shape or not torch.allclose(a.double(), b[i].double(), tol, tol, equal_nan=True):
                 return False
     return True
 
@@ -114,18 +114,18 @@ def test_every_layout_works_or_names_an_alternative(kind):
     wrong, worked, refused = [], 0, 0
     for key, name in CASES:
         spec, fn = specs.by_key[key], specs.functions[key]
-        given = with_kind(spec, name, kind)
-        if given is None:
+        kwargs = with_kind(spec, name, kind)
+        if kwargs is None:
             continue
         try:
-            got = fn(**given)
+            got = fn(**kwargs)
         except Exception as error:
             refused += 1
             if not is_clear(error, spec, name, kind):
                 wrong.append(f"{key}, {name}: {type(error).__name__}: {error}")
         else:
             worked += 1
-            if not alike(got, given, fn, name, spec):
+            if not results_match(got, kwargs, fn, name, spec):
                 wrong.append(f"{key}, {name}: another result")
     assert not wrong, "\n".join(wrong)
     assert worked + refused > 20
@@ -143,7 +143,7 @@ def test_an_error_is_one_traceback_with_torchs_message():
     )
 
 
-def test_an_unsupported_second_argument_is_named():
+def test_the_error_for_an_unsupported_second_argument_names_it():
     with pytest.raises(
         BadLayout, match="softmax_bwd: argument 'y' must be a dense tensor; got a tensor in layout sparse"
     ):

@@ -66,34 +66,34 @@ def test_signatures_equal_nvidias(name):
 
 
 @every_op
-def test_wrong_arguments_are_named_and_nothing_is_written(spec):
+def test_wrong_arguments_raise_and_nothing_is_written(spec):
     for bad in spec.errors(CPU):
-        given = [t for items in bad.args[2] if isinstance(items, list) for t in items if torch.is_tensor(t)]
-        given = [t for t in given if not t.is_meta]
-        before = [t.clone() for t in given]
+        tensors = [t for items in bad.args[2] if isinstance(items, list) for t in items if torch.is_tensor(t)]
+        tensors = [t for t in tensors if not t.is_meta]
+        before = [t.clone() for t in tensors]
         with pytest.raises(bad.error, match=bad.match) as raised:
             spec.reference(*bad.args)
         assert str(raised.value).startswith(f"{spec.name}: "), bad.id
-        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(given, before, strict=True)), bad.id
+        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(tensors, before, strict=True)), bad.id
 
 
 def test_an_error_says_which_tensor_and_why():
-    """For lists of tensors, and for numbers that depend on each other."""
-    kept = lambda dtype: [torch.zeros(3, dtype=dtype), torch.zeros(4, dtype=dtype)]
-    lists = [kept(torch.float32), kept(torch.float32), kept(torch.float32), kept(torch.bfloat16)]
+    """Tests lists of tensors, and numbers that depend on each other."""
+    tensors = lambda dtype: [torch.zeros(3, dtype=dtype), torch.zeros(4, dtype=dtype)]
+    lists = [tensors(torch.float32), tensors(torch.float32), tensors(torch.float32), tensors(torch.bfloat16)]
     numbers = [0.1, 0.9, 0.99, 1e-8, 1, 1, True, 0.0]
-    says = {
+    messages = {
         "tensor_lists[3][0] (second moments) must be float32, the dtype of the first moment; got bfloat16": lists,
         "tensor_lists must be [gradients, parameters, first moments, second moments] or [gradients, parameters, "
         "first moments, second moments, master weights]; got 3 lists": lists[:3],
         "tensor_lists[1] (parameters) must have 2 tensors, as the first list has; got 1": [lists[0], lists[1][:1]] * 2,
         "tensor_lists[1][1] (parameters) must have 4 elements; got 3": [lists[0], lists[0][:1] * 2] * 2,
     }
-    for words, given in says.items():
+    for words, args in messages.items():
         with pytest.raises((TypeError, ValueError)) as raised:
-            optim.multi_tensor_adam(0, flag(), given, *numbers)
+            optim.multi_tensor_adam(0, flag(), args, *numbers)
         assert str(raised.value) == f"multi_tensor_adam: {words}"
-    lists[3] = kept(torch.float32)
+    lists[3] = tensors(torch.float32)
     with pytest.raises(ValueError, match="multi_tensor_adam: step must be at least 1 with bias_correction; got 0"):
         optim.multi_tensor_adam(0, flag(), lists, *numbers[:4], 0, *numbers[5:])
     optim.multi_tensor_adam(0, flag(), lists, *numbers[:4], 0, True, 0, 0.0)
@@ -204,19 +204,19 @@ def test_fp8_parameters_are_scaled_master_weights(fp8):
 def test_sgd_equals_torchs(momentum, dampening, nesterov):
     p = weights()
     theirs = [t.clone().requires_grad_() for t in p]
-    how = dict(momentum=momentum, dampening=dampening, weight_decay=0.2, nesterov=nesterov)
-    optimizer = torch.optim.SGD(theirs, lr=0.1, **how)
-    kept, halves = [torch.full_like(t, 7.0) for t in p], [t.half() for t in p]
+    options = dict(momentum=momentum, dampening=dampening, weight_decay=0.2, nesterov=nesterov)
+    optimizer = torch.optim.SGD(theirs, lr=0.1, **options)
+    momenta, halves = [torch.full_like(t, 7.0) for t in p], [t.half() for t in p]
     for step in range(4):
         g = grads(step, p)
         for t, d in zip(theirs, g, strict=True):
             t.grad = d.clone()
         optimizer.step()
-        lists = [[d * 8 for d in g], p, kept, halves]
+        lists = [[d * 8 for d in g], p, momenta, halves]
         optim.multi_tensor_sgd(0, flag(), lists, 0.2, momentum, dampening, 0.1, nesterov, step == 0, False, 1 / 8)
     torch.testing.assert_close(p, [t.detach() for t in theirs], rtol=2e-6, atol=1e-6)
     assert all(torch.equal(a, b.half()) for a, b in zip(halves, p, strict=True))
-    assert momentum or all((t == 7).all() for t in kept)
+    assert momentum or all((t == 7).all() for t in momenta)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -234,9 +234,9 @@ def test_numpy_numbers_are_accepted():
     numpy = pytest.importorskip("numpy")
     of_numpy = {float: numpy.float32, int: numpy.int64, bool: numpy.bool_}
     for name, numbers in (("multi_tensor_adam", optim.ADAM), ("multi_tensor_sgd", optim.SGD)):
-        given = [of_numpy[type(v)](v) for v in numbers.values()]
+        numbers_ = [of_numpy[type(v)](v) for v in numbers.values()]
         results = []
-        for values in (given, [v.item() for v in given]):
+        for values in (numbers_, [v.item() for v in numbers_]):
             lists = [grads(i, weights()) for i in range(4 if name.endswith("adam") else 3)]
             lists[-1] = [t.abs() for t in lists[-1]]
             getattr(optim, name)(0, flag(), lists, *values)
@@ -245,9 +245,9 @@ def test_numpy_numbers_are_accepted():
 
 
 def test_decay_after_momentum_is_supported():
-    g, w, kept = [torch.tensor([1.0])], [torch.tensor([10.0])], [torch.tensor([4.0])]
-    optim.multi_tensor_sgd(0, flag(), [g, w, kept], 0.5, 0.5, 0.0, 0.1, False, False, True, 2.0)
-    assert kept[0].item() == 4 * 0.5 + 2 and math.isclose(w[0].item(), 10 - 0.1 * (4 + 0.5 * 10), rel_tol=1e-6)
+    g, w, momentum = [torch.tensor([1.0])], [torch.tensor([10.0])], [torch.tensor([4.0])]
+    optim.multi_tensor_sgd(0, flag(), [g, w, momentum], 0.5, 0.5, 0.0, 0.1, False, False, True, 2.0)
+    assert momentum[0].item() == 4 * 0.5 + 2 and math.isclose(w[0].item(), 10 - 0.1 * (4 + 0.5 * 10), rel_tol=1e-6)
 
 
 # ---- scale and norm -------------------------------------------------------------------------------------------------
@@ -259,12 +259,12 @@ def test_norms_equal_torchs(dtype):
     each = torch.stack([t.double().norm() for t in x]).float()
     for scale in (None, number(0.5)):
         factor = 1.0 if scale is None else 0.5
-        of = optim.multi_tensor_l2norm if scale is None else optim.multi_tensor_unscale_l2norm
+        norm_fn = optim.multi_tensor_l2norm if scale is None else optim.multi_tensor_unscale_l2norm
         rest = () if scale is None else (scale,)
-        norm, norms = of(0, flag(), [x], *rest, True)
+        norm, norms = norm_fn(0, flag(), [x], *rest, True)
         torch.testing.assert_close(norm, each.norm().reshape(1) * factor)
         torch.testing.assert_close(norms, each * factor)
-        norm, norms = of(0, flag(), [x], *rest, None)
+        norm, norms = norm_fn(0, flag(), [x], *rest, None)
         assert norm.shape == (1,) and norms.shape == (0,) and norms.dtype is torch.float32
 
 
@@ -293,8 +293,8 @@ def test_dropout_compares_bytes_with_the_probability(p):
     """A byte below floor(256 p) drops its element; others are divided by 1 - p; the mask starts at the lowest bit."""
     x = torch.ones(64, 1024, dtype=torch.bfloat16)
     y, mask = tex_dropout.dropout_fwd(x, p)
-    kept = (mask[:, None] >> torch.arange(8)) & 1
-    assert mask.shape == (x.numel() // 8,) and torch.equal(y.flatten() != 0, kept.flatten().bool())
+    kept_bits = (mask[:, None] >> torch.arange(8)) & 1
+    assert mask.shape == (x.numel() // 8,) and torch.equal(y.flatten() != 0, kept_bits.flatten().bool())
     assert (y[y != 0] == torch.tensor(1 / (1 - p)).bfloat16()).all()
     share, want = (y == 0).double().mean().item(), math.floor(256 * p) / 256
     assert abs(share - want) < 5 * math.sqrt(want * (1 - want) / x.numel()) + 1e-12
@@ -315,15 +315,15 @@ def test_dropout_follows_torchs_seed_and_writes_to_given_tensors():
 
 
 def test_every_random_byte_is_equally_likely():
-    found = dropout.random_bytes(1 << 20, torch.tensor([3, 4]), CPU)
-    counts = torch.bincount(found, minlength=256).double()
+    bits = dropout.random_bytes(1 << 20, torch.tensor([3, 4]), CPU)
+    counts = torch.bincount(bits, minlength=256).double()
     assert ((counts - 4096) ** 2 / 4096).sum() < 350  # chi-squared, 255 degrees of freedom: p < 1e-4
-    halves = found.reshape(2, -1)
+    halves = bits.reshape(2, -1)
     assert not torch.equal(halves[0], halves[1])
 
 
 @pytest.mark.parametrize(
-    "args, error, says",
+    "args, error, message",
     [
         ((torch.ones(15), 0.5), ValueError, "input must have a multiple of 16"),
         ((torch.ones(16), 1.5), ValueError, "dropout_probability must be between 0 and 1; got 1.5"),
@@ -332,8 +332,8 @@ def test_every_random_byte_is_equally_likely():
         ((torch.ones(16), 0.5, torch.ones(8)), ValueError, r"out must have shape \(16\)"),
     ],
 )
-def test_dropout_rejects_wrong_arguments(args, error, says):
-    with pytest.raises(error, match=f"dropout_fwd: {says}"):
+def test_dropout_rejects_wrong_arguments(args, error, message):
+    with pytest.raises(error, match=f"dropout_fwd: {message}"):
         tex_dropout.dropout_fwd.reference(*args)
 
 

@@ -36,9 +36,9 @@ def test_the_table_has_all_elementwise_ops():
 def test_every_overload_can_be_called(name):
     """Each argument of each functional overload exists under its name, in its position, and accepts its type."""
     params = specs.find(f"aten::{name}").signature.parameters
-    found = list(functional(name))
-    assert found, f"ATen has no op {name}"
-    for schema in found:
+    overloads = list(functional(name))
+    assert overloads, f"ATen has no op {name}"
+    for schema in overloads:
         names = [a.name for a in schema.arguments]
         assert [n for n in params if n in names] == names, f"{schema}: {list(params)}"
         for a in schema.arguments:
@@ -129,7 +129,7 @@ def test_errors_equal_torchs(call, native):
     assert str(ours.value).split("\n")[0] == str(torchs.value).split("\n")[0]
 
 
-def test_a_non_tensor_argument_is_named():
+def test_the_error_for_a_non_tensor_names_the_argument():
     with pytest.raises(TypeError, match="add: self must be a Tensor; got list"):
         opmux.ops.add([1.0], torch.ones(1))
 

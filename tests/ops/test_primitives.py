@@ -22,9 +22,9 @@ by_name = {"ids": lambda v: getattr(v, "name", str(v).removeprefix("torch."))}
 
 
 def samples(spec, dtype=torch.float32, most=None):
-    found = list(spec.samples(dtype, CPU))
-    assert found, f"{spec.key} has no sample"
-    return found[:most]
+    all_samples = list(spec.samples(dtype, CPU))
+    assert all_samples, f"{spec.key} has no sample"
+    return all_samples[:most]
 
 
 def leaves(sample):
@@ -66,9 +66,9 @@ class Loopback:
 
 @pytest.fixture(scope="module")
 def loopback():
-    made = Loopback()
-    yield made
-    made.remove()
+    mode = Loopback()
+    yield mode
+    mode.remove()
 
 
 def test_every_family_has_ops():
@@ -91,17 +91,17 @@ def outcome(spec, fn, sample):
 def test_dispatch_runs_the_impl_that_the_policy_selects(spec, loopback, few):
     fn = getattr(opmux.ops, spec.name)
     for dtype in DTYPES:
-        found = samples(spec, dtype)
-        for sample in few(found, 2 if dtype is torch.float32 else 1):
+        all_samples = samples(spec, dtype)
+        for sample in few(all_samples, 2 if dtype is torch.float32 else 1):
             before = loopback.calls.get(spec.name, 0)
             expected = outcome(spec, spec.reference, sample)
             same(outcome(spec, fn, sample), expected)
             with opmux.policy("reference"):
                 same(outcome(spec, fn, sample), expected)
             # By default a vendor precedes the reference, but not if the call sets an option that the op got later.
-            given = spec.signature.bind(*sample.args, **sample.kwargs).arguments
+            arguments = spec.signature.bind(*sample.args, **sample.kwargs).arguments
             defaults = {n: spec.signature.parameters[n].default for n in spec.added}
-            new = any(given.get(n, default) != default for n, default in defaults.items())
+            new = any(arguments.get(n, default) != default for n, default in defaults.items())
             assert loopback.calls.get(spec.name, 0) == before + (not new)
 
 
@@ -109,12 +109,12 @@ def test_dispatch_runs_the_impl_that_the_policy_selects(spec, loopback, few):
 def test_inputs_are_unchanged_and_results_do_not_alias_them(spec, few):
     for sample in few(samples(spec), 4):
         named = {**dict(zip(spec.names, sample.args)), **sample.kwargs}
-        given = [t for n, t in named.items() if torch.is_tensor(t) and n not in spec.mutates]
-        before = [t.clone() for t in given]
+        inputs = [t for n, t in named.items() if torch.is_tensor(t) and n not in spec.mutates]
+        before = [t.clone() for t in inputs]
         results = tensors(getattr(opmux.ops, spec.name)(*sample.args, **sample.kwargs))
-        same(given, before)
-        spots = [t.data_ptr() for t in (*given, *results) if t.numel()]
-        assert len(set(spots)) == len(spots) or len(given) != len({t.data_ptr() for t in given}), sample.id
+        same(inputs, before)
+        addresses = [t.data_ptr() for t in (*inputs, *results) if t.numel()]
+        assert len(set(addresses)) == len(addresses) or len(inputs) != len({t.data_ptr() for t in inputs}), sample.id
         assert all(t.is_contiguous() for t in results) or "seq_first" in sample.id, sample.id
 
 
@@ -129,10 +129,10 @@ def test_fake_kernels_agree_with_the_reference(spec, few):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_wrong_arguments_are_named(spec):
-    found = list(spec.errors(CPU))
-    assert found, f"{spec.key} has no bad sample"
-    for bad in found:
+def test_wrong_arguments_raise_with_the_ops_name(spec):
+    errors = list(spec.errors(CPU))
+    assert errors, f"{spec.key} has no bad sample"
+    for bad in errors:
         with pytest.raises(bad.error, match=bad.match):
             getattr(opmux.ops, spec.name)(*bad.args, **bad.kwargs)
     first = spec.names[0]
@@ -164,8 +164,8 @@ def test_forward_and_backward_compile_without_graph_breaks(spec):
         torch.manual_seed(1)
         loss = sum((o.double() * torch.randn_like(o.double())).sum() for o in outs if o.requires_grad)
         loss.backward()
-        given = (*args, *kwargs.values())
-        grads = [given[i].grad for i in spec.gradient.targets if torch.is_tensor(given[i])]
+        inputs = (*args, *kwargs.values())
+        grads = [inputs[i].grad for i in spec.gradient.targets if torch.is_tensor(inputs[i])]
         runs.append([*(o.detach() for o in outs), *grads])
     assert all(t is not None for t in runs[0])
     same(runs[1], runs[0])
@@ -176,8 +176,8 @@ def test_gradients_are_right_if_defaults_are_left_out():
     x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
     y, *_ = torch.compile(opmux.ops.layer_norm, fullgraph=True, backend="aot_eager")(x, w)
     expected = torch.nn.functional.layer_norm(x, (8,), w)
-    got, wanted = (torch.autograd.grad(o.sin().sum(), (x, w)) for o in (y, expected))
-    torch.testing.assert_close(got, wanted)
+    got, expected_grads = (torch.autograd.grad(o.sin().sum(), (x, w)) for o in (y, expected))
+    torch.testing.assert_close(got, expected_grads)
 
 
 def test_compiled_code_follows_a_policy_switch_without_recompiling(loopback):
@@ -198,7 +198,7 @@ def test_compiled_code_follows_a_policy_switch_without_recompiling(loopback):
 
 
 def test_the_first_call_of_a_process_may_be_compiled():
-    """In a new process, before any eager call; also directly from the family's module."""
+    """The call runs in a new process, before any eager call; also directly from the family's module."""
     import sys
 
     script = (
@@ -211,9 +211,9 @@ def test_the_first_call_of_a_process_may_be_compiled():
         "torch.testing.assert_close(y, F.silu(a) * b + F.gelu(a))\n"
         "print(a.grad.isfinite().all())\n"
     )
-    done = fresh.run([sys.executable, "-c", script], timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "tensor(True)"
+    result = fresh.run([sys.executable, "-c", script], timeout=240)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "tensor(True)"
 
 
 @pytest.mark.parametrize("hooks", [True, False])

@@ -33,9 +33,9 @@ def every(dtype):
 def awkward():
     """float32 values at and near ties, limits, subnormals; infinities, NaN and both zeros."""
     bases = [2.0**e * (1 + i / 16) for e in range(-20, 18) for i in range(16)] + [448, 464, 480, 57344, 61440, 65536]
-    near = [b * (1 + d * 2.0**-23) for b in bases for d in (-1, 0, 1)]
+    neighbours = [b * (1 + d * 2.0**-23) for b in bases for d in (-1, 0, 1)]
     special = [0.0, 1e-45, 1e-40, 3.4e38, math.inf, math.nan, 2.0**-9, 2.0**-10, 2.0**-16, 2.0**-17]
-    values = torch.tensor([*near, *special])
+    values = torch.tensor([*neighbours, *special])
     return torch.cat((values, -values))
 
 
@@ -45,10 +45,10 @@ def same_bytes(got, want, fp8):
     assert torch.equal(got[~b.isnan()], want[~b.isnan()]) and bool(a[b.isnan()].isnan().all())
 
 
-def cast(x, scale, fp8, turned=False):
+def cast(x, scale, fp8, transposed=False):
     y, yt = torch.empty(x.shape, dtype=torch.uint8), torch.empty(quant.transposed_shape(x.shape), dtype=torch.uint8)
     amax, inv = torch.zeros(1), torch.zeros(1)
-    quant.fp8_cast_into(x, torch.tensor([scale]), y, yt if turned else None, inv, amax, None, fp8)
+    quant.fp8_cast_into(x, torch.tensor([scale]), y, yt if transposed else None, inv, amax, None, fp8)
     return y, yt, inv, amax
 
 
@@ -121,7 +121,7 @@ def test_block_scaling_equals_python_loops(fp8, two_d, pow2):
     x[0, 0] = 1e-40  # its scale overflows
     x[1:128, :128] = 0
     y, yt = torch.empty(m, k, dtype=torch.uint8), torch.empty(k, m, dtype=torch.uint8)
-    ys, yts = (torch.full(quant.block_scales((m, k), two_d, way), -1.0) for way in (False, True))
+    ys, yts = (torch.full(quant.block_scales((m, k), two_d, columnwise), -1.0) for columnwise in (False, True))
     quant.fp8_blocks_into(x, y, ys, yt, yts, None, fp8, two_d, pow2, 0.0)
     top = torch.finfo(dtype).max
     rows, cols = (128, 128) if two_d else (1, 128)
@@ -142,8 +142,8 @@ def test_block_scaling_equals_python_loops(fp8, two_d, pow2):
     assert count(ys) == ys.numel() - (2 * 3 if two_d else m * 3) and count(yts) == yts.numel() - (6 if two_d else k * 2)
     back = quant.fp8_blocks_uncast(y, ys, fp8, two_d, False, torch.float32)
     assert torch.equal(back[2:, 256:], y.view(fp8).float()[2:, 256:] * spread_of(ys, two_d, m, k)[2:, 256:])
-    turned = quant.fp8_blocks_uncast(yt, yts, fp8, two_d, True, torch.float32)
-    assert turned.shape == (m, k) and (turned - back).abs().max() < x.abs().max() * 0.3
+    transposed = quant.fp8_blocks_uncast(yt, yts, fp8, two_d, True, torch.float32)
+    assert transposed.shape == (m, k) and (transposed - back).abs().max() < x.abs().max() * 0.3
 
 
 def spread_of(scales, two_d, m, k):
@@ -169,7 +169,7 @@ def test_mxfp8_equals_python_loops(fp8, two_d):
     x[0, 40] = math.inf
     x[3, 70] = 1e-44
     y, yc = torch.empty(64, 96, dtype=torch.uint8), torch.empty(64, 96, dtype=torch.uint8)
-    ys, ycs = (torch.zeros(quant.mx_scales((64, 96), way), dtype=torch.uint8) for way in (False, True))
+    ys, ycs = (torch.zeros(quant.mx_scales((64, 96), columnwise), dtype=torch.uint8) for columnwise in (False, True))
     quant.mxfp8_into(x, y, ys, yc, ycs, None, fp8, two_d)
     for data, scales, rows, cols in ((y, ys, 1, 32), (yc, ycs, 32, 1)):
         for i in range(0, 64, rows):
@@ -214,19 +214,23 @@ def test_nvfp4_equals_python_loops(two_d):
     amax = x.abs().max()
     assert y._amax_rowwise.item() == y._amax_columnwise.item() == amax.item()
     forth = torch.tensor(2688.0) / amax
-    for data, scales, of in (
+    for data, scales, matrix in (
         (y._rowwise_data, y._rowwise_scale_inv, x),
         (y._columnwise_data, y._columnwise_scale_inv, x.t()),
     ):
         code = torch.stack((data & 15, data >> 4), -1).flatten(-2)
-        for i in range(of.shape[0]):
-            for j in range(0, of.shape[1], 16):
-                top = (of[i // 16 * 16 : i // 16 * 16 + 16, j : j + 16] if two_d else of[i, j : j + 16]).abs().max()
+        for i in range(matrix.shape[0]):
+            for j in range(0, matrix.shape[1], 16):
+                top = (
+                    (matrix[i // 16 * 16 : i // 16 * 16 + 16, j : j + 16] if two_d else matrix[i, j : j + 16])
+                    .abs()
+                    .max()
+                )
                 scale = (top * (forth * (torch.tensor(1.0) / 6))).clamp(max=448).to(E4M3)
                 assert scales[i, j // 16].item() == scale.view(torch.uint8).item()
                 encode = (1 / (scale.float() * (1 / forth))).clamp(max=torch.finfo(torch.float32).max)
-                wanted = [nearest(v) for v in (of[i, j : j + 16] * encode).clamp(-6, 6).tolist()]
-                assert code[i, j : j + 16].tolist() == wanted
+                codes = [nearest(v) for v in (matrix[i, j : j + 16] * encode).clamp(-6, 6).tolist()]
+                assert code[i, j : j + 16].tolist() == codes
     assert (Q.plain(Q.OPS, y) - x).abs().max() <= amax / 6 * 1.1
     assert (Q.plain(Q.OPS, y, columnwise=True) - x).abs().max() <= amax / 6 * 1.1
 
@@ -243,13 +247,13 @@ def test_stochastic_rounding_is_unbiased():
 def test_four_over_six_keeps_the_scale_with_the_smaller_error():
     x = torch.randn(64, 64)
     amax = x.abs().max().reshape(1)
-    apart = {}
-    for how in (None, "MAE", "MSE"):
-        back = fp4.decoded(*fp4.encoded(x, amax, four_over_six=how), amax)
-        apart[how] = (back - x).view(64, 4, 16)
-    assert (apart["MAE"].abs().sum(-1) <= apart[None].abs().sum(-1) + 1e-5).all()
-    assert ((apart["MSE"] ** 2).sum(-1) <= (apart[None] ** 2).sum(-1) + 1e-5).all()
-    assert (apart["MAE"] != apart[None]).any()
+    errors = {}
+    for criterion in (None, "MAE", "MSE"):
+        back = fp4.decoded(*fp4.encoded(x, amax, four_over_six=criterion), amax)
+        errors[criterion] = (back - x).view(64, 4, 16)
+    assert (errors["MAE"].abs().sum(-1) <= errors[None].abs().sum(-1) + 1e-5).all()
+    assert ((errors["MSE"] ** 2).sum(-1) <= (errors[None] ** 2).sum(-1) + 1e-5).all()
+    assert (errors["MAE"] != errors[None]).any()
 
 
 def hadamard():
@@ -263,9 +267,9 @@ def test_rotating_columns_and_back_gives_the_original():
     x = torch.randn(32, 48)
     q = Q.NVFP4Quantizer(with_rht=True, with_post_rht_amax=True, rht_matrix=hadamard())
     y = Q.quantized(Q.OPS, x, q)
-    turned = (x.t().reshape(-1, 16) @ hadamard()).view(48, 32)
-    assert y._amax_columnwise.item() == turned.abs().max().item()
-    data, _ = fp4.encoded(turned, y._amax_columnwise)
+    rotated = (x.t().reshape(-1, 16) @ hadamard()).view(48, 32)
+    assert y._amax_columnwise.item() == rotated.abs().max().item()
+    data, _ = fp4.encoded(rotated, y._amax_columnwise)
     assert torch.equal(y._columnwise_data, data)
     assert (Q.plain(Q.OPS, y, columnwise=True) - x).abs().mean() < 0.15
 
@@ -289,23 +293,23 @@ def buffers(t):
 @every_kind
 def test_quantizing_again_reuses_the_memory(kind):
     x, q = torch.randn(2, 32, 64), MADE[kind]()
-    made = tex["quantize"](x, q)
-    held = {n: v.data_ptr() for n, v in vars(made).items() if isinstance(v, torch.Tensor)}
-    assert tex["quantize"](3 * x, q, made, torch.zeros(1)) is made
-    assert {n: v.data_ptr() for n, v in vars(made).items() if isinstance(v, torch.Tensor)} == held
+    quantized_x = tex["quantize"](x, q)
+    held = {n: v.data_ptr() for n, v in vars(quantized_x).items() if isinstance(v, torch.Tensor)}
+    assert tex["quantize"](3 * x, q, quantized_x, torch.zeros(1)) is quantized_x
+    assert {n: v.data_ptr() for n, v in vars(quantized_x).items() if isinstance(v, torch.Tensor)} == held
     fresh = tex["quantize"](3 * x, q)
-    assert all(torch.equal(v, buffers(fresh)[n]) for n, v in buffers(made).items())
-    assert (tex["dequantize"](made, torch.float32) - 3 * x).abs().mean() < 0.5
-    assert made.dequantize(dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert all(torch.equal(v, buffers(fresh)[n]) for n, v in buffers(quantized_x).items())
+    assert (tex["dequantize"](quantized_x, torch.float32) - 3 * x).abs().mean() < 0.5
+    assert quantized_x.dequantize(dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
 @every_kind
 def test_the_noop_flag_leaves_everything_unchanged(kind):
     x, q = torch.randn(32, 64), MADE[kind]()
-    made = tex["quantize"](x, q)
-    before, amax = buffers(made), getattr(q, "amax", torch.zeros(1)).clone()
-    tex["quantize"](5 * x, q, made, torch.ones(1))
-    assert all(torch.equal(v, before[n]) for n, v in buffers(made).items())
+    quantized_x = tex["quantize"](x, q)
+    before, amax = buffers(quantized_x), getattr(q, "amax", torch.zeros(1)).clone()
+    tex["quantize"](5 * x, q, quantized_x, torch.ones(1))
+    assert all(torch.equal(v, before[n]) for n, v in buffers(quantized_x).items())
     assert torch.equal(getattr(q, "amax", torch.zeros(1)), amax)
 
 
@@ -313,15 +317,15 @@ def test_the_noop_flag_leaves_everything_unchanged(kind):
 def test_buffers_follow_the_usages(kind):
     x, q = torch.randn(32, 64), MADE[kind]()
     names = ("_data", "_transpose") if kind in ("delayed", "current") else ("_rowwise_data", "_columnwise_data")
-    made = tex["quantize"](x, q)
-    assert all(getattr(made, n) is not None for n in names)
+    quantized_x = tex["quantize"](x, q)
+    assert all(getattr(quantized_x, n) is not None for n in names)
     for row, col in ((True, False), (False, True), (True, True)):
         q.set_usage(rowwise=row, columnwise=col)
-        tex["quantize"](x, q, made)
-        assert [getattr(made, n) is not None for n in names] == [row, col]
+        tex["quantize"](x, q, quantized_x)
+        assert [getattr(quantized_x, n) is not None for n in names] == [row, col]
         if kind in ("delayed", "current"):
-            assert made._transpose_invalid is not col
-        assert (Q.plain(Q.OPS, made, torch.float32) - x).abs().mean() < 0.2
+            assert quantized_x._transpose_invalid is not col
+        assert (Q.plain(Q.OPS, quantized_x, torch.float32) - x).abs().mean() < 0.2
         empty = tex["create_empty_quantized_tensor"](q, [32, 64], torch.bfloat16, torch.device("cpu"), False)
         assert [getattr(empty, n) is not None for n in names] == [row, col] and empty.dtype == torch.bfloat16
 
@@ -329,13 +333,13 @@ def test_buffers_follow_the_usages(kind):
 @every_kind
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_the_dtype_of_an_empty_tensor_may_be_fp8(kind, dtype):
-    """It is the dtype that the tensor reports; the buffers are the same for all dtypes."""
+    """The dtype is the one that the tensor reports; the buffers are the same for all dtypes."""
     x, q = torch.randn(32, 64), MADE[kind]()
-    made = tex["create_empty_quantized_tensor"](q, [32, 64], dtype, torch.device("cpu"), False)
-    assert made.dtype is dtype
-    tex["quantize"](x, q, made)
+    tensor = tex["create_empty_quantized_tensor"](q, [32, 64], dtype, torch.device("cpu"), False)
+    assert tensor.dtype is dtype
+    tex["quantize"](x, q, tensor)
     want = tex["dequantize"](tex["quantize"](x, MADE[kind]()), torch.float32)
-    assert torch.equal(tex["dequantize"](made, torch.float32), want)
+    assert torch.equal(tex["dequantize"](tensor, torch.float32), want)
 
 
 def test_an_empty_amax_is_not_recorded():
@@ -353,14 +357,16 @@ def test_fp8_is_transposed_as_bytes():
 
 @every_kind
 def test_a_tensor_without_elements_is_quantized(kind):
-    made = tex["quantize"](torch.empty(0, 64, dtype=torch.bfloat16), MADE[kind]())
-    back = tex["dequantize"](made, torch.bfloat16)
+    tensor = tex["quantize"](torch.empty(0, 64, dtype=torch.bfloat16), MADE[kind]())
+    back = tex["dequantize"](tensor, torch.bfloat16)
     assert back.shape == (0, 64) and back.dtype == torch.bfloat16
 
 
 def test_a_0_dim_tensor_is_quantized():
-    made = tex["quantize"](torch.tensor(2.0), MADE["delayed"]())
-    assert made._data.shape == made._transpose.shape == () and tex["dequantize"](made, torch.float32).item() == 2.0
+    tensor = tex["quantize"](torch.tensor(2.0), MADE["delayed"]())
+    assert (
+        tensor._data.shape == tensor._transpose.shape == () and tex["dequantize"](tensor, torch.float32).item() == 2.0
+    )
 
 
 def test_inference_tensors_in_the_state_are_written():
@@ -374,12 +380,12 @@ def test_inference_tensors_in_the_state_are_written():
 
 def test_quantizing_parameters_records_no_gradient():
     w = torch.nn.Parameter(torch.randn(32, 64))
-    made = tex["quantize"](w, MADE["delayed"]())
-    assert not made.dequantize().requires_grad and w.grad is None
+    tensor = tex["quantize"](w, MADE["delayed"]())
+    assert not tensor.dequantize().requires_grad and w.grad is None
 
 
 def test_kinds_are_recognized_by_class():
-    assert [Q.kind_of(made()) for made in MADE.values()] == list(MADE) and Q.kind_of(None) is None
+    assert [Q.kind_of(make()) for make in MADE.values()] == list(MADE) and Q.kind_of(None) is None
     with pytest.raises(TypeError, match="must be None or one of Float8Quantizer.*got Tensor"):
         Q.kind_of(torch.ones(1))
     assert (
@@ -393,24 +399,24 @@ def older_engine():
 
     class Float8TensorBase:
         def __new__(cls, *args, data, fp8_scale_inv, fp8_dtype, data_transpose=None, quantizer=None, **kwargs):
-            made = object.__new__(cls)
-            made._data, made._scale_inv, made._fp8_dtype, made._transpose = (
+            tensor = object.__new__(cls)
+            tensor._data, tensor._scale_inv, tensor._fp8_dtype, tensor._transpose = (
                 data,
                 fp8_scale_inv,
                 fp8_dtype,
                 data_transpose,
             )
-            made._transpose_invalid, made._dtype, made.given = data_transpose is None, torch.float32, kwargs
-            return made
+            tensor._transpose_invalid, tensor._dtype, tensor.given = data_transpose is None, torch.float32, kwargs
+            return tensor
 
         def __init__(self, *args, **kwargs):
             pass
 
     class Float8Tensor(Float8TensorBase):
         def __new__(cls, shape, dtype, *, requires_grad=False, **kwargs):
-            made = Float8TensorBase.__new__(cls, **kwargs)
-            made.asked = (shape, dtype)
-            return made
+            tensor = Float8TensorBase.__new__(cls, **kwargs)
+            tensor.asked = (shape, dtype)
+            return tensor
 
     class Float8Quantizer(Q.Float8Quantizer):
         pass
@@ -426,13 +432,13 @@ def test_tensor_classes_come_from_the_quantizers_module(monkeypatch):
     monkeypatch.setitem(sys.modules, old.__name__, old)
     q = old.Float8Quantizer(torch.tensor([20.0]), torch.zeros(1), DType.kFloat8E5M2)
     x = torch.randn(3, 5)
-    made = tex["quantize"](x, q)
-    assert type(made) is old.Float8Tensor and made.asked == ((3, 5), torch.float32) and made.given == {}
+    tensor = tex["quantize"](x, q)
+    assert type(tensor) is old.Float8Tensor and tensor.asked == ((3, 5), torch.float32) and tensor.given == {}
     q.internal = True
     assert type(tex["quantize"](x, q)) is old.Float8TensorBase
-    assert torch.equal(made._data, cast(x, 20.0, E5M2)[0])
-    assert Q.is_quantized(made) and (tex["dequantize"](made, torch.float32) - x).abs().max() < 0.5
-    wrapped = Q.wrapped_fp8(q, made._data, (3, 5), torch.bfloat16)
+    assert torch.equal(tensor._data, cast(x, 20.0, E5M2)[0])
+    assert Q.is_quantized(tensor) and (tex["dequantize"](tensor, torch.float32) - x).abs().max() < 0.5
+    wrapped = Q.wrapped_fp8(q, tensor._data, (3, 5), torch.bfloat16)
     assert type(wrapped) is old.Float8TensorBase and wrapped._scale_inv.item() == f32(1 / 20)
 
 
@@ -444,32 +450,32 @@ def test_bgrad_quantize_returns_the_column_sums():
     bias, same = tex["bgrad_quantize"](x, None)
     torch.testing.assert_close(bias, x.double().sum((0, 1)).to(torch.bfloat16))
     assert torch.equal(same, x)
-    bias, made = tex["bgrad_quantize"](x[:0], MADE["delayed"]())
-    assert torch.equal(bias, torch.zeros(64, dtype=torch.bfloat16)) and made.shape == (0, 5, 64)
+    bias, tensor = tex["bgrad_quantize"](x[:0], MADE["delayed"]())
+    assert torch.equal(bias, torch.zeros(64, dtype=torch.bfloat16)) and tensor.shape == (0, 5, 64)
 
 
 def test_each_piece_is_quantized_by_its_own_quantizer():
     x, three = torch.randn(96, 64), [MADE["delayed"](), MADE["mxfp8"](), MADE["current"]()]
-    for got, of, q in zip(tex["split_quantize"](x, [64, 32, 0], three), x.split([64, 32, 0]), three, strict=True):
-        want = tex["quantize"](of, q)
+    for got, part, q in zip(tex["split_quantize"](x, [64, 32, 0], three), x.split([64, 32, 0]), three, strict=True):
+        want = tex["quantize"](part, q)
         assert type(got) is type(want) and all(torch.equal(v, buffers(want)[n]) for n, v in buffers(got).items())
 
 
 def test_fp4_is_quantized_with_known_amaxes():
     x, q = torch.randn(32, 64), MADE["nvfp4"]()
-    made = tex["nvfp4_quantize_with_amax"](x, q, torch.tensor([9.0]), torch.tensor([7.0]))
-    assert torch.equal(made._rowwise_data, fp4.encoded(x, torch.tensor([9.0]))[0])
-    assert torch.equal(made._columnwise_data, fp4.encoded(x.t(), torch.tensor([7.0]))[0])
-    assert (made._amax_rowwise.item(), made._amax_columnwise.item()) == (9.0, 7.0)
+    tensor = tex["nvfp4_quantize_with_amax"](x, q, torch.tensor([9.0]), torch.tensor([7.0]))
+    assert torch.equal(tensor._rowwise_data, fp4.encoded(x, torch.tensor([9.0]))[0])
+    assert torch.equal(tensor._columnwise_data, fp4.encoded(x.t(), torch.tensor([7.0]))[0])
+    assert (tensor._amax_rowwise.item(), tensor._amax_columnwise.item()) == (9.0, 7.0)
 
 
 def moved(buffer, histories, scales, algo, largest):
     """The update of delayed scaling, one number at a time."""
-    at = 0
+    index = 0
     for h, s in zip(histories, scales, strict=True):
         for j in range(s.numel()):
-            last = buffer[at].item() if buffer.numel() and buffer[at] != 0 else h[0, j].item()
-            at += 1
+            last = buffer[index].item() if buffer.numel() and buffer[index] != 0 else h[0, j].item()
+            index += 1
             if last != 0:
                 h[:, j] = torch.tensor([*h[1:, j].tolist(), last])
                 amax = last if algo == "most_recent" else max(h[:, j].tolist())
@@ -496,8 +502,8 @@ def test_amax_histories_are_updated_as_nvidias(algo, lengths, reduced):
             moved(buffer, *want, algo, 448.0 / 2)
         update = tex["fused_amax_and_scale_update_after_reduction"]
         assert update(buffer, histories, scales, algo, E4M3, 1) is None
-        for got, wanted in zip((*histories, *scales), (*want[0], *want[1]), strict=True):
-            assert torch.equal(got, wanted), (got, wanted)
+        for got, expected in zip((*histories, *scales), (*want[0], *want[1]), strict=True):
+            assert torch.equal(got, expected), (got, expected)
 
 
 def test_many_histories_take_as_few_launches_as_one():

@@ -32,10 +32,10 @@ def ours(monkeypatch):
 
 def distance(values, cdf):
     """The Kolmogorov-Smirnov statistic times sqrt(n): above 1.95 once in a thousand runs."""
-    found = cdf(values.double().sort().values)
-    n = found.numel()
+    probabilities = cdf(values.double().sort().values)
+    n = probabilities.numel()
     steps = torch.arange(n + 1, dtype=torch.float64) / n
-    return max((steps[1:] - found).max(), (found - steps[:-1]).max()).item() * math.sqrt(n)
+    return max((steps[1:] - probabilities).max(), (probabilities - steps[:-1]).max()).item() * math.sqrt(n)
 
 
 def test_philox_equals_the_published_numbers():
@@ -47,9 +47,9 @@ def test_philox_equals_the_published_numbers():
             "d16cfe09 94fdcceb 5001e420 24126ea1"
         ),
     }
-    for (counter, key), wanted in answers.items():
+    for (counter, key), expected in answers.items():
         words = spec.philox([torch.tensor(w) for w in counter], [torch.tensor(w) for w in key])
-        assert " ".join(f"{int(w):08x}" for w in words) == wanted
+        assert " ".join(f"{int(w):08x}" for w in words) == expected
 
 
 def test_every_bit_of_a_seed_matters():
@@ -150,8 +150,8 @@ def test_poisson_has_its_distribution(rate):
     assert abs(y.var() - rate) <= 5 * math.sqrt((rate + 2 * rate**2) / N)  # 5 standard deviations of a variance
     if 0 < rate <= 60:
         expected = (torch.arange(200) * math.log(rate) - rate - torch.arange(1.0, 201).lgamma()).exp()
-        found = torch.bincount(y.long(), minlength=200)[:200] / N
-        assert ((found - expected).abs() <= 5 * (expected / N).sqrt() + 2 / N).all()
+        counts = torch.bincount(y.long(), minlength=200)[:200] / N
+        assert ((counts - expected).abs() <= 5 * (expected / N).sqrt() + 2 / N).all()
 
 
 @every_float
@@ -278,13 +278,13 @@ STATEFUL = {
     "randn": lambda x, g: ops.randn((37, 64), generator=g, dtype=x.dtype),
     "randint": lambda x, g: ops.randint(0, 9, (37, 64), generator=g, dtype=x.dtype),
 }
-by_both_ways = pytest.mark.parametrize("way", ["torch's", "ours"])
+by_both_sources = pytest.mark.parametrize("source", ["torch's", "ours"])
 
 
-@by_both_ways
+@by_both_sources
 @pytest.mark.parametrize("name", STATEFUL)
-def test_torchs_seeds_determine_results(name, way, request):
-    if way == "ours":
+def test_torchs_seeds_determine_results(name, source, request):
+    if source == "ours":
         request.getfixturevalue("ours")
     call, x = STATEFUL[name], torch.rand(37, 64)
 
@@ -298,10 +298,10 @@ def test_torchs_seeds_determine_results(name, way, request):
     assert first[0].shape == (37, 64) and first[0].dtype is x.dtype and first[0].is_contiguous()
 
 
-@by_both_ways
+@by_both_sources
 @pytest.mark.parametrize("name", [n for n in STATEFUL if "dropout" not in n])
-def test_generators_determine_results(name, way, request):
-    if way == "ours":
+def test_generators_determine_results(name, source, request):
+    if source == "ours":
         request.getfixturevalue("ours")
     call, x = STATEFUL[name], torch.rand(37, 64)
     untouched = torch.get_rng_state()
@@ -316,9 +316,9 @@ def test_a_generator_for_another_device_raises():
         spec.next_seed(torch.empty(3, device="meta"), torch.Generator())
 
 
-@by_both_ways
-def test_dropout_keeps_torchs_guarantees(way, request):
-    if way == "ours":
+@by_both_sources
+def test_dropout_keeps_torchs_guarantees(source, request):
+    if source == "ours":
         request.getfixturevalue("ours")
     x = torch.ones(1000, requires_grad=True)
     assert ops.dropout(x, 0.5, False) is x and ops.dropout(x, 0.0) is x
@@ -329,8 +329,8 @@ def test_dropout_keeps_torchs_guarantees(way, request):
     assert torch.equal(y, mask * 4.0)
     (dx,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(dx, mask * 4.0)
-    kept, all_of_them = ops.native_dropout(x, 0.75, False)
-    assert torch.equal(kept, x) and all_of_them.all()
+    same, all_of_them = ops.native_dropout(x, 0.75, False)
+    assert torch.equal(same, x) and all_of_them.all()
     assert torch.equal(ops.native_dropout_backward(torch.ones(1000), mask, 4.0), mask * 4.0)
     for fn in (ops.dropout, ops.native_dropout):
         with pytest.raises(ValueError, match=r"p must be between 0 and 1; got 1.5"):

@@ -35,9 +35,9 @@ class Generator:
 
     def reserve(self, numbers):
         """at::CUDAGeneratorImpl::philox_cuda_state, with dereferenced pointers."""
-        found = self.state.seed, self.state.offset
+        reserved = self.state.seed, self.state.offset
         self.state.offset += -(-numbers // 4) * 4
-        return found
+        return reserved
 
     def initial_seed(self):
         assert not self.machine.capturing, "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture"
@@ -78,12 +78,12 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch):
-    made = Machine()
-    monkeypatch.setattr(torch.cuda, "default_generators", (made.default,))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
-    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", made.attention)
+    new_machine = Machine()
+    monkeypatch.setattr(torch.cuda, "default_generators", (new_machine.default,))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: new_machine.capturing)
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", new_machine.attention)
     _seeds.warn_of_other_numbers.cache_clear()
-    return made
+    return new_machine
 
 
 def sequence(machine, generator=None):

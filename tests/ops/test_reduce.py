@@ -137,16 +137,16 @@ def test_gradients_without_degrees_of_freedom_equal_torchs(name, correction, val
 def test_integers_equal_torchs(dtype):
     x = (torch.randint(0, 2, (4, 6)) if dtype is torch.bool else torch.randint(0, 100, (4, 6))).to(dtype)
     for dim in (0, 1, None):
-        at = dims(x, dim)
+        dim_ = dims(x, dim)
         same = lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0)
-        same(ops.sum(x, dim), torch.sum(x, at))
+        same(ops.sum(x, dim), torch.sum(x, dim_))
         same(ops.prod(x, dim), torch.prod(x.long().flatten()) if dim is None else torch.prod(x, dim))
-        same(ops.amax(x, dim), torch.amax(x, at))
+        same(ops.amax(x, dim), torch.amax(x, dim_))
         same(ops.count_nonzero(x, dim), torch.count_nonzero(x, dim))
-        same(ops.any(x, dim), torch.any(x.bool(), at))
-        same(ops.all(x, dim), torch.all(x.bool(), at))
-        torch.testing.assert_close(ops.logsumexp(x, dim), torch.logsumexp(x, at))
-        torch.testing.assert_close(ops.mean(x, dim, dtype=torch.float32), torch.mean(x, at, dtype=torch.float32))
+        same(ops.any(x, dim), torch.any(x.bool(), dim_))
+        same(ops.all(x, dim), torch.all(x.bool(), dim_))
+        torch.testing.assert_close(ops.logsumexp(x, dim), torch.logsumexp(x, dim_))
+        torch.testing.assert_close(ops.mean(x, dim, dtype=torch.float32), torch.mean(x, dim_, dtype=torch.float32))
         if dtype is not torch.bool:
             same(ops.argmin(x, dim), torch.argmin(x, dim))
         if dim is not None:
@@ -214,7 +214,7 @@ def test_unsupported_arguments_raise():
 @pytest.mark.parametrize("name", ["sum", "mean"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_sum_does_not_save_its_input(name, compiled):
-    """As in torch: the backward needs only the shape, so x may be modified in between, and its memory is released."""
+    """The backward needs only the shape, as in torch, so x may be modified in between, and its memory is released."""
     torch._dynamo.reset()
     fn = getattr(opmux.ops, name)
     call = torch.compile(fn, fullgraph=True, backend="aot_eager") if compiled else fn

@@ -36,8 +36,8 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).remo
 def each_sample(spec, few):
     """All float32 samples, four of each other dtype; all with --slow. test_norm_casting.py tests double rounding."""
     for dtype in DTYPES:
-        found = [s for s in spec.samples(dtype, CPU) if dtype.itemsize > 2 or "casting" not in s.id]
-        yield from found if dtype is torch.float32 else few(found, 4)
+        samples = [s for s in spec.samples(dtype, CPU) if dtype.itemsize > 2 or "casting" not in s.id]
+        yield from samples if dtype is torch.float32 else few(samples, 4)
 
 
 # ---- true results ---------------------------------------------------------------------------------------------------
@@ -137,10 +137,10 @@ def test_backward_is_the_gradient_of_the_forward(spec, few):
         outs = as_tuple(spec.reference(*sample.args))
         grads = [torch.randn_like(o) for o in outs]
         true_outs, leaves = truth(spec, sample.args)
-        wanted = [leaves[i] for i in plan.targets if isinstance(leaves[i], Tensor)]
+        inputs = [leaves[i] for i in plan.targets if isinstance(leaves[i], Tensor)]
         ends = [(o, g.double()) for o, g, d in zip(true_outs, grads, plan.differentiable, strict=True) if d]
         loss = sum((o * g).sum() for o, g in ends)
-        want = iter(torch.autograd.grad(loss, wanted, materialize_grads=True))
+        want = iter(torch.autograd.grad(loss, inputs, materialize_grads=True))
         got = as_tuple(plan.backward.reference(*backward_args(plan, sample.args, outs, grads)))
         for name, g, index in zip(plan.backward.out, got, plan.targets, strict=True):
             if isinstance(leaves[index], Tensor):
@@ -161,9 +161,11 @@ def test_backward_agrees_with_finite_differences(spec):
         return sum((e * g).sum() for e, g, d in zip(ends, grads, plan.differentiable, strict=True) if d)
 
     for name, slope, index in zip(plan.backward.out, slopes, plan.targets, strict=True):
-        way = torch.randn_like(args[index])
-        ahead, behind = (loss([*args[:index], args[index] + step * way, *args[index + 1 :]]) for step in (h, -h))
-        torch.testing.assert_close((slope * way).sum(), (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-7, msg=name)
+        direction = torch.randn_like(args[index])
+        ahead, behind = (loss([*args[:index], args[index] + step * direction, *args[index + 1 :]]) for step in (h, -h))
+        torch.testing.assert_close(
+            (slope * direction).sum(), (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-7, msg=name
+        )
 
 
 @over(BACKWARDS)
@@ -187,17 +189,17 @@ def test_an_incoming_gradient_may_have_another_dtype(spec):
 # ---- properties of every result -------------------------------------------------------------------------------------
 
 
-def expected_dtype(name, given):
-    lead = next(given[n] for n in ("x", "a", "s", "input") if n in given)
+def expected_dtype(name, inputs):
+    first = next(inputs[n] for n in ("x", "a", "s", "input") if n in inputs)
     if name in ("rstd", "mean"):
-        return torch.float64 if lead.dtype is torch.float64 else torch.float32
+        return torch.float64 if first.dtype is torch.float64 else torch.float32
     if name in ("mu", "rsigma"):
         return torch.float32
     if name == "out":
-        return given.get("otype") or lead.dtype
+        return inputs.get("otype") or first.dtype
     source = {"dbeta": "gamma"}.get(name, name.removeprefix("d"))
-    source = "weight" if name == "dbias" and "weight" in given else source
-    return lead.dtype if given.get(source) is None else given[source].dtype
+    source = "weight" if name == "dbias" and "weight" in inputs else source
+    return first.dtype if inputs.get(source) is None else inputs[source].dtype
 
 
 def packed_strides(shape):
@@ -211,29 +213,29 @@ def storage(t):
 @over(OPS)
 def test_results_are_contiguous_new_and_typed_and_inputs_unchanged(spec, few):
     for sample in each_sample(spec, few):
-        given = dict(zip(spec.names, sample.args, strict=True))
-        inputs = {n: a for n, a in given.items() if isinstance(a, Tensor) and n not in spec.mutates}
+        arguments = dict(zip(spec.names, sample.args, strict=True))
+        inputs = {n: a for n, a in arguments.items() if isinstance(a, Tensor) and n not in spec.mutates}
         before = {n: (a.clone(), a._version) for n, a in inputs.items()}
         results = spec.reference(*sample.args)
         results = results if isinstance(results, (tuple, list)) else (results,)
-        seen = {storage(a) for a in inputs.values() if a.numel()}
+        storages = {storage(a) for a in inputs.values() if a.numel()}
         for name, r in zip(spec.out, results, strict=True):
             if r is None:
                 continue
             what = f"{spec.name}({sample.id}).{name}"
-            assert r.dtype is expected_dtype(name, given), what
+            assert r.dtype is expected_dtype(name, arguments), what
             assert r.stride() == packed_strides(r.shape), what
             assert not r.requires_grad, what
             if r.numel():
-                assert storage(r) not in seen, f"{what} shares memory"
-                seen.add(storage(r))
+                assert storage(r) not in storages, f"{what} shares memory"
+                storages.add(storage(r))
         for n, (value, version) in before.items():
             assert torch.equal(inputs[n], value) and inputs[n]._version == version, f"{spec.name} wrote to {n}"
 
 
 @over(PRIMITIVES)
 def test_fake_results_have_the_real_metadata(spec, few):
-    """For the dtypes that tests/ops/test_primitives.py does not cover."""
+    """Covers the dtypes that tests/ops/test_primitives.py does not."""
     for dtype in DTYPES:
         for sample in few(spec.samples(dtype, CPU), 0 if dtype is torch.float32 else 1):
             fakes, reals = as_tuple(fake_call(spec, sample.args, {})), as_tuple(spec.reference(*sample.args))
@@ -276,12 +278,12 @@ def test_fused_norms_return_the_norms_statistics(name, few):
     """A larger amax of the norm's result replaces the given one; a smaller one never does."""
     spec = specs.by_key[f"opmux::{name}_stats"]
     for sample in each_sample(spec, few):
-        given = dict(zip(spec.names, sample.args, strict=True))
-        amax = given.pop("amax")
-        y, *stats = as_tuple(specs.by_key[f"opmux::{name}"].reference(**given))
+        arguments = dict(zip(spec.names, sample.args, strict=True))
+        amax = arguments.pop("amax")
+        y, *stats = as_tuple(specs.by_key[f"opmux::{name}"].reference(**arguments))
         for before in (0.0, 1e6):
             raised = None if amax is None else torch.full((1,), before)
-            got = as_tuple(spec.reference(**given, amax=raised))
+            got = as_tuple(spec.reference(**arguments, amax=raised))
             assert all(torch.equal(a, b) for a, b in zip(got, stats, strict=True))
             if raised is not None:
                 assert raised == max(before, y.float().abs().max().item() if y.numel() else 0.0)
@@ -339,7 +341,7 @@ def test_a_sample_may_be_drawn_for_a_given_shape(spec):
 
 
 @over(OPS)
-def test_wrong_arguments_are_named(spec):
+def test_wrong_arguments_raise_with_the_ops_name(spec):
     count = 0
     for bad in spec.errors(CPU):
         count += 1
@@ -363,8 +365,8 @@ def test_an_error_says_what_is_allowed():
 @every_dtype
 @over([s for s in FORWARDS if s.family == "activation"])
 def test_activations_of_large_values_are_finite(spec, dtype):
-    far = [0.0, 1e-4, 5.0, 12.0, 100.0, 1e4, min(torch.finfo(dtype).max, 1e100)]
-    x = torch.tensor([*far, *(-f for f in far)], dtype=dtype)
+    values = [0.0, 1e-4, 5.0, 12.0, 100.0, 1e4, min(torch.finfo(dtype).max, 1e100)]
+    x = torch.tensor([*values, *(-f for f in values)], dtype=dtype)
     ones = [torch.ones_like(x)] * (len(spec.names) - 1)
     true_outs, (leaf, *_) = truth(spec, (x, *ones))
     (want,) = torch.autograd.grad(true_outs[0].sum(), leaf)
@@ -456,7 +458,7 @@ def test_tex_norms_equal_the_truth(spec, few):
 
 @over(TEX)
 def test_tex_functions_record_no_gradient(spec):
-    """They may be called with parameters, and may write to one."""
+    """tex's functions may be called with parameters, and may write to one."""
     options = {"ln_out": True} if spec.mutates else {}
     args = spec.samples.at((5, 64), torch.float32, CPU, **options).args
     args = [a.requires_grad_() if isinstance(a, Tensor) else a for a in args]

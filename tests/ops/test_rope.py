@@ -13,12 +13,12 @@ CPU = torch.device("cpu")
 SBHD, BSHD, THD = 0, 1, 2
 
 
-def spin(x, angle, interleaved):
+def rotate(x, angle, interleaved):
     """Rotate one head by one angle for each pair, with complex numbers."""
     d = x.shape[-1]
     pair = x.double().view(*x.shape[:-1], d // 2, 2) if interleaved else x.double().unflatten(-1, (2, d // 2)).mT
-    turned = torch.view_as_real(torch.view_as_complex(pair.contiguous()) * torch.polar(torch.ones_like(angle), angle))
-    return turned.flatten(-2) if interleaved else turned.mT.flatten(-2)
+    rotated = torch.view_as_real(torch.view_as_complex(pair.contiguous()) * torch.polar(torch.ones_like(angle), angle))
+    return rotated.flatten(-2) if interleaved else rotated.mT.flatten(-2)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -27,12 +27,12 @@ def test_rope_equals_a_product_of_complex_numbers(layout, interleaved):
     angle = torch.randn(5, 8, dtype=torch.float64) * 3
     both = angle.repeat_interleave(2, -1) if interleaved else torch.cat([angle, angle], -1)
     x = torch.randn(2, 5, 3, 20, dtype=torch.float64)
-    want = torch.cat([spin(x[..., :16], angle[None, :, None], interleaved), x[..., 16:]], -1)
-    place = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}[layout]
-    given = x.permute(place)
+    want = torch.cat([rotate(x[..., :16], angle[None, :, None], interleaved), x[..., 16:]], -1)
+    permutation = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}[layout]
+    permuted = x.permute(permutation)
     for table, sin in ((both, None), (both.cos(), both.sin())):
-        got = opmux.ops.rope_fwd(given, table, sin, layout=layout, interleaved=interleaved)
-        torch.testing.assert_close(got, want.permute(place), rtol=1e-12, atol=1e-12)
+        got = opmux.ops.rope_fwd(permuted, table, sin, layout=layout, interleaved=interleaved)
+        torch.testing.assert_close(got, want.permute(permutation), rtol=1e-12, atol=1e-12)
         assert got.is_contiguous()
 
 
@@ -47,7 +47,7 @@ def test_backward_is_the_transpose_even_if_the_angles_of_a_pair_differ():
             torch.testing.assert_close(rope.rope_bwd.reference(dy, *rest), want, rtol=1e-12, atol=1e-12)
 
 
-def places(length, start, cp_size, cp_rank):
+def positions_of(length, start, cp_size, cp_rank):
     """The positions of a rank's tokens: a sequence has 2 * cp_size pieces, and each rank has one from the front and the
     mirrored one.
     """
@@ -66,15 +66,15 @@ def test_tex_rotates_every_token_by_the_angles_of_its_position(started, cp_size,
     x = torch.randn(sum(lengths), 2, 8)
     starts = torch.tensor([3, 0, 5], dtype=torch.int32) if started else None
     got = opmux.ops.fused_rope_forward(x, freqs, starts, THD, False, edges, cp_size, cp_rank)
-    want, at = [], 0
+    want, start = [], 0
     for i, n in enumerate(lengths):
-        for k, place in enumerate(places(n, int(starts[i]) if started else 0, cp_size, cp_rank)):
-            want.append(one(x[at + k], freqs[place, 0, 0]))
-        at += n
+        for k, position in enumerate(positions_of(n, int(starts[i]) if started else 0, cp_size, cp_rank)):
+            want.append(one(x[start + k], freqs[position, 0, 0]))
+        start += n
     torch.testing.assert_close(got, torch.stack(want))
     x = torch.randn(6, 3, 2, 8)
     got = opmux.ops.fused_rope_forward(x, freqs, starts, SBHD, False, None, cp_size, cp_rank)
-    rows = [places(6, int(starts[b]) if started else 0, cp_size, cp_rank) for b in range(3)]
+    rows = [positions_of(6, int(starts[b]) if started else 0, cp_size, cp_rank) for b in range(3)]
     want = torch.stack([torch.stack([one(x[s, b], freqs[rows[b][s], 0, 0]) for b in range(3)]) for s in range(6)])
     torch.testing.assert_close(got, want)
     swapped = opmux.ops.fused_rope_forward(x.transpose(0, 1), freqs, starts, BSHD, False, None, cp_size, cp_rank)
@@ -138,7 +138,7 @@ GOOD = {"freqs": torch.zeros(6, 1, 1, 16), "q_freqs": torch.zeros(6, 1, 1, 16), 
 
 
 @pytest.mark.parametrize(
-    "names, argument, wrong, says",
+    "names, argument, wrong, message",
     [
         ("input", "input", torch.zeros(2, 3, 16), "must have 4 dimensions, as qkv_format is sbhd"),
         ("input", "freqs", torch.zeros(6, 1, 1, 16).double(), "must be float32; got float64"),
@@ -158,10 +158,10 @@ GOOD = {"freqs": torch.zeros(6, 1, 1, 16), "q_freqs": torch.zeros(6, 1, 1, 16), 
         ("qkv", "qkv_format", THD, "must be one of NVTE_SBHD, NVTE_BSHD; got 2"),
     ],
 )
-def test_wrong_tex_arguments_are_named(names, argument, wrong, says):
-    """By tex's names, whichever implementation runs."""
+def test_wrong_tex_arguments_raise_with_the_ops_name(names, argument, wrong, message):
+    """Errors have tex's argument names, whichever implementation runs."""
     op = opmux.ops.fused_rope_forward if names == "input" else opmux.ops.fused_qkv_rope_forward
-    given = {n: GOOD[n] for n in op.spec.names} | {argument: wrong}
+    arguments = {n: GOOD[n] for n in op.spec.names} | {argument: wrong}
     for fn in (op, op.spec.reference):
-        with pytest.raises((TypeError, ValueError), match=f"^{op.spec.name}: {argument} {says}"):
-            fn(**given)
+        with pytest.raises((TypeError, ValueError), match=f"^{op.spec.name}: {argument} {message}"):
+            fn(**arguments)

@@ -31,15 +31,15 @@ def test_values_and_gradients_equal_torchs(name, dtype):
         leaf, true_leaf = x.detach().clone().requires_grad_(), x.detach().double().requires_grad_()
         y = first(getattr(opmux.ops, name)(leaf, dim, *rest))
         truth = first(getattr(torch, name)(true_leaf, dim))
-        says = lambda m, s=sample: f"{s.id}: {m}"
-        torch.testing.assert_close(y.double(), truth, rtol=tol.rtol, atol=tol.atol, msg=says)
+        describe = lambda m, s=sample: f"{s.id}: {m}"
+        torch.testing.assert_close(y.double(), truth, rtol=tol.rtol, atol=tol.atol, msg=describe)
         dy = torch.randn(y.shape, dtype=dtype)
         (got,) = torch.autograd.grad(y, leaf, dy)
         (want,) = torch.autograd.grad(truth, true_leaf, dy.double())
         # logcumsumexp's gradient uses the rounded y: exp(-y) multiplies its relative error by y
         slack = 1 if dtype in (torch.float64, torch.float32) else 60 if name == "logcumsumexp" else 3
         rtol, atol = max(tol.rtol, 1e-4 if dtype is torch.float32 else 0), max(tol.atol, 1e-4 if slack == 1 else 2e-2)
-        torch.testing.assert_close(got.double(), want, rtol=slack * rtol, atol=slack * atol, msg=says)
+        torch.testing.assert_close(got.double(), want, rtol=slack * rtol, atol=slack * atol, msg=describe)
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
@@ -62,20 +62,20 @@ def test_a_result_may_have_another_dtype(name, dtype):
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("of, to", [(torch.bfloat16, torch.float32), (torch.float32, torch.float64),
+@pytest.mark.parametrize("input_dtype, to", [(torch.bfloat16, torch.float32), (torch.float32, torch.float64),
                                      (torch.float32, torch.bfloat16), (torch.float64, torch.float32)])  # fmt: skip
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", NAMES[:2])
-def test_gradients_have_the_dtype_of_x(name, of, to, compiled):
+def test_gradients_have_the_dtype_of_x(name, input_dtype, to, compiled):
     torch._dynamo.reset()
-    leaf = torch.full((4, 9), 1.25, dtype=of).requires_grad_()
+    leaf = torch.full((4, 9), 1.25, dtype=input_dtype).requires_grad_()
     op = getattr(opmux.ops, name)
     op = torch.compile(op, fullgraph=True, backend="aot_eager") if compiled else op
     dy = torch.randn(4, 9).to(to)
     (got,) = torch.autograd.grad(op(leaf, 1, to), leaf, dy)
     (want,) = torch.autograd.grad(getattr(torch, name)(leaf, 1, dtype=to), leaf, dy)
-    assert got.dtype == of
-    loose = 2e-2 if torch.bfloat16 in (of, to) else 1e-5
+    assert got.dtype == input_dtype
+    loose = 2e-2 if torch.bfloat16 in (input_dtype, to) else 1e-5
     torch.testing.assert_close(got, want, rtol=loose, atol=loose)
 
 

@@ -42,12 +42,12 @@ class Calls(nn.Module):
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_ops_can_be_exported(name, strict):
-    call, given = CALLS[name]
+    call, args = CALLS[name]
     shapes = dict(zip("xwb", ({0: Dim("rows", min=2, max=64)}, None, None)))
-    shapes = {k: v for k, v in shapes.items() if k in "xwb"[: len(given)]}
-    program = torch.export.export(Calls(call), given, dynamic_shapes=shapes, strict=strict)
+    shapes = {k: v for k, v in shapes.items() if k in "xwb"[: len(args)]}
+    program = torch.export.export(Calls(call), args, dynamic_shapes=shapes, strict=strict)
     longer = torch.randn(7, 8)
-    torch.testing.assert_close(program.module()(longer, *given[1:]), call(longer, *given[1:]))
+    torch.testing.assert_close(program.module()(longer, *args[1:]), call(longer, *args[1:]))
     targets = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert f"opmux.{name}.default" in targets or (name == "add" and targets == {"aten.add.Tensor"}), targets
 
@@ -63,8 +63,8 @@ print([str(node.target) for node in made.graph.nodes if node.op == "call_functio
 @pytest.mark.slow
 def test_tracing_is_not_affected_by_the_import_of_a_family():
     """The first op of a process imports families, whose modules create tensors."""
-    done = fresh.run([sys.executable, "-c", FIRST_USE])
-    assert done.stdout == "['aten.add.Tensor']\n", done.stderr
+    result = fresh.run([sys.executable, "-c", FIRST_USE])
+    assert result.stdout == "['aten.add.Tensor']\n", result.stderr
 
 
 # ---- DTensor --------------------------------------------------------------------------------------------------------
@@ -82,16 +82,14 @@ def mesh(tmp_path_factory):
 def test_ops_work_on_dtensors(name, mesh):
     if name == "cumsum" and torch.__version__.startswith("2.11."):
         pytest.skip("torch 2.11 has no sharding strategy for aten.flip, of which the gradient is made")
-    call, given = CALLS[name]
-    plain = [t.clone().requires_grad_() for t in given]
-    spread = [
-        distribute_tensor(t, mesh, [Replicate() if i else Shard(0)]).requires_grad_() for i, t in enumerate(given)
-    ]
-    wanted, found = call(*plain), call(*spread)
-    assert isinstance(found, DTensor)
-    torch.testing.assert_close(found.full_tensor(), wanted)
-    wanted.square().sum().backward()
-    found.square().sum().backward()
+    call, args = CALLS[name]
+    plain = [t.clone().requires_grad_() for t in args]
+    spread = [distribute_tensor(t, mesh, [Replicate() if i else Shard(0)]).requires_grad_() for i, t in enumerate(args)]
+    want, actual = call(*plain), call(*spread)
+    assert isinstance(actual, DTensor)
+    torch.testing.assert_close(actual.full_tensor(), want)
+    want.square().sum().backward()
+    actual.square().sum().backward()
     for one, other in zip(spread, plain):
         assert isinstance(one.grad, DTensor)
         torch.testing.assert_close(one.grad.full_tensor(), other.grad)

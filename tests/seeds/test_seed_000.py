@@ -152,7 +152,7 @@ found["empty"] = [len(bolt.rows), len(bolt.unused), len(bolt.impls)]
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def report(tmp_path_factory):
     """The program's output, on a machine where only this vendor's query command succeeds."""
     root = tmp_path_factory.mktemp("seed")
     query = root / "bin" / "acme-smi"
@@ -165,8 +165,8 @@ def ran(tmp_path_factory):
 # ---- step 1 and 2: the folder ---------------------------------------------------------------------------------------
 
 
-def test_a_folder_named_after_the_vendor_is_a_vendor(ran):
-    assert ran.vendors["acme"] == ["acme", "npu", "acme-smi"] and ran.said == []
+def test_a_folder_named_after_the_vendor_is_a_vendor(report):
+    assert report.vendors["acme"] == ["acme", "npu", "acme-smi"] and report.said == []
 
 
 def test_nvidias_folder_exists_as_an_example():
@@ -177,53 +177,53 @@ def test_nvidias_folder_exists_as_an_example():
 # ---- step 2.1: __init__.py ------------------------------------------------------------------------------------------
 
 
-def test_device_name_is_the_device_of_this_machine(ran):
-    assert ran.device == "npu"
+def test_device_name_is_the_device_of_this_machine(report):
+    assert report.device == "npu"
 
 
-def test_the_query_command_decides_between_vendors_of_one_device_type(ran):
-    assert {n for n, v in ran.vendors.items() if v[1] == "npu"} == {"acme", "bolt", "ascend"}
-    assert ran.vendor == "acme"
+def test_the_query_command_decides_between_vendors_of_one_device_type(report):
+    assert {n for n, v in report.vendors.items() if v[1] == "npu"} == {"acme", "bolt", "ascend"}
+    assert report.vendor == "acme"
 
 
 # ---- steps 2.2 and 2.3: tiles ---------------------------------------------------------------------------------------
 
 
-def test_heuristics_set_the_params_of_a_kernel(ran):
-    assert ran.heuristics == {"1024": [2, 256, "heuristics"], "4096": [1, 256, "heuristics"]}
+def test_heuristics_set_the_params_of_a_kernel(report):
+    assert report.heuristics == {"1024": [2, 256, "heuristics"], "4096": [1, 256, "heuristics"]}
 
 
-def test_tune_configs_are_the_params_to_autotune(ran):
-    assert ran.autotune == [{"BLOCK_M": m, "num_warps": w} for m in (1, 4) for w in (4, 8)]
+def test_tune_configs_are_the_params_to_autotune(report):
+    assert report.autotune == [{"BLOCK_M": m, "num_warps": w} for m in (1, 4) for w in (4, 8)]
 
 
 # ---- step 2.4: ops --------------------------------------------------------------------------------------------------
 
 
-def test_a_row_replaces_the_aten_operation(ran):
-    assert ran.add == pytest.approx([-4.0, -2.4, -0.8, 0.8, 2.4, 4.0]) and ran.add_calls == ["Tensor"]
-    assert ran.alpha == pytest.approx([-8.0, -4.8, -1.6, 1.6, 4.8, 8.0])
-    assert {"add.Tensor", "gelu"} <= set(ran.enabled)
+def test_a_row_replaces_the_aten_operation(report):
+    assert report.add == pytest.approx([-4.0, -2.4, -0.8, 0.8, 2.4, 4.0]) and report.add_calls == ["Tensor"]
+    assert report.alpha == pytest.approx([-8.0, -4.8, -1.6, 1.6, 4.8, 8.0])
+    assert {"add.Tensor", "gelu"} <= set(report.enabled)
 
 
-def test_a_row_that_only_takes_tensors_does_not_break_numbers(ran):
-    assert ran.numbers == [pytest.approx([-1.0, -0.2, 0.6, 1.4, 2.2, 3.0])] * 3
+def test_a_row_that_only_takes_tensors_does_not_break_numbers(report):
+    assert report.numbers == [pytest.approx([-1.0, -0.2, 0.6, 1.4, 2.2, 3.0])] * 3
 
 
-def test_autograd_disable_uses_torchs_gradient(ran):
-    assert ran.add_gradient == [1.0] * 6
+def test_autograd_disable_uses_torchs_gradient(report):
+    assert report.add_gradient == [1.0] * 6
 
 
-def test_autograd_enable_uses_the_functions_own_gradient(ran):
-    assert ran.gelu < 1e-6 and ran.gelu_calls == ["forward", "backward"]
-    assert ran.gelu_gradient == [7.0] * 6
+def test_autograd_enable_uses_the_functions_own_gradient(report):
+    assert report.gelu < 1e-6 and report.gelu_calls == ["forward", "backward"]
+    assert report.gelu_gradient == [7.0] * 6
 
 
-def test_unused_ops_are_left_to_torch(ran):
-    assert not [n for n in ran.enabled if n.startswith(("cumsum", "cos"))] and "sin" in ran.enabled
-    assert ran.cumsum < 1e-6 and ran.cos < 1e-6
-    assert any("acme declares it unused" in why for why in ran.why)
+def test_unused_ops_are_left_to_torch(report):
+    assert not [n for n in report.enabled if n.startswith(("cumsum", "cos"))] and "sin" in report.enabled
+    assert report.cumsum < 1e-6 and report.cos < 1e-6
+    assert any("acme declares it unused" in why for why in report.why)
 
 
-def test_both_lists_may_be_empty(ran):
-    assert ran.empty == [0, 0, 0]
+def test_both_lists_may_be_empty(report):
+    assert report.empty == [0, 0, 0]

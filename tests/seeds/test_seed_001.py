@@ -93,23 +93,23 @@ found["chosen"] = {op: opmux.explain(op, *args).chosen.impl_id
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def report(tmp_path_factory):
     return follow(tmp_path_factory.mktemp("seed"), {"_acme": FOLDER}, PROGRAM, OPMUX_VENDOR="acme")
 
 
 # ---- 2 and 3: the directory -----------------------------------------------------------------------------------------
 
 
-def test_a_directory_named_after_the_vendor_is_a_backend(ran):
-    assert ran.active == "acme" and ran.said == []
+def test_a_directory_named_after_the_vendor_is_a_backend(report):
+    assert report.active == "acme" and report.said == []
 
 
-def test_a_copied_init_needs_only_its_own_properties(ran):
-    assert ran.info[:3] == ["acme", "npu", "acme-smi"]
+def test_a_copied_init_needs_only_its_own_properties(report):
+    assert report.info[:3] == ["acme", "npu", "acme-smi"]
 
 
-def test_the_dispatch_key_is_where_operators_are_registered(ran):
-    assert ran.info[3:] == ["PrivateUse1", "PrivateUse1"] and ran.registered == [False, True, True]
+def test_the_dispatch_key_is_where_operators_are_registered(report):
+    assert report.info[3:] == ["PrivateUse1", "PrivateUse1"] and report.registered == [False, True, True]
 
 
 def test_the_dispatch_key_is_optional_and_checked():
@@ -118,29 +118,29 @@ def test_the_dispatch_key_is_optional_and_checked():
         VendorInfoBase("acme", "npu", "acme-smi", dispatch_key="PrivatUse1")
 
 
-def test_heuristics_are_configured_in_their_file(ran):
-    assert ran.heuristics == [256, "heuristics"]
+def test_heuristics_are_configured_in_their_file(report):
+    assert report.heuristics == [256, "heuristics"]
 
 
-def test_autotune_parameters_are_configured_in_their_file(ran):
-    assert ran.autotune == [{"BLOCK": 512, "num_warps": 4}]
+def test_autotune_parameters_are_configured_in_their_file(report):
+    assert report.autotune == [{"BLOCK": 512, "num_warps": 4}]
 
 
 # ---- 3.4: ops -------------------------------------------------------------------------------------------------------
 
 
-def test_an_exported_add_is_atens_add(ran):
-    double, triple, calls = ran.add
+def test_an_exported_add_is_atens_add(report):
+    double, triple, calls = report.add
     assert double == [2.0 * n for n in range(-3, 4)] and triple == [3.0 * n for n in range(-3, 4)]
-    assert calls == [1, 2] and ran.number == [float(n) for n in range(-2, 5)]
-    assert ran.chosen["aten::add.Tensor"] == "default.flagos.acme"
+    assert calls == [1, 2] and report.number == [float(n) for n in range(-2, 5)]
+    assert report.chosen["aten::add.Tensor"] == "default.flagos.acme"
 
 
-def test_an_exported_gelu_is_atens_gelu(ran):
-    """With the default (erf), and with approximate="tanh"."""
-    assert ran.gelus == ["none", "tanh", "none"] and ran.chosen["aten::gelu.default"] == "default.flagos.acme"
-    assert ran.erf < 1e-6 and ran.tanh < 1e-6 and ran.module < 1e-6
+def test_an_exported_gelu_is_atens_gelu(report):
+    """Tests the default (erf), and approximate="tanh"."""
+    assert report.gelus == ["none", "tanh", "none"] and report.chosen["aten::gelu.default"] == "default.flagos.acme"
+    assert report.erf < 1e-6 and report.tanh < 1e-6 and report.module < 1e-6
 
 
-def test_an_exported_forward_keeps_torchs_gradient(ran):
-    assert ran.gradient < 1e-5
+def test_an_exported_forward_keeps_torchs_gradient(report):
+    assert report.gradient < 1e-5

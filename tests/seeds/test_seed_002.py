@@ -168,7 +168,7 @@ found["foreign"] = [m for m in sys.modules if m.startswith("liger_kernel")]
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def report(tmp_path_factory):
     """The folders are created with the document's own commands."""
     root = tmp_path_factory.mktemp("seed")
     (root / "tree").mkdir()
@@ -186,62 +186,64 @@ def test_the_directory_has_the_documented_files():
     assert (BACKENDS / "_ascend/ops/geglu.py").is_file()  # the complete example
 
 
-def test_the_registry_maps_a_device_to_its_vendor(ran):
-    assert ran.registry == {"acm": "acme"}
+def test_the_registry_maps_a_device_to_its_vendor(report):
+    assert report.registry == {"acm": "acme"}
 
 
 # ---- how it works ---------------------------------------------------------------------------------------------------
 
 
-def test_vendor_packages_are_imported_on_first_use(ran):
-    assert ran.before == [] and {"opmux.backends._acme", "opmux.backends._ascend"} <= set(ran.packages)
+def test_vendor_packages_are_imported_on_first_use(report):
+    assert report.before == [] and {"opmux.backends._acme", "opmux.backends._ascend"} <= set(report.packages)
 
 
-def test_a_package_registers_itself_under_ligers_names(ran):
-    assert ran.registry["acm"] == "acme" and getattr(ran, "one copy")
-    assert ran.foreign == []  # uninstall removes Liger's modules
+def test_a_package_registers_itself_under_ligers_names(report):
+    assert report.registry["acm"] == "acme" and getattr(report, "one copy")
+    assert report.foreign == []  # uninstall removes Liger's modules
 
 
-def test_the_current_device_is_detected(ran):
-    assert ran.device == "acm"
+def test_the_current_device_is_detected(report):
+    assert report.device == "acm"
 
 
 # ---- operators ------------------------------------------------------------------------------------------------------
 
 
-def test_an_autograd_function_replaces_forward_and_backward(ran):
-    assert max(ran.override) < 1e-5 and ran.calls == ["forward", "backward"]
-    assert ran.chosen["opmux::gelu_tanh_mul"] == "default.flagos.acme"
+def test_an_autograd_function_replaces_forward_and_backward(report):
+    assert max(report.override) < 1e-5 and report.calls == ["forward", "backward"]
+    assert report.chosen["opmux::gelu_tanh_mul"] == "default.flagos.acme"
 
 
-def test_a_renamed_function_replaces_the_default(ran):
-    assert ran.silu_mul < 1e-6 and ran.chosen["opmux::silu_mul"] == "default.flagos.acme"
+def test_a_renamed_function_replaces_the_default(report):
+    assert report.silu_mul < 1e-6 and report.chosen["opmux::silu_mul"] == "default.flagos.acme"
 
 
-def test_unimplemented_operators_use_the_default(ran):
-    assert ran.rms_norm < 1e-5 and ran.chosen["opmux::rms_norm"] == "default.flagos"
+def test_unimplemented_operators_use_the_default(report):
+    assert report.rms_norm < 1e-5 and report.chosen["opmux::rms_norm"] == "default.flagos"
 
 
-def test_exports_replace_the_names_of_the_namespace(ran):
-    assert ran.names == [True, True, True, True]
-    assert max(max(each) for each in getattr(ran, "by name")) < 1e-5
-    assert getattr(ran, "by name calls") == ["forward", "backward"] * 3  # our autograd.Function calls the vendor's op
-    assert ran.swiglu < 1e-6
+def test_exports_replace_the_names_of_the_namespace(report):
+    assert report.names == [True, True, True, True]
+    assert max(max(each) for each in getattr(report, "by name")) < 1e-5
+    assert (
+        getattr(report, "by name calls") == ["forward", "backward"] * 3
+    )  # our autograd.Function calls the vendor's op
+    assert report.swiglu < 1e-6
 
 
-def test_a_vendor_may_add_operators(ran):
-    assert ran.added == [0.0, True, True]
+def test_a_vendor_may_add_operators(report):
+    assert report.added == [0.0, True, True]
 
 
-def test_removing_a_vendor_removes_its_names(ran):
-    assert getattr(ran, "default again")
+def test_removing_a_vendor_removes_its_names(report):
+    assert getattr(report, "default again")
 
 
-def test_a_misspelled_name_warns_once(ran):
-    (said,) = ran.said
-    assert "'swiglu_foward' is no op" in said and "did you mean 'swiglu_forward'" in said
+def test_a_misspelled_name_warns_once(report):
+    (message,) = report.said
+    assert "'swiglu_foward' is no op" in message and "did you mean 'swiglu_forward'" in message
 
 
 def test_a_package_for_liger_works_without_installing_names(tmp_path):
-    ran = follow(tmp_path, {"_acme": FOLDER}, WITHOUT, device="acm")
-    assert ran.calls == ["forward"] and ran.foreign == []
+    report = follow(tmp_path, {"_acme": FOLDER}, WITHOUT, device="acm")
+    assert report.calls == ["forward"] and report.foreign == []

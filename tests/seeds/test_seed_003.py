@@ -28,9 +28,9 @@ def run(*words, path=(), **variables):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     env = clean | {"PYTHONPATH": os.pathsep.join(map(str, (SRC, *path)))} | variables
     env |= {k: v for k, v in os.environ.items() if k == "OPMUX_CACHE_DIR"}
-    done = fresh.run([sys.executable, *map(str, words)], env=env, timeout=240, warm=True)
-    assert done.returncode == 0, done.stderr
-    return done
+    result = fresh.run([sys.executable, *map(str, words)], env=env, timeout=240, warm=True)
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ INTREE = """
 def test_the_three_steps_print_the_expected_output(tmp_path):
     program = tmp_path / "example_intree.py"
     program.write_text(textwrap.dedent(INTREE))
-    done = run("-m", "opmux", "run", "--as", "transformer_engine", program, TEFL_LOG_LEVEL="INFO")
-    assert done.stdout == "(4, 8) (4, 1)\n"
-    said = [re.fullmatch(r"\[opmux manager\.py:\d+ INFO\] (.*)", line) for line in done.stderr.splitlines()]
-    assert [line and line[1] for line in said] == [
+    result = run("-m", "opmux", "run", "--as", "transformer_engine", program, TEFL_LOG_LEVEL="INFO")
+    assert result.stdout == "(4, 8) (4, 1)\n"
+    messages = [re.fullmatch(r"\[opmux manager\.py:\d+ INFO\] (.*)", line) for line in result.stderr.splitlines()]
+    assert [line and line[1] for line in messages] == [
         "Registered impl_ids: ['vendor.mybackend']",
         "Op 'rmsnorm_fwd' using 'vendor.mybackend' (kind=vendor, vendor=mybackend)",
     ]
@@ -136,7 +136,7 @@ def test_plugin_modules_log_level_and_a_per_op_order_are_read(tmp_path):
     """Two plugin modules: one with `register`, one with only a backend class."""
     for name, text in (("my_vendor_plugin", PLUGIN), ("another_plugin", CLASS)):
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
-    done = run(
+    result = run(
         "-c",
         textwrap.dedent(SCRIPT),
         path=[tmp_path],
@@ -148,10 +148,10 @@ def test_plugin_modules_log_level_and_a_per_op_order_are_read(tmp_path):
         ("another_plugin", "loaded", ("gelu=vendor.another",)),
         ("my_vendor_plugin", "loaded", ("rmsnorm_fwd=vendor.myvendor",)),
     ]
-    assert done.stdout.splitlines() == ["7.0", "1.0", str(plugins)]
-    used = re.findall(r"INFO\] Op '(\w+)' using '([\w.]+)'", done.stderr)
+    assert result.stdout.splitlines() == ["7.0", "1.0", str(plugins)]
+    used = re.findall(r"INFO\] Op '(\w+)' using '([\w.]+)'", result.stderr)
     assert used == [("rmsnorm_fwd", "vendor.myvendor"), ("gelu", "vendor.another")]
-    assert " DEBUG] plugin 'my_vendor_plugin'" in done.stderr
+    assert " DEBUG] plugin 'my_vendor_plugin'" in result.stderr
 
 
 # ---- the variables --------------------------------------------------------------------------------------------------
@@ -215,5 +215,5 @@ def test_cuda_home_and_cuda_path_are_shown(monkeypatch):
 
     monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
     monkeypatch.setenv("CUDA_PATH", "/opt/other")
-    shown = {row.name: str(row.look().value) for row in knobs.all_knobs() if row.name.startswith("CUDA_")}
-    assert shown == {"CUDA_HOME": "/opt/cuda", "CUDA_PATH": "/opt/other"}
+    values = {row.name: str(row.look().value) for row in knobs.all_knobs() if row.name.startswith("CUDA_")}
+    assert values == {"CUDA_HOME": "/opt/cuda", "CUDA_PATH": "/opt/other"}

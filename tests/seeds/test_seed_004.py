@@ -36,7 +36,7 @@ def names():
 
 
 @pytest.fixture(autouse=True)
-def as_it_was():
+def restore_backends():
     before = dict(registry._backends)
     yield
     for name in set(registry._backends) - set(before):
@@ -45,8 +45,8 @@ def as_it_was():
     reset_global_policy()
 
 
-def norm(of=tex, rows=3):
-    return of.rmsnorm_fwd(torch.ones(rows, 8), torch.ones(8), 1e-5, None, None, torch.float32, 0, False)
+def norm(module=tex, rows=3):
+    return module.rmsnorm_fwd(torch.ones(rows, 8), torch.ones(8), 1e-5, None, None, torch.float32, 0, False)
 
 
 def state():
@@ -84,8 +84,8 @@ def test_every_documented_module_exists():
     modules += [".backends.flaggems.cpp_extensions", ".backends.torch_backend.cpp_extensions"]
     known = dict(registry._backends)
     for name in modules:
-        made = importlib.import_module(f"{PLUGINS}.tex_interface{name}")
-        assert made is importlib.import_module(f"opmux.faces.tex{name}")
+        module = importlib.import_module(f"{PLUGINS}.tex_interface{name}")
+        assert module is importlib.import_module(f"opmux.faces.tex{name}")
     assert set(registry._backends) - set(known) == {"template"}
     root = Path(importlib.import_module(f"{PLUGINS}.tex_interface").__file__).parent
     assert (root / "README.md").is_file()
@@ -207,24 +207,24 @@ def test_a_copy_of_the_template_is_a_new_backend(tmp_path):
         except RuntimeError as error:
             print(error)
     """
-    done = python(code, path=tmp_path / "src", TEFL_LOG_LEVEL="INFO")
-    listed, error = done.stdout.splitlines()
+    result = python(code, path=tmp_path / "src", TEFL_LOG_LEVEL="INFO")
+    listed, error = result.stdout.splitlines()
     assert listed == "hygon ['flaggems', 'nvidia', 'hygon', 'torch']"
     assert error.startswith("Backend 'amd' not found. Available backends: ['flaggems', 'hygon', 'torch'].")
     assert error.endswith("amd could not be imported: ModuleNotFoundError: No module named 'rocm_ops'")
-    assert "Op 'rmsnorm_fwd' using 'vendor.hygon' (kind=vendor, vendor=hygon)" in done.stderr
+    assert "Op 'rmsnorm_fwd' using 'vendor.hygon' (kind=vendor, vendor=hygon)" in result.stderr
 
 
 def python(code, path=SRC, **variables):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
-    kept = {k: v for k, v in os.environ.items() if k == "OPMUX_CACHE_DIR"}
-    env = clean | kept | {"PYTHONPATH": str(path)} | variables
-    done = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=env, timeout=240, warm=path == SRC)
-    assert done.returncode == 0, done.stderr
-    return done
+    cache = {k: v for k, v in os.environ.items() if k == "OPMUX_CACHE_DIR"}
+    env = clean | cache | {"PYTHONPATH": str(path)} | variables
+    result = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=env, timeout=240, warm=path == SRC)
+    assert result.returncode == 0, result.stderr
+    return result
 
 
-def test_a_class_defined_in_a_command_and_the_debug_variable_work():
+def test_a_class_defined_in_a_command_is_used_and_logged():
     """The code runs with `python -c`. With TE_FL_DEBUG=1 each op logs a line when it first runs."""
     code = """
         import torch
@@ -240,8 +240,10 @@ def test_a_class_defined_in_a_command_and_the_debug_variable_work():
         rmsnorm_fwd(torch.ones(3, 8), torch.ones(8), 1e-5, None, None, None, 0, False)
         set_backend("acme")
     """
-    said = [line for line in python(code, TE_FL_DEBUG="1").stderr.splitlines() if "Op '" in line]
-    assert len(said) == 2 and "Op 'rmsnorm_fwd' using 'default.flagos'" in said[0] and "Op 'rms_norm'" in said[1], said
+    lines = [line for line in python(code, TE_FL_DEBUG="1").stderr.splitlines() if "Op '" in line]
+    assert len(lines) == 2 and "Op 'rmsnorm_fwd' using 'default.flagos'" in lines[0] and "Op 'rms_norm'" in lines[1], (
+        lines
+    )
 
 
 # ---- the interface --------------------------------------------------------------------------------------------------
@@ -262,7 +264,7 @@ def test_the_interface_has_every_method_that_the_guide_lists():
 
 
 def test_the_guides_test_program_works():
-    """As printed in the guide, on the CPU: the norm, and the product of a row-major A and B into D."""
+    """Runs the guide's program on the CPU: the norm, and the product of a row-major A and B into D."""
     tex.set_backend("torch")
     x = torch.randn(32, 1024, dtype=torch.bfloat16)
     weight = torch.ones(1024, dtype=torch.bfloat16)
@@ -330,9 +332,9 @@ def test_management_functions_report_what_runs(variables, first, library, setenv
 
 def test_an_unknown_backend_raises_everywhere(setenv):
     setenv(TE_BACKEND="hygon")
-    for ask in (norm, tex.get_backend, lambda: get_default_manager().get_selected_impl_id("rmsnorm_fwd")):
+    for query in (norm, tex.get_backend, lambda: get_default_manager().get_selected_impl_id("rmsnorm_fwd")):
         with pytest.raises(RuntimeError, match=r"^Backend 'hygon' not found\. Available backends: \['flaggems', 'tor"):
-            ask()
+            query()
     assert "hygon" not in {row["name"] for row in tex.list_backends()}
     tex.set_backend("torch")  # a selection in code overrides the variable
     assert state()[0] == "torch"
@@ -376,8 +378,8 @@ def test_after_a_failure_all_functions_report_the_fallback(library):
 
 def test_a_vendor_that_only_has_primitives_is_a_backend():
     """TE_BACKEND and set_backend accept the same names."""
-    made = OpImpl("opmux::silu", "vendor.bolt", BackendImplKind.VENDOR, "bolt", lambda x: x * 0 + 4)
-    get_default_manager().registry.register_impl(made)
+    impl = OpImpl("opmux::silu", "vendor.bolt", BackendImplKind.VENDOR, "bolt", lambda x: x * 0 + 4)
+    get_default_manager().registry.register_impl(impl)
     try:
         tex.set_backend("bolt")
         assert tex.get_backend().name == "bolt"

@@ -17,8 +17,12 @@ EXACT = (0, 0)
 
 
 def overload(name):
-    packet, _, of = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), of or "default")
+    packet, _, overload_name = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload_name or "default")
+
+
+def as_list(results):
+    return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
 def copied(args):
@@ -31,7 +35,7 @@ def copy_of(t):
     return torch.empty(0, dtype=t.dtype).set_(storage, t.storage_offset(), t.shape, t.stride())
 
 
-def lies(t):
+def strides_of(t):
     """The strides of all dimensions of more than one element; others do not matter."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if t.numel() else []
 
@@ -41,7 +45,7 @@ def same(a, b, what, tol=None):
         assert a is b or a == b, what
         return
     assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{what}: {a.shape} {a.dtype}, not {b.shape} {b.dtype}"
-    assert lies(a) == lies(b), f"{what}: strides {a.stride()}, not {b.stride()}"
+    assert strides_of(a) == strides_of(b), f"{what}: strides {a.stride()}, not {b.stride()}"
     rtol, atol = tol or TOL.get(b.dtype, (1e-7, 1e-7))
     torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{what}: {m}")
 
@@ -82,19 +86,23 @@ class Adapters:
         halves = [t.dtype for t in args if isinstance(t, torch.Tensor) and t.is_floating_point() and t.itemsize == 2]
         tol = TOL[halves[0]] if halves else None  # also for float32 results next to 16-bit ones
         try:
-            wanted = overload(name)(*theirs)
+            expected = overload(name)(*theirs)
         except (RuntimeError, IndexError, NotImplementedError):
             return not self.declines(name, *ours)
         try:
             got = self.run(name, *ours)
         except (NotSupported, BadArgument):
             return not self.declines(name, *args)
-        listed = lambda r: list(r) if isinstance(r, (tuple, list)) else [r]
-        for a, b in zip(listed(got), listed(wanted), strict=True):
+        for a, b in zip(as_list(got), as_list(expected), strict=True):
             same(a, b, what, tol)
         for a, b in zip(ours, theirs, strict=True):
             same(a, b, f"{what}: an argument", tol)
         return True
+
+    def agrees_in_dispatch(self, name, func, args, kwargs):
+        """The same for a call as a dispatch mode gets it; False for a call with keyword arguments."""
+        defaults = [a.default_value for a in func._schema.arguments[len(args) :]]
+        return not kwargs and self.agrees(name, *args, *defaults)
 
     def answers_pytorchs_samples(self, op, dtypes=(torch.float32, torch.bfloat16), few=4):
         """Run PyTorch's own samples with gradients; each call of our overloads must agree with ATen. Returns how many
@@ -127,15 +135,63 @@ class Adapters:
             assert not missing, (name, missing)
         return True
 
-    def faults_are_no_refusals(self, name, *args):
+    def faults_are_no_refusals(self, name, *args, error=ValueError, **kwargs):
         """An error raised by an implementation propagates: the adapter does not treat it as declining."""
 
         def broken(*args):
-            raise ValueError("my own")
+            raise error("my own")
 
-        with pytest.raises(ValueError, match="my own"):
-            self.table[name].fn(broken, *args)
+        with pytest.raises(error, match="my own"):
+            self.table[name].fn(broken, *args, **kwargs)
         return True
+
+
+class StrictAdapters(Adapters):
+    """Adapters of ops that write to no argument: results must have exactly ATen's strides, and values within the
+    tolerance of the op's spec.
+    """
+
+    def agrees(self, name, *args, **kwargs):
+        """Whether the adapter serves the call; if so, assert that it agrees with ATen, and if ATen raises, that it
+        declines.
+        """
+        from opmux.core.errors import BadArgument, NotSupported
+        from opmux.core.spec import Tol
+
+        what = f"{name} of {tuple(args[0].shape)} {args[0].stride()}, {args[1:]} {kwargs}"
+        try:
+            expected = overload(name)(*args, **kwargs)
+        except (RuntimeError, IndexError, NotImplementedError):
+            return not self.declines(name, *args, **kwargs)
+        try:
+            got = self.run(name, *args, **kwargs)
+        except (NotSupported, BadArgument):
+            return False
+        for a, b in zip(as_list(got), as_list(expected), strict=True):
+            assert a.stride() == b.stride(), what
+            # with a 16-bit dtype, the CPU's own kernels round intermediate results
+            tol, times = self.table[name].over[0].tol.get(b.dtype, Tol(0, 0)), 2 if b.dtype.itemsize == 2 else 1
+            same(a, b, what, (times * tol.rtol, times * tol.atol))
+        return True
+
+    def agrees_in_dispatch(self, name, func, args, kwargs):
+        return self.agrees(name, *args, **kwargs)
+
+    def agrees_on_samples(self, op, counts):
+        """Run `counts[dtype]` of PyTorch's own samples; each call of our overloads must agree with ATen, and error
+        inputs must raise. Returns how many calls were answered.
+        """
+        info, compare = op_infos()[op], Compare(self)
+        for dtype, count in counts.items():
+            if info.supports_dtype(dtype, "cpu"):
+                for sample in islice(info.sample_inputs("cpu", dtype), count):
+                    with compare:
+                        info(sample.input, *sample.args, **sample.kwargs)
+        answered = compare.answered
+        for error in info.error_inputs("cpu") if info.error_inputs_func else ():
+            with pytest.raises(error.error_type), compare:
+                info(error.sample_input.input, *error.sample_input.args, **error.sample_input.kwargs)
+        return answered
 
 
 @functools.cache
@@ -154,9 +210,8 @@ class Compare(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::") + f".{func._schema.overload_name}".rstrip(".")
-        if name in self.adapters.table and not kwargs:
-            given = [a.default_value for a in func._schema.arguments[len(args) :]]
-            self.answered += self.adapters.agrees(name, *args, *given)
+        if name in self.adapters.table:
+            self.answered += self.adapters.agrees_in_dispatch(name, func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 

@@ -46,7 +46,7 @@ FLAGS = {"-W": "ignore", "-X": "faulthandler"}
 SRC = Path(__file__).parents[2] / "src"
 OURS = (__file__, runpy.__file__, "<frozen runpy>")  # frames of these files are removed from a program's traceback
 
-_nurseries: dict[bool, Nursery] = {}  # by `warm`
+_fork_servers: dict[bool, ForkServer] = {}  # by `warm`
 torn_down = True  # whether a program ends with Python's own teardown; tests/conftest.py sets it
 
 
@@ -72,10 +72,10 @@ def run(
         return subprocess.run(
             [program, *words], env=variables, cwd=cwd, capture_output=True, encoding="utf-8", timeout=timeout
         )
-    nursery = _nurseries.get(warm)
-    if nursery is None or nursery.owner != os.getpid():
-        nursery = _nurseries[warm] = Nursery(warm)
-    status, out, err = nursery.run(words, variables, str(cwd or Path.cwd()), timeout)
+    server = _fork_servers.get(warm)
+    if server is None or server.owner != os.getpid():
+        server = _fork_servers[warm] = ForkServer(warm)
+    status, out, err = server.run(words, variables, str(cwd or Path.cwd()), timeout)
     return subprocess.CompletedProcess([program, *words], status, out, err)
 
 
@@ -94,7 +94,7 @@ def _can_be_forked(words: list[str], variables: Mapping[str, str]) -> bool:
     return all(ours.get(k) == v for k, v in early.items())
 
 
-class Nursery:
+class ForkServer:
     """A process that has imported torch, and if `warm` opmux, and forks a child for each request."""
 
     def __init__(self, warm: bool) -> None:
@@ -142,13 +142,13 @@ def _text(file: Any) -> str:
 
 
 def _exactly(stream: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        more = stream.recv(size - len(found))
+    data = b""
+    while len(data) < size:
+        more = stream.recv(size - len(data))
         if not more:
             raise EOFError("the other process has ended")
-        found += more
-    return found
+        data += more
+    return data
 
 
 # ---- in the other process -------------------------------------------------------------------------------------------
@@ -211,8 +211,8 @@ def _begin(request: dict[str, Any]) -> None:
             faulthandler.enable()
         words = words[2:]
     first = {"-c": "", "-m": str(Path.cwd())}.get(words[0], str(Path(words[0]).resolve().parent))
-    given = os.environ.get("PYTHONPATH", "")
-    sys.path[:] = [first, *given.split(os.pathsep), *base] if given else [first, *base]
+    python_path = os.environ.get("PYTHONPATH", "")
+    sys.path[:] = [first, *python_path.split(os.pathsep), *base] if python_path else [first, *base]
     sys.path_importer_cache.clear()
     if words[0] == "-c":
         sys.argv[:] = ["-c", *words[2:]]

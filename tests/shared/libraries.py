@@ -16,9 +16,9 @@ def start() -> list[threading.Thread]:
     from opmux.cpp import build
     from opmux.tools import cpp, simulator
 
-    made = [one.compile for one in cpp.libraries()]
-    made.append(lambda: build.library("simulator", simulator.sources(), flags=simulator.FLAGS))
-    threads = [threading.Thread(target=_make, args=[make]) for make in made]
+    tasks = [one.compile for one in cpp.libraries()]
+    tasks.append(lambda: build.library("simulator", simulator.sources(), flags=simulator.FLAGS))
+    threads = [threading.Thread(target=_make, args=[make]) for make in tasks]
     for thread in threads:
         thread.start()
     return threads

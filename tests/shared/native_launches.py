@@ -30,9 +30,9 @@ def driver_of(launch, *loads):
     """A driver that launches through the function `launch`; `loads` are its other entry points, as ctypes functions."""
     keep = LAUNCH(launch), *loads
     first, *others = (ctypes.cast(one, ctypes.c_void_p) for one in keep)
-    made = launching.Driver.of(first, None, *others)
-    KEPT.extend((keep, made))
-    return made
+    driver = launching.Driver.of(first, None, *others)
+    KEPT.extend((keep, driver))
+    return driver
 
 
 @contextlib.contextmanager

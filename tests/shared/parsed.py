@@ -17,10 +17,10 @@ def tree(path: Path) -> ast.Module:
 
 def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
     """The nodes of `ast.walk`, cached in the tree."""
-    found = tree.__dict__.get("walked")
-    if found is None:
-        found = tree.__dict__["walked"] = tuple(ast.walk(tree))
-    return found
+    nodes = tree.__dict__.get("walked")
+    if nodes is None:
+        nodes = tree.__dict__["walked"] = tuple(ast.walk(tree))
+    return nodes
 
 
 @functools.cache

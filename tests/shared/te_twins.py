@@ -29,8 +29,8 @@ class Twin(NamedTuple):
     """its parameters by name, the input -> the result"""
 
 
-def norm(p: dict[str, Tensor], x: Tensor, at: str, eps: float = 1e-5) -> Tensor:
-    weight, bias = p[f"{at}weight"], p.get(f"{at}bias")
+def norm(p: dict[str, Tensor], x: Tensor, prefix: str, eps: float = 1e-5) -> Tensor:
+    weight, bias = p[f"{prefix}weight"], p.get(f"{prefix}bias")
     if bias is None:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
@@ -52,9 +52,9 @@ ACTIVATIONS = {"gelu": gelu, "swiglu": gated(F.silu), "geglu": gated(gelu), "rel
 
 
 def mlp(act: str) -> Callable[..., Tensor]:
-    def plain(p: dict[str, Tensor], x: Tensor, size: Size, at: str = "") -> Tensor:
-        h = F.linear(norm(p, x, f"{at}layer_norm_"), p[f"{at}fc1_weight"], p.get(f"{at}fc1_bias"))
-        return F.linear(ACTIVATIONS[act](h), p[f"{at}fc2_weight"], p.get(f"{at}fc2_bias"))
+    def plain(p: dict[str, Tensor], x: Tensor, size: Size, prefix: str = "") -> Tensor:
+        h = F.linear(norm(p, x, f"{prefix}layer_norm_"), p[f"{prefix}fc1_weight"], p.get(f"{prefix}fc1_bias"))
+        return F.linear(ACTIVATIONS[act](h), p[f"{prefix}fc2_weight"], p.get(f"{prefix}fc2_bias"))
 
     return plain
 
@@ -70,13 +70,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return (scores.softmax(-1) @ v).permute(2, 0, 1, 3).flatten(-2)
 
 
-def heads_attention(p: dict[str, Tensor], x: Tensor, size: Size, at: str = "", causal: bool = True) -> Tensor:
-    first = f"{at}layernorm_qkv." if f"{at}layernorm_qkv.query_weight" in p else f"{at}qkv."
+def heads_attention(p: dict[str, Tensor], x: Tensor, size: Size, prefix: str = "", causal: bool = True) -> Tensor:
+    first = f"{prefix}layernorm_qkv." if f"{prefix}layernorm_qkv.query_weight" in p else f"{prefix}qkv."
     h = norm(p, x, f"{first}layer_norm_") if "layernorm" in first else x
     split = [F.linear(h, p[f"{first}{n}_weight"], p.get(f"{first}{n}_bias")) for n in ("query", "key", "value")]
     d = size.hidden // size.heads
     mixed = attention(*(t.unflatten(-1, (-1, d)) for t in split), causal=causal)
-    return F.linear(mixed, p[f"{at}proj.weight"], p.get(f"{at}proj.bias"))
+    return F.linear(mixed, p[f"{prefix}proj.weight"], p.get(f"{prefix}proj.bias"))
 
 
 def layer(act: str) -> Callable[..., Tensor]:
@@ -107,9 +107,9 @@ class Packed(torch.nn.Module):
 class Parted(torch.nn.Module):
     """te.GroupedLinear with two groups: the first quarter of the rows, and the rest."""
 
-    def __init__(self, te: Any, size: Size, place: dict):
+    def __init__(self, te: Any, size: Size, options: dict):
         super().__init__()
-        self.inner = te.GroupedLinear(2, size.hidden, size.ffn, bias=True, **place)
+        self.inner = te.GroupedLinear(2, size.hidden, size.ffn, bias=True, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
@@ -120,12 +120,12 @@ class Parted(torch.nn.Module):
 def parted(p: dict[str, Tensor], x: Tensor, size: Size) -> Tensor:
     rows = x.flatten(0, -2)
     parts = rows.split([rows.shape[0] // 4, rows.shape[0] - rows.shape[0] // 4])
-    done = [F.linear(r, p[f"inner.weight{i}"], p[f"inner.bias{i}"]) for i, r in enumerate(parts)]
-    return torch.cat(done).view(*x.shape[:-1], -1)
+    parts_out = [F.linear(r, p[f"inner.weight{i}"], p[f"inner.bias{i}"]) for i, r in enumerate(parts)]
+    return torch.cat(parts_out).view(*x.shape[:-1], -1)
 
 
-def made_of_ops(te: Any, size: Size, place: dict) -> Any:
-    ops, device, dtype = te.ops, place["device"], place["params_dtype"]
+def made_of_ops(te: Any, size: Size, options: dict) -> Any:
+    ops, device, dtype = te.ops, options["device"], options["params_dtype"]
     return ops.Sequential(
         ops.RMSNorm(size.hidden, device=device, dtype=dtype),
         ops.Linear(size.hidden, size.ffn, device=device, dtype=dtype),
@@ -139,44 +139,52 @@ def plain_ops(p: dict[str, Tensor], x: Tensor, size: Size) -> Tensor:
     return F.linear(gelu(h), p["3.weight"])
 
 
-def _layer(te: Any, size: Size, place: dict, **more: Any) -> Any:
+def _layer(te: Any, size: Size, options: dict, **more: Any) -> Any:
     still = dict(hidden_dropout=0.0, attention_dropout=0.0)
-    return te.TransformerLayer(size.hidden, size.ffn, size.heads, **still, **more, **place)
+    return te.TransformerLayer(size.hidden, size.ffn, size.heads, **still, **more, **options)
 
 
 TWINS = {
     "Linear": Twin(
-        lambda te, s, at: te.Linear(s.hidden, s.ffn, **at), lambda p, x, s: F.linear(x, p["weight"], p["bias"])
+        lambda te, s, options: te.Linear(s.hidden, s.ffn, **options),
+        lambda p, x, s: F.linear(x, p["weight"], p["bias"]),
     ),
-    "LayerNorm": Twin(lambda te, s, at: te.LayerNorm(s.hidden, **_ops_place(at)), lambda p, x, s: norm(p, x, "")),
-    "RMSNorm": Twin(lambda te, s, at: te.RMSNorm(s.hidden, **_ops_place(at)), lambda p, x, s: norm(p, x, "")),
+    "LayerNorm": Twin(
+        lambda te, s, options: te.LayerNorm(s.hidden, **_ops_place(options)), lambda p, x, s: norm(p, x, "")
+    ),
+    "RMSNorm": Twin(lambda te, s, options: te.RMSNorm(s.hidden, **_ops_place(options)), lambda p, x, s: norm(p, x, "")),
     "LayerNormLinear": Twin(
-        lambda te, s, at: te.LayerNormLinear(s.hidden, s.ffn, **at),
+        lambda te, s, options: te.LayerNormLinear(s.hidden, s.ffn, **options),
         lambda p, x, s: F.linear(norm(p, x, "layer_norm_"), p["weight"], p["bias"]),
     ),
-    "LayerNormMLP gelu": Twin(lambda te, s, at: te.LayerNormMLP(s.hidden, s.ffn, activation="gelu", **at), mlp("gelu")),
+    "LayerNormMLP gelu": Twin(
+        lambda te, s, options: te.LayerNormMLP(s.hidden, s.ffn, activation="gelu", **options), mlp("gelu")
+    ),
     "LayerNormMLP swiglu": Twin(
-        lambda te, s, at: te.LayerNormMLP(s.hidden, s.ffn, activation="swiglu", normalization="RMSNorm", **at),
+        lambda te, s, options: te.LayerNormMLP(
+            s.hidden, s.ffn, activation="swiglu", normalization="RMSNorm", **options
+        ),
         mlp("swiglu"),
     ),
-    "DotProductAttention": Twin(lambda te, s, at: Packed(te, s), packed_attention),
+    "DotProductAttention": Twin(lambda te, s, options: Packed(te, s), packed_attention),
     "MultiheadAttention": Twin(
-        lambda te, s, at: te.MultiheadAttention(
-            s.hidden, s.heads, num_gqa_groups=s.heads // 2, attention_dropout=0.0, attn_mask_type="causal", **at
+        lambda te, s, options: te.MultiheadAttention(
+            s.hidden, s.heads, num_gqa_groups=s.heads // 2, attention_dropout=0.0, attn_mask_type="causal", **options
         ),
         heads_attention,
     ),
     "TransformerLayer": Twin(_layer, layer("gelu")),
     "TransformerLayer swiglu": Twin(
-        lambda te, s, at: _layer(te, s, at, activation="swiglu", normalization="RMSNorm", bias=False), layer("swiglu")
+        lambda te, s, options: _layer(te, s, options, activation="swiglu", normalization="RMSNorm", bias=False),
+        layer("swiglu"),
     ),
-    "GroupedLinear": Twin(lambda te, s, at: Parted(te, s, at), parted),
+    "GroupedLinear": Twin(lambda te, s, options: Parted(te, s, options), parted),
     "ops.Sequential": Twin(made_of_ops, plain_ops),
 }
 
 
-def _ops_place(place: dict) -> dict:
-    return {"device": place["device"], "dtype": place["params_dtype"]}
+def _ops_place(options: dict) -> dict:
+    return {"device": options["device"], "dtype": options["params_dtype"]}
 
 
 # ---- comparing ------------------------------------------------------------------------------------------------------
@@ -218,12 +226,12 @@ def errors(got: Results, exact: Results) -> dict[str, float]:
     The divisor is at least a tenth of the norm of dx, because some gradients are 0 (a key's bias shifts all scores
     equally).
     """
-    far, least = {}, 0.1 * exact["dx"].norm()
+    relative, least = {}, 0.1 * exact["dx"].norm()
     for name, want in exact.items():
         assert got[name].shape == want.shape, f"{name}: {tuple(got[name].shape)}, not {tuple(want.shape)}"
         assert torch.isfinite(got[name]).all(), f"{name} is not finite"
-        far[name] = float((got[name].double() - want).norm() / torch.maximum(want.norm(), least))
-    return far
+        relative[name] = float((got[name].double() - want).norm() / torch.maximum(want.norm(), least))
+    return relative
 
 
 FLOOR = {torch.float32: 2e-5, torch.bfloat16: 2e-3, torch.float16: 3e-4}
@@ -259,10 +267,10 @@ def near(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, allowe
     exact = run_plain(twin, module, size, x, dy, torch.float64)
     for _ in range(2):
         got = run_module(module, x, dy, in_fp8)
-    far = errors(got, exact)
-    off = {n: e for n, e in far.items() if e > allowed}
+    error = errors(got, exact)
+    off = {n: e for n, e in error.items() if e > allowed}
     assert not off, f"{name}: further off than {allowed}: {off}"
-    rounded = max(far["y"], far["dx"])
+    rounded = max(error["y"], error["dx"])
     assert rounded > 5e-3, f"{name}: only {rounded} off, as if nothing had been quantized"
 
 

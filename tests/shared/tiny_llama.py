@@ -29,10 +29,10 @@ def batch(rows=2, length=9, seed=1):
     return {"input_ids": ids, "labels": ids.clone()}
 
 
-def step(model, given=None):
+def step(model, inputs=None):
     """The loss and the gradients of one step."""
     model.zero_grad()
-    loss = model(**(given or batch())).loss
+    loss = model(**(inputs or batch())).loss
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 

@@ -77,19 +77,19 @@ class Change:
 
 
 def changed(base: str, files: tuple[str, ...]) -> Change:
-    found = Change(base, files)
+    change = Change(base, files)
     for file in files:
         concerned = look_up(file)
         if concerned == ALL:
-            found.everything = found.everything or file
+            change.everything = change.everything or file
         elif concerned == FAMILY:
-            found.families |= families_of(file)
-            found.folders |= {"tests/faces/"} if file.startswith("src/opmux/faces/") else set()
+            change.families |= families_of(file)
+            change.folders |= {"tests/faces/"} if file.startswith("src/opmux/faces/") else set()
         elif concerned == ITSELF:
-            found.folders.add(file)
+            change.folders.add(file)
         else:
-            found.folders.update(concerned)
-    return found
+            change.folders.update(concerned)
+    return change
 
 
 def look_up(file: str) -> str | tuple[str, ...]:

@@ -61,6 +61,6 @@ def follow(
     program = root / "program.py"  # a file, because triton reads the source of kernels
     program.write_text(START.format(device=device, tree=str(root / "tree")) + code + END, encoding="utf-8")
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(root)]), **env}
-    done = fresh.run([sys.executable, str(program)], env=variables, cwd=root, timeout=300, warm=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return SimpleNamespace(**json.loads(done.stdout.splitlines()[-1]))
+    result = fresh.run([sys.executable, str(program)], env=variables, cwd=root, timeout=300, warm=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return SimpleNamespace(**json.loads(result.stdout.splitlines()[-1]))

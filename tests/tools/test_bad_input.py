@@ -95,15 +95,15 @@ def named(words):
 @pytest.mark.parametrize("words", CASES, ids=named)
 @pytest.mark.few(70)
 def test_invalid_words_give_one_line_and_exit_code_2(cli, files, words):
-    done = cli(*words)
-    assert isinstance(done.exception, SystemExit), done.exception
-    assert done.exit_code == 2 and done.stdout == ""
-    said = [line for line in done.stderr.splitlines() if line.strip()]
+    result = cli(*words)
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 2 and result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
     # typer prints its own box for an unknown option or a value of the wrong type
-    if said[0].startswith(("Usage:", "\u256d")):
-        assert "Error" in done.stderr
+    if lines[0].startswith(("Usage:", "\u256d")):
+        assert "Error" in result.stderr
     else:
-        assert len(said) == 1 and said[0].startswith("opmux: ") and len(said[0]) < 1500, said
+        assert len(lines) == 1 and lines[0].startswith("opmux: ") and len(lines[0]) < 1500, lines
 
 
 def test_the_table_covers_every_command():
@@ -123,9 +123,9 @@ def test_unreadable_settings_give_one_line_and_exit_code_2(cli, files, monkeypat
     if text is not None:
         Path(config).write_text(text, encoding="utf-8")
     monkeypatch.setenv("OPMUX_CONFIG", config)
-    done = cli(*command)
-    assert isinstance(done.exception, SystemExit) and done.exit_code == 2, done.exception
-    (line,) = done.stderr.splitlines()
+    result = cli(*command)
+    assert isinstance(result.exception, SystemExit) and result.exit_code == 2, result.exception
+    (line,) = result.stderr.splitlines()
     assert line.startswith("opmux: ") and len(line) < 600
     assert cli("doctor").exit_code == 1  # doctor reports the broken setting and checks the rest
 
@@ -134,18 +134,18 @@ def test_unreadable_settings_give_one_line_and_exit_code_2(cli, files, monkeypat
 
 
 @pytest.mark.skipif(os.name != "posix", reason="by a shell's redirections")
-@pytest.mark.parametrize(("to", "says"), [(">&-", "stdout is closed"), (">/dev/full", "No space left on device")])
-def test_a_stdout_that_cannot_be_written_gives_one_line(tmp_path, to, says):
+@pytest.mark.parametrize(("to", "message"), [(">&-", "stdout is closed"), (">/dev/full", "No space left on device")])
+def test_a_stdout_that_cannot_be_written_gives_one_line(tmp_path, to, message):
     if to != ">&-" and not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     src = Path(__file__).parents[2] / "src"
     command = f'exec "{sys.executable}" -m opmux list --op silu {to}'
-    done = subprocess.run(
+    result = subprocess.run(
         command, shell=True, env=os.environ | {"PYTHONPATH": str(src)}, cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("opmux: ") and says in line
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("opmux: ") and message in line
 
 
 ASCII = """
@@ -171,10 +171,10 @@ def test_every_command_works_in_a_locale_without_unicode(shell):
                 ["bench", "--list"], ["conform", "--list", "--op", "relu"], ["explain", "☃"]]  # fmt: skip
     script = ASCII.replace("COMMANDS", ascii(commands))
     locale = dict(PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", LC_ALL="C", LANG="C", PYTHONIOENCODING="")
-    done = shell(script=script, **locale)
-    assert done.returncode == 0, done.stderr
-    left = json.loads(done.stdout.splitlines()[-1])
-    assert left == {" ".join(words): 2 if "☃" in words else 0 for words in commands}, done.stderr
+    result = shell(script=script, **locale)
+    assert result.returncode == 0, result.stderr
+    left = json.loads(result.stdout.splitlines()[-1])
+    assert left == {" ".join(words): 2 if "☃" in words else 0 for words in commands}, result.stderr
 
 
 def test_without_its_packages_the_command_says_what_to_install():

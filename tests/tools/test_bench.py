@@ -31,7 +31,7 @@ FACTS = {"chip", "device", "driver", "torch", "triton", "python", "opmux", "comm
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch):
+def few_repeats(monkeypatch):
     """Three calls per measurement: the tests never depend on the times."""
     monkeypatch.setattr(clock, "REPEAT_MS", 0)
     monkeypatch.setattr(clock.host_us, "__defaults__", (2, 2, min))
@@ -44,8 +44,8 @@ def bench(*names: str) -> engine.Bench:
 
 def rows_of(op: str, *names: str, shape=(4, 16), dtype=torch.float32) -> dict[str, BenchRow]:
     case = cases.BenchCase(specs.find(op, ("opmux", "aten")), shape, dtype)
-    (made,) = bench(*names).rows([case], lambda case, provider: None)
-    return {r.provider: r for r in made}
+    (row,) = bench(*names).rows([case], lambda case, provider: None)
+    return {r.provider: r for r in row}
 
 
 class Page(HTMLParser):
@@ -57,8 +57,8 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.tips += [given["data-tip"]] if "data-tip" in given else []
+        attributes = dict(attrs)
+        self.tips += [attributes["data-tip"]] if "data-tip" in attributes else []
         self.addresses += [v for k, v in attrs if k in ("src", "href", "xlink:href", "action", "data")]
         self.rows += [[]] if tag == "tr" else []
         if tag != "meta":
@@ -76,28 +76,28 @@ class Page(HTMLParser):
 
 
 def test_quick_writes_a_table_a_record_and_a_page(cli, tmp_path):
-    done = cli("bench", "--preset", "quick", "--device", "cpu", "--json", "run.json", "--html", "run.html")
-    assert done.exit_code == 0, done.output
+    result = cli("bench", "--preset", "quick", "--device", "cpu", "--json", "run.json", "--html", "run.html")
+    assert result.exit_code == 0, result.output
     data = json.loads(Path("run.json").read_text())
     assert data["schema"] == record.BenchRecord.schema
     assert set(data["facts"]) >= FACTS
     assert data["facts"]["preset"] == "quick"
     assert data["limits"]["copy_gbs"] > 0
     assert {frozenset(r) for r in data["rows"]} == {frozenset(FIELDS)}
-    found = {(r["op"], r["provider"]): r for r in data["rows"]}
-    assert {op for op, _ in found} >= {"rms_norm", "softmax", "silu_mul", "rms_norm_bwd", "softmax_bwd"}
-    for (_, provider), row in found.items():
+    rows = {(r["op"], r["provider"]): r for r in data["rows"]}
+    assert {op for op, _ in rows} >= {"rms_norm", "softmax", "silu_mul", "rms_norm_bwd", "softmax_bwd"}
+    for (_, provider), row in rows.items():
         assert (row["status"], provider in ("ours", "native")) == ("ok", True), row
         assert row["ms"] > 0
         assert row["share"] == pytest.approx(row["bytes"] / row["ms"] / 1e6 / data["limits"]["copy_gbs"])
         assert row["peak_bytes"] is None
-    norm = found["rms_norm", "ours"]
+    norm = rows["rms_norm", "ours"]
     assert (norm["impl"], norm["shape"], norm["dtype"]) == ("reference.torch", [256, 1024], "float32")
     assert norm["bytes"] == 4 * (2 * 256 * 1024 + 1024 + 256)
-    assert norm["ratio"] == pytest.approx(found["rms_norm", "native"]["ms"] / norm["ms"])
-    lines = [line.split()[:3] for line in done.stdout.splitlines()]
+    assert norm["ratio"] == pytest.approx(rows["rms_norm", "native"]["ms"] / norm["ms"])
+    lines = [line.split()[:3] for line in result.stdout.splitlines()]
     assert ["rms_norm_bwd", "256x1024", "fp32"] in lines
-    assert re.search(r"^\d+ of \d+ cases at or above the best of torch", done.stdout, re.M)
+    assert re.search(r"^\d+ of \d+ cases at or above the best of torch", result.stdout, re.M)
 
     drawn = Page(Path("run.html").read_text())
     assert drawn.addresses == drawn.open == []
@@ -117,23 +117,25 @@ def test_a_saved_run_is_shown_again(cli):
 
 
 def test_json_on_stdout_contains_nothing_else(cli):
-    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--json", "-")
-    assert [r["op"] for r in json.loads(done.stdout)["rows"]] == ["softmax", "softmax"]
-    assert "softmax" in done.stderr
+    result = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--json", "-")
+    assert [r["op"] for r in json.loads(result.stdout)["rows"]] == ["softmax", "softmax"]
+    assert "softmax" in result.stderr
 
 
 def test_list_measures_nothing(cli, monkeypatch):
     monkeypatch.setattr(engine.Bench, "rows", None)
-    done = cli("bench", "*soft*", "family:norm", "--list", "--device", "cpu", "--dtype", "bf16 fp32", "--shape", "8x32")
-    assert done.exit_code == 0, done.output
-    (line,) = [line.split("  ") for line in done.stdout.splitlines() if line.startswith(" log_softmax ")]
+    result = cli(
+        "bench", "*soft*", "family:norm", "--list", "--device", "cpu", "--dtype", "bf16 fp32", "--shape", "8x32"
+    )
+    assert result.exit_code == 0, result.output
+    (line,) = [line.split("  ") for line in result.stdout.splitlines() if line.startswith(" log_softmax ")]
     assert [w.strip() for w in line if w.strip()][1:] == ["softmax", "8x32", "bfloat16, float32", "ours, native"]
-    assert "layer_norm_bwd" in done.stdout and "memory-bound" in done.stdout
-    assert "layernorm_fwd" not in done.stdout  # a composite op
+    assert "layer_norm_bwd" in result.stdout and "memory-bound" in result.stdout
+    assert "layernorm_fwd" not in result.stdout  # a composite op
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("rms_nrom",), "unknown op 'rms_nrom': did you mean 'rms_norm'?"),
         (("family:norms",), "unknown family 'norms': did you mean 'norm'?"),
@@ -147,19 +149,19 @@ def test_list_measures_nothing(cli, monkeypatch):
         (("--from", "nothing.json"), "nothing.json cannot be read: No such file"),
     ],
 )
-def test_an_invalid_option_gives_one_line(cli, words, says):
-    done = cli("bench", *words)
-    assert (done.exit_code, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("opmux: ") and says in line
+def test_an_invalid_option_gives_one_line(cli, words, message):
+    result = cli("bench", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("opmux: ") and message in line
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", '{"rows": []}', '{"schema": 1, "facts": {}}'])
 def test_a_file_that_is_not_a_record_gives_one_line(cli, text):
     Path("bad.json").write_text(text)
-    done = cli("bench", "--from", "bad.json")
-    assert done.exit_code == 2
-    assert re.match(r"opmux: bad\.json (is not JSON|is not a (complete )?run)", done.stderr)
+    result = cli("bench", "--from", "bad.json")
+    assert result.exit_code == 2
+    assert re.match(r"opmux: bad\.json (is not JSON|is not a (complete )?run)", result.stderr)
 
 
 # ---- the correctness check ------------------------------------------------------------------------------------------
@@ -168,20 +170,20 @@ def test_a_file_that_is_not_a_record_gives_one_line(cli, text):
 def test_a_wrong_result_of_ours_fails_the_run_and_is_not_timed(cli, register):
     off = lambda x, dim: torch.softmax(x, dim) + 1e-3
     register(OpImpl("softmax", "vendor.wrong", BackendImplKind.VENDOR, "wrong", off))
-    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--json", "run.json")
-    assert done.exit_code == 1
+    result = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--json", "run.json")
+    assert result.exit_code == 1
     rows = {r["provider"]: r for r in json.loads(Path("run.json").read_text())["rows"]}
     assert {p: r["status"] for p, r in rows.items()} == {"ours": "wrong", "native": "ok", "vendor.wrong": "wrong"}
     assert rows["ours"]["ms"] is None and rows["ours"]["share"] is None
     assert rows["ours"]["error"] == pytest.approx(1e-3, rel=0.01)
     assert "y is off by up to 0.001" in rows["ours"]["reason"]
-    assert "WRONG" in done.stdout
+    assert "WRONG" in result.stdout
 
 
 def test_a_wrong_result_of_another_provider_does_not_fail_the_run(cli, monkeypatch):
     monkeypatch.setitem(native.NATIVE, "softmax", native.Native(lambda x, dim: torch.softmax(x, dim) * 2))
-    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu")
-    assert done.exit_code == 0 and "WRONG" in done.stdout
+    result = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu")
+    assert result.exit_code == 0 and "WRONG" in result.stdout
 
     def fails(x, dim):
         raise RuntimeError("out of order\nwith a long story")
@@ -196,9 +198,9 @@ def test_an_error_in_ours_fails_the_run(cli, register, monkeypatch):
         raise ValueError("not today")
 
     register(OpImpl("softmax", "vendor.acme", BackendImplKind.VENDOR, "acme", fails))
-    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--providers", "ours")
-    assert done.exit_code == 1
-    assert "not today" in done.stdout
+    result = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--providers", "ours")
+    assert result.exit_code == 1
+    assert "not today" in result.stdout
 
 
 def test_the_result_of_a_second_call_is_checked_too(register):
@@ -230,7 +232,7 @@ def spec(reference, **fields) -> Spec:
 
 
 @pytest.mark.parametrize(
-    ("got", "want", "exact", "says"),
+    ("got", "want", "exact", "message"),
     [
         ([1.0, 2.0], [1.0, 2.0], True, None),
         ([1.0, math.nan], [1.0, math.nan], True, None),
@@ -248,28 +250,28 @@ def spec(reference, **fields) -> Spec:
         ([True, False], [True, True], False, "off by up to 1"),
     ],
 )
-def test_compare_finds_differences_beyond_the_tolerance(got, want, exact, says):
-    made = spec(lambda x: x, tol={torch.float32: Tol(1e-5, 1e-6)})
-    found = contextlib.nullcontext() if says is None else pytest.raises(Wrong, match=says)
-    with found:
-        assert measure.compare("y", torch.tensor(got), torch.tensor(want), made, exact=exact) < 1e-3
+def test_compare_finds_differences_beyond_the_tolerance(got, want, exact, message):
+    new_op = spec(lambda x: x, tol={torch.float32: Tol(1e-5, 1e-6)})
+    expectation = contextlib.nullcontext() if message is None else pytest.raises(Wrong, match=message)
+    with expectation:
+        assert measure.compare("y", torch.tensor(got), torch.tensor(want), new_op, exact=exact) < 1e-3
 
 
 def test_only_our_impls_must_return_the_references_dtype():
-    made = spec(lambda x: x)
+    new_op = spec(lambda x: x)
     half, full = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
-    assert measure.compare("y", half, full, made, exact=False) == 0
+    assert measure.compare("y", half, full, new_op, exact=False) == 0
     with pytest.raises(Wrong, match="y is bfloat16, expected float32"):
-        measure.compare("y", half, full, made, exact=True)
+        measure.compare("y", half, full, new_op, exact=True)
 
 
 def test_the_check_compares_written_arguments_too():
     def fill(x, value):
         return x.fill_(value).sum()
 
-    made = spec(fill, mutates=("x",), out=("total",))
+    new_op = spec(fill, mutates=("x",), out=("total",))
     sample = Sample((torch.zeros(3), 2.0))
-    truth = Truth.of(made, sample)
+    truth = Truth.of(new_op, sample)
     assert sample.args[0].tolist() == [0, 0, 0]
     build = lambda fn: lambda spec, sample: native.call_of(fn, sample)
     assert truth.check(build(fill), ["total"], exact=True) == 0
@@ -281,20 +283,20 @@ def test_the_check_compares_written_arguments_too():
 
 def test_the_check_uses_few_rows_if_memory_is_short(monkeypatch):
     monkeypatch.setattr(measure, "free_bytes", lambda device: 12 * 4 * 16 * 100)
-    seen = []
-    monkeypatch.setattr(Truth, "of", classmethod(lambda cls, spec, sample: seen.append(sample.args[0].shape)))
+    shapes = []
+    monkeypatch.setattr(Truth, "of", classmethod(lambda cls, spec, sample: shapes.append(sample.args[0].shape)))
     softmax = specs.find("softmax")
     for rows in (99, 100):
         case = cases.BenchCase(softmax, (rows, 16), torch.float32)
         bench("ours")._truth(case, case.sample(CPU))
-    assert seen == [(99, 16), (engine.FEW, 16)]
+    assert shapes == [(99, 16), (engine.FEW, 16)]
 
 
 def test_a_dtype_that_the_reference_rejects_is_skipped(cli):
-    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--dtype", "int32", "--json", "run.json")
-    assert done.exit_code == 0
+    result = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--dtype", "int32", "--json", "run.json")
+    assert result.exit_code == 0
     assert {r["status"] for r in json.loads(Path("run.json").read_text())["rows"]} == {"skipped"}
-    assert "must be float16, bfloat16, float32 or float64" in done.stdout
+    assert "must be float16, bfloat16, float32 or float64" in result.stdout
 
 
 # ---- providers ------------------------------------------------------------------------------------------------------
@@ -306,7 +308,7 @@ BACKWARDS = (
 
 @pytest.mark.parametrize("op", BACKWARDS)
 def test_the_native_backward_computes_the_op(op):
-    """In float64, where an additional rounding is negligible."""
+    """Compares in float64, where an additional rounding is negligible."""
     row = rows_of(op, "native", dtype=torch.float64)["native"]
     assert (row.status, row.reason) == ("ok", None)
     assert row.error < 1e-12
@@ -357,12 +359,12 @@ def packages(monkeypatch):
         return torch.nn.functional.silu(a) * b
 
     functional = types.SimpleNamespace(liger_swiglu=liger_swiglu)
-    made = {
+    fakes = {
         "liger_kernel": types,
         "liger_kernel.transformers": types,
         "liger_kernel.transformers.functional": functional,
     }
-    for name, module in {**made, "flag_gems": types.SimpleNamespace(use_gems=use_gems)}.items():
+    for name, module in {**fakes, "flag_gems": types.SimpleNamespace(use_gems=use_gems)}.items():
         monkeypatch.setitem(sys.modules, name, module)
     providers.load.cache_clear()
     yield calls
@@ -378,9 +380,9 @@ def test_other_libraries_are_measured(packages):
 
 
 def test_a_missing_library_gives_one_line(cli):
-    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--providers", "ours,liger")
-    assert done.exit_code == 0
-    (line,) = [line for line in done.stdout.splitlines() if "liger" in line]
+    result = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--providers", "ours,liger")
+    assert result.exit_code == 0
+    (line,) = [line for line in result.stdout.splitlines() if "liger" in line]
     assert line.startswith("note: liger is skipped: ModuleNotFoundError")
 
 
@@ -399,23 +401,23 @@ def test_the_memory_bound_preset_uses_large_tensors(monkeypatch):
     line = cases.Line("rms_norm no_such_op silu_mul", (2048, 131072))
     preset = cases.Preset("p", "", (line,), ("bfloat16",))
     monkeypatch.setitem(cases.PRESETS, "p", preset)
-    made = cases.plan([], "p", [], [], 256, "cuda")
-    assert [(c.spec.name, c.shape) for c in made.cases] == [
+    planned = cases.plan([], "p", [], [], 256, "cuda")
+    assert [(c.spec.name, c.shape) for c in planned.cases] == [
         ("rms_norm", (65536, 2048)),
         ("rms_norm", (1024, 131072)),
         ("silu_mul", (65536, 2048)),
         ("silu_mul", (1024, 131072)),
     ]
-    assert all(math.prod(c.shape) * 2 == 256 << 20 for c in made.cases)
-    assert made.notes == ["not available yet: no_such_op"]
+    assert all(math.prod(c.shape) * 2 == 256 << 20 for c in planned.cases)
+    assert planned.notes == ["not available yet: no_such_op"]
     assert [c.shape for c in cases.plan(["silu_mul"], "p", [(3, 4)], [], 256, "cuda").cases] == [(3, 4)]
 
 
 @pytest.mark.parametrize("name", cases.PRESETS)
 def test_every_preset_has_cases(name):
-    made = cases.plan([], name, [], [], 1, "cuda")
-    assert len(made.cases) > 4
-    assert all(c.host == (name == "host") for c in made.cases)
+    planned = cases.plan([], name, [], [], 1, "cuda")
+    assert len(planned.cases) > 4
+    assert all(c.host == (name == "host") for c in planned.cases)
 
 
 def test_ops_without_samples_of_a_given_shape_are_skipped_with_a_note():
@@ -423,12 +425,12 @@ def test_ops_without_samples_of_a_given_shape_are_skipped_with_a_note():
     not skipped here.
     """
     words = ["tex::multi_tensor_scale", "tex::fused_multi_row_padding", "aten::rand", "opmux::rms_norm"]
-    made = cases.plan(words, None, [(4, 64)], [torch.float32, torch.int8], 1, "cpu")
-    assert [(c.spec.key, c.dtype) for c in made.cases] == [
+    planned = cases.plan(words, None, [(4, 64)], [torch.float32, torch.int8], 1, "cpu")
+    assert [(c.spec.key, c.dtype) for c in planned.cases] == [
         ("opmux::rms_norm", torch.float32),
         ("opmux::rms_norm", torch.int8),
     ]
-    assert made.notes == [
+    assert planned.notes == [
         "no samples to measure with: rand",
         "only samples of fixed shapes: multi_tensor_scale, fused_multi_row_padding",
     ]
@@ -438,10 +440,10 @@ def test_ops_without_samples_of_a_given_shape_are_skipped_with_a_note():
 
 
 def test_the_host_preset_measures_host_time(cli):
-    done = cli(
+    result = cli(
         "bench", "softmax", "gelu", "--preset", "host", "--device", "cpu", "--json", "a.json", "--html", "a.html"
     )
-    assert done.exit_code == 0, done.output
+    assert result.exit_code == 0, result.output
     for row in json.loads(Path("a.json").read_text())["rows"]:
         assert (row["metric"], row["ms"], row["shape"]) == ("host", None, [16, 256])
         assert row["host_us"] > 0 and row["ratio"] > 0
@@ -462,10 +464,10 @@ def test_samples_on_a_cpu_equal_those_of_the_tests():
 
 def test_a_gpu_is_timed_by_tritons_do_bench(monkeypatch):
     testing = pytest.importorskip("triton.testing")
-    seen = {}
-    monkeypatch.setattr(testing, "do_bench", lambda fn, **how: seen.update(how) or 0.25)
+    arguments = {}
+    monkeypatch.setattr(testing, "do_bench", lambda fn, **kwargs: arguments.update(kwargs) or 0.25)
     assert clock.call_ms(lambda: None, CUDA) == 0.25
-    assert (seen["warmup"], seen["return_mode"]) == (10, "median")
+    assert (arguments["warmup"], arguments["return_mode"]) == (10, "median")
 
 
 def test_peak_memory_excludes_memory_allocated_before(monkeypatch):
@@ -488,45 +490,47 @@ def test_the_bound_is_the_slower_of_copy_and_matmul():
 
 def row(provider: str, ms: float | None, **fields) -> BenchRow:
     shape = fields.pop("shape", [8, 1024])
-    made = BenchRow("softmax", "opmux::softmax", "softmax", "", shape, "bfloat16", "device", provider, ms=ms, **fields)
-    made.share = None if ms is None else 0.1 / ms
-    return made
+    new_row = BenchRow(
+        "softmax", "opmux::softmax", "softmax", "", shape, "bfloat16", "device", provider, ms=ms, **fields
+    )
+    new_row.share = None if ms is None else 0.1 / ms
+    return new_row
 
 
-def run_of(*found: list[BenchRow]) -> record.BenchRecord:
-    for rows in found:
+def run_of(*tables: list[BenchRow]) -> record.BenchRecord:
+    for rows in tables:
         engine.rank(rows)
-    flat = [r for rows in found for r in rows]
+    flat = [r for rows in tables for r in rows]
     return record.BenchRecord(
         {"chip": "a <chip>", "date": "today"}, {"copy_gbs": 1.0, "matmul_tflops": {}}, flat, ["a note"]
     )
 
 
 def test_headline_and_ratios_compare_ours_with_the_best_other():
-    made = run_of(
+    run = run_of(
         [row("ours", 1.0), row("native", 2.0), row("compile", 1.01)],
         [row("ours", 1.0, shape=[4, 2048]), row("native", 0.99, shape=[4, 2048])],
         [row("ours", 1.0, shape=[2, 4096]), row("native", 3.0, shape=[2, 4096]), row("liger", 0.5, shape=[2, 4096])],
         [row("ours", 1.0, shape=[1, 8192]), row("native", 0.8, shape=[1, 8192])],
         [row("ours", None, shape=[7, 7], status="wrong", reason="bad"), row("native", 1.0, shape=[7, 7])],
     )
-    assert made.headline() == "3 of 4 cases at or above the best of torch"
-    assert [r.ratio for r in made.rows[:3]] == pytest.approx([1.01, 0.5, 1 / 1.01])
-    assert [(r.shape, r.ratio) for r in made.behind()] == [([2, 4096], 0.5), ([1, 8192], 0.8)]
-    assert made.ours_is_broken()
+    assert run.headline() == "3 of 4 cases at or above the best of torch"
+    assert [r.ratio for r in run.rows[:3]] == pytest.approx([1.01, 0.5, 1 / 1.01])
+    assert [(r.shape, r.ratio) for r in run.behind()] == [([2, 4096], 0.5), ([1, 8192], 0.8)]
+    assert run.ours_is_broken()
 
 
 def test_the_page_draws_every_row_and_escapes_text():
     bad = row("ours", None, status="wrong", reason='off by "<b>"')
-    made = run_of([bad, row("native", 2.0)], [row("ours", 0.1, shape=[4, 2048]), row("native", 0.2, shape=[4, 2048])])
-    text = page.page(made)
+    run = run_of([bad, row("native", 2.0)], [row("ours", 0.1, shape=[4, 2048]), row("native", 0.2, shape=[4, 2048])])
+    text = page.page(run)
     drawn = Page(text)
     assert drawn.open == []
     assert len(drawn.tips) == 4
     assert any(t.endswith('wrong, off by "<b>"') for t in drawn.tips)
     assert "✕" in text and "a &lt;chip&gt;" in text and '<b>"' not in text
     assert "prefers-color-scheme:dark" in text and "a note" in text
-    (chart,) = page.charts(made)
+    (chart,) = page.charts(run)
     assert [label for label, _ in chart.groups] == ["1K", "2K"]
 
 

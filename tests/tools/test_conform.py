@@ -196,13 +196,13 @@ def acme(tmp_path_factory):
     ops += ["_nnpack_available", "dropout"]
     checks = "load values mutation errors gradient".split()
     words = [w for o in ops for w in ("--op", o)] + [w for c in checks for w in ("--check", c)]
-    done = conform(root, "--vendor", "acme", *words, "--json", "run.json", "--html", "run.html")
-    assert done.returncode == 1, done.stderr
-    return done, json.loads((root / "run.json").read_text()), (root / "run.html").read_text()
+    result = conform(root, "--vendor", "acme", *words, "--json", "run.json", "--html", "run.html")
+    assert result.returncode == 1, result.stderr
+    return result, json.loads((root / "run.json").read_text()), (root / "run.html").read_text()
 
 
 @pytest.fixture
-def found(acme):
+def outcome(acme):
     return lambda op, check, impl=OWN: next(
         r for r in acme[1]["results"] if (r["op"], r["check"], r["impl"]) == (op, check, impl)
     )
@@ -217,86 +217,86 @@ def test_the_first_line_says_that_the_device_is_simulated(acme):
     assert acme[1]["facts"]["how"] == "simulated"
 
 
-def test_a_correct_op_passes_in_every_layout_and_dtype(found):
-    right = found("silu", "mutation")
+def test_a_correct_op_passes_in_every_layout_and_dtype(outcome):
+    right = outcome("silu", "mutation")
     layouts = len(list(specs.find("silu", ("opmux",)).samples(torch.float32, torch.device("cpu"))))
     assert right["status"] == "pass" and right["tried"] == layouts + 3
-    assert found("silu", "gradient")["status"] == "pass" and found("silu", "errors")["status"] == "pass"
+    assert outcome("silu", "gradient")["status"] == "pass" and outcome("silu", "errors")["status"] == "pass"
 
 
-def test_a_wrong_result_is_reported_with_its_first_difference(acme, found):
-    wrong = found("relu", "values")
+def test_a_wrong_result_is_reported_with_its_first_difference(acme, outcome):
+    wrong = outcome("relu", "values")
     assert wrong["status"] == "fail" and wrong["dtype"] == "float32" and wrong["sample"] == "37"
     assert "y[0] is 1, expected 0" in wrong["reason"]
-    assert found("relu", "values", "dispatch")["status"] == "fail"  # a user's call would run this impl
+    assert outcome("relu", "values", "dispatch")["status"] == "fail"  # a user's call would run this impl
     assert f"FAIL relu by {OWN} and so by dispatch: values float32 [37]" in acme[0].stdout
 
 
-def test_a_written_argument_is_reported(found):
-    wrong = found("silu_mul", "mutation")
+def test_a_written_argument_is_reported(outcome):
+    wrong = outcome("silu_mul", "mutation")
     assert wrong["status"] == "fail" and wrong["reason"].startswith("a was written: element 0 of a's memory was ")
-    assert found("silu_mul", "values")["status"] == "pass"
+    assert outcome("silu_mul", "values")["status"] == "pass"
 
 
-def test_an_unsupported_dtype_is_reported_but_does_not_fail(acme, found):
-    taken = found("softmax", "values")
-    assert taken["status"] == "pass" and taken["failed"] == 0
-    refused = {d: r["stage"] for r in taken["refusals"] for d in r["dtypes"]}
+def test_an_unsupported_dtype_is_reported_but_does_not_fail(acme, outcome):
+    result = outcome("softmax", "values")
+    assert result["status"] == "pass" and result["failed"] == 0
+    refused = {d: r["stage"] for r in result["refusals"] for d in r["dtypes"]}
     assert refused == dict.fromkeys(("bfloat16", "float16", "float64"), "dtype")
     assert "takes float32; the first tensor is bfloat16" in acme[0].stdout
 
 
-def test_a_wrong_gradient_is_reported_although_results_are_right(found):
-    assert found("gelu", "values")["status"] == "pass"
-    wrong = found("gelu", "gradient")
+def test_a_wrong_gradient_is_reported_although_results_are_right(outcome):
+    assert outcome("gelu", "values")["status"] == "pass"
+    wrong = outcome("gelu", "gradient")
     assert wrong["status"] == "fail" and wrong["reason"].startswith("dx[0] is ")
 
 
-def test_an_impl_that_kills_its_process_only_fails_its_own_check(found):
-    dead = found("qgelu", "values")
+def test_an_impl_that_kills_its_process_only_fails_its_own_check(outcome):
+    dead = outcome("qgelu", "values")
     assert dead["status"] == "fail" and "took its process down (exit code 7)" in dead["reason"]
-    assert found("qgelu", "values", "dispatch")["status"] == "pass"  # a single one-dimensional sample
+    assert outcome("qgelu", "values", "dispatch")["status"] == "pass"  # a single one-dimensional sample
 
 
-def test_accepted_invalid_arguments_are_reported(found):
-    wrong = found("srelu", "errors")
+def test_accepted_invalid_arguments_are_reported(outcome):
+    wrong = outcome("srelu", "errors")
     assert wrong["status"] == "fail" and wrong["sample"] == "x: int32"
     assert wrong["reason"].startswith("returned float32[37] on acm:0; expected BadArgument")
 
 
-def test_a_name_missing_from_the_package_fails(found):
-    wrong = found("(package)", "load", "acme")
+def test_a_name_missing_from_the_package_fails(outcome):
+    wrong = outcome("(package)", "load", "acme")
     assert wrong["status"] == "fail" and "__all__ has 'not_there', which the module does not" in wrong["reason"]
 
 
-def test_a_row_with_a_wrong_result_fails(acme, found):
-    wrong = found("mm", "values")
+def test_a_row_with_a_wrong_result_fails(acme, outcome):
+    wrong = outcome("mm", "values")
     assert wrong["status"] == "fail" and wrong["own"] and wrong["sample"] == "mm 0"
     assert "25 of 25 numbers are too far" in wrong["reason"]
     assert wrong["reproduce"].endswith("--op aten::mm --dtype float32 --check values --sample 'mm 0'")
     assert f"FAIL mm by {OWN}: values float32 [mm 0]" in acme[0].stdout
 
 
-def test_a_correct_row_passes_and_a_declining_row_is_refused(found):
-    assert found("bmm", "values")["status"] == "pass" and found("bmm", "values")["tried"] > 10
-    taken = found("addmm", "values")
-    assert taken["status"] == "pass" and [r["reason"] for r in taken["refusals"]] == ["alpha is 1 here"]
+def test_a_correct_row_passes_and_a_declining_row_is_refused(outcome):
+    assert outcome("bmm", "values")["status"] == "pass" and outcome("bmm", "values")["tried"] > 10
+    result = outcome("addmm", "values")
+    assert result["status"] == "pass" and [r["reason"] for r in result["refusals"]] == ["alpha is 1 here"]
 
 
-def test_a_row_that_writes_its_argument_fails(found):
-    wrong = found("addmm", "mutation")
+def test_a_row_that_writes_its_argument_fails(outcome):
+    wrong = outcome("addmm", "mutation")
     assert wrong["status"] == "fail" and wrong["reason"].startswith("self was written")
 
 
-def test_a_row_is_also_checked_with_other_strides(found):
-    wrong = found("native_layer_norm", "values")
+def test_a_row_is_also_checked_with_other_strides(outcome):
+    wrong = outcome("native_layer_norm", "values")
     assert wrong["status"] == "fail" and "transposed" in wrong["sample"] and "stride" in wrong["reason"]
     assert wrong["failed"] < wrong["tried"]
 
 
 def test_unchecked_ops_are_listed_with_a_reason(acme):
-    said = {u["op"]: u["reason"] for u in acme[1]["unchecked"]}
-    assert said == {
+    reasons = {u["op"]: u["reason"] for u in acme[1]["unchecked"]}
+    assert reasons == {
         "aten::_nnpack_available": "PyTorch has no samples that call this overload",
         "dropout": "the op declares no samples",
         "acme.words": "its tiles depend on something else than torch.dtype, bool, int",
@@ -306,18 +306,18 @@ def test_unchecked_ops_are_listed_with_a_reason(acme):
     assert "not checked: aten::_nnpack_available" in acme[2]
 
 
-def test_faults_in_tile_files_are_reported(found):
+def test_faults_in_tile_files_are_reported(outcome):
     """A rule that raises, a config that the kernel rejects, and an unknown tunable: each is named with its file."""
-    why = found("(package)", "load", "acme")["reason"]
+    why = outcome("(package)", "load", "acme")["reason"]
     assert re.search(r"heuristics_config_utils\.py: rope\.rows: num_warps: LookupError: no such chip", why)
     assert re.search(r"tune_configs\.yaml: moe\.rows: num_warps = 7\. Allowed: a power of two", why)
     assert re.search(r"tune_configs\.yaml: router\.rowz is no tunable; did you mean 'router\.rows'\?", why)
 
 
-def test_known_gaps_are_expected_to_fail(acme, found):
-    assert found("srelu", "values")["status"] == "expected"
-    assert found("srelu", "values")["gap"] == "two dimensions come with the next chip"
-    assert found("silu", "values")["status"] == "unexpected"
+def test_known_gaps_are_expected_to_fail(acme, outcome):
+    assert outcome("srelu", "values")["status"] == "expected"
+    assert outcome("srelu", "values")["gap"] == "two dimensions come with the next chip"
+    assert outcome("silu", "values")["status"] == "unexpected"
     assert "xfail.toml: [nosuchop.values]: no such op" in acme[0].stdout
     assert "checks pass that xfail.toml expects to fail" in acme[0].stdout
 
@@ -356,14 +356,14 @@ def test_the_page_needs_no_other_files(acme):
     assert "http" not in html.replace("http-equiv", "") and "src=" not in html
 
 
-def test_the_printed_command_reproduces_a_failure(acme, found, tmp_path):
+def test_the_printed_command_reproduces_a_failure(acme, outcome, tmp_path):
     """The vendor is a plugin here, so the command contains its name."""
     write_vendor(tmp_path, entry_point=False)
-    line = found("relu", "values")["reproduce"]
+    line = outcome("relu", "values")["reproduce"]
     assert line == "opmux conform --vendor acme --op opmux::relu --dtype float32 --check values --sample 37"
-    done = conform(tmp_path, *shlex.split(line)[2:], "--json", "-", OPMUX_PLUGIN_MODULES="acme")
-    data = json.loads(done.stdout)  # stdout contains nothing else
-    assert done.returncode == 1 and "FAIL relu by" in done.stderr
+    result = conform(tmp_path, *shlex.split(line)[2:], "--json", "-", OPMUX_PLUGIN_MODULES="acme")
+    data = json.loads(result.stdout)  # stdout contains nothing else
+    assert result.returncode == 1 and "FAIL relu by" in result.stderr
     assert [(r["impl"], r["tried"], r["failed"]) for r in data["results"]] == [(OWN, 1, 1), ("dispatch", 1, 1)]
     assert data["results"][0]["reproduce"] == f"OPMUX_PLUGIN_MODULES=acme {line}"
 
@@ -372,9 +372,9 @@ def test_tracing_compiling_and_aten_checks_pass(tmp_path):
     """The checks that need torch's tracer, on a correct op; the vendor has no ops."""
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "__init__.py").write_text(PACKAGE.replace("acm", "pln"))
-    done = conform(tmp_path, "--vendor", "plne", "--op", "softmax", "--json", "-", OPMUX_PLUGIN_MODULES="plain")
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
+    result = conform(tmp_path, "--vendor", "plne", "--op", "softmax", "--json", "-", OPMUX_PLUGIN_MODULES="plain")
+    assert result.returncode == 0, result.stderr
+    data = json.loads(result.stdout)
     assert {r["check"]: r["status"] for r in data["results"]} == dict.fromkeys(CHECKS, "pass")
     assert next(r for r in data["results"] if r["check"] == "values")["ran"] == ["default.flagos"]
     assert {r["where"] for r in data["coverage"]} == {"triton"}
@@ -384,7 +384,7 @@ def test_tracing_compiling_and_aten_checks_pass(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("--vendor ascent", "unknown vendor 'ascent': did you mean 'ascend'?"),
         ("--vendor ascend --device cuda", "--device 'cuda' is not ascend's. Allowed: npu, cpu"),
@@ -394,41 +394,41 @@ def test_tracing_compiling_and_aten_checks_pass(tmp_path):
         ("--vendor ascend --dtype float31", "--dtype 'float31' is not allowed here: did you mean float32?"),
     ],
 )
-def test_invalid_options_give_exit_code_2(cli, words, says):
-    done = cli("conform", *words.split())
-    assert done.exit_code == 2 and says in done.output
+def test_invalid_options_give_exit_code_2(cli, words, message):
+    result = cli("conform", *words.split())
+    assert result.exit_code == 2 and message in result.output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_type_of_torch_cannot_be_simulated(cli):
-    done = cli("conform", "--vendor", "nvidia")
-    assert done.exit_code == 2
-    assert "this machine has no cuda" in done.output and "--device cpu" in done.output
+    result = cli("conform", "--vendor", "nvidia")
+    assert result.exit_code == 2
+    assert "this machine has no cuda" in result.output and "--device cpu" in result.output
 
 
 def test_vendor_functions_can_be_checked_on_the_cpu(cli, monkeypatch):
-    """They are called directly on CPU tensors: no device is simulated, and the first line says so."""
+    """Functions are called directly on CPU tensors: no device is simulated, and the first line says so."""
     pytest.importorskip("triton")
     monkeypatch.setattr(command, "cores", lambda: 1)  # this process has used torch's threads and must not fork
     words = "conform --vendor ascend --device cpu --op gelu_tanh_mul --check values --check mutation --sample 5x64*"
-    done = cli(*words.split())
-    assert done.exit_code == 0, done.output
-    assert done.output.startswith("ascend's functions called directly on CPU tensors")
-    assert "default.flagos.ascend" in done.output and "nothing failed" in done.output
+    result = cli(*words.split())
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("ascend's functions called directly on CPU tensors")
+    assert "default.flagos.ascend" in result.output and "nothing failed" in result.output
 
 
 def test_list_shows_impls_and_checks(cli, monkeypatch):
     pytest.importorskip("triton")
-    done = cli("conform", "--vendor", "ascend", "--device", "cpu", "--op", "gelu_tanh_mul", "--list")
-    assert done.exit_code == 0 and "2 impls of them" in done.output
-    assert "default.flagos.ascend" in done.output and "values, mutation, errors, fake" in done.output
+    result = cli("conform", "--vendor", "ascend", "--device", "cpu", "--op", "gelu_tanh_mul", "--list")
+    assert result.exit_code == 0 and "2 impls of them" in result.output
+    assert "default.flagos.ascend" in result.output and "values, mutation, errors, fake" in result.output
 
 
 # ---- known gaps -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("[a.values", "is not valid TOML"),
         ("[a.value]\nreason = 'x'", "there is no check 'value'. did you mean 'values'?"),
@@ -439,11 +439,11 @@ def test_list_shows_impls_and_checks(cli, monkeypatch):
         ("a = 3", "a row is [op.check]"),
     ],
 )
-def test_invalid_gap_files_raise(tmp_path, text, says):
+def test_invalid_gap_files_raise(tmp_path, text, message):
     (tmp_path / gaps.FILE).write_text(text)
     with pytest.raises(gaps.BadGaps, match="xfail.toml") as raised:
         gaps.read(tmp_path)
-    assert says in str(raised.value)
+    assert message in str(raised.value)
 
 
 def row(op, check="values", status="pass", impl=OWN):
@@ -495,8 +495,8 @@ def test_the_two_halves_of_a_weight_are_compared_as_one_number():
     here, below = written(middle), written(middle - 2**-23)
     assert all((here[name] != below[name]).all() for name in here)
     assert difference(below, here, spec) is None
-    said = difference(written(middle + 1e-3), here, spec)
-    assert said.startswith("tensor_lists[1][0] (written) and its remainder[0] is 1.004906, expected 1.003906 within")
+    message = difference(written(middle + 1e-3), here, spec)
+    assert message.startswith("tensor_lists[1][0] (written) and its remainder[0] is 1.004906, expected 1.003906 within")
 
 
 def test_a_sample_keeps_its_layout_on_another_device():

@@ -46,28 +46,28 @@ FAILS = "sys.exit('gate.cpp:1: error: out of ink')"
 
 def states(cli):
     """Library name -> its row in the doctor's table."""
-    rows, found = cli("doctor").stdout.partition("C++")[2].partition("plugins")[0], {}
+    rows, states_by_name = cli("doctor").stdout.partition("C++")[2].partition("plugins")[0], {}
     for line in rows.splitlines():
         name = line.split()[0] if line.startswith("  ") and line[2:3].strip() else None
         if name is not None:
-            found[name] = " ".join(line.split()[1:])
+            states_by_name[name] = " ".join(line.split()[1:])
             last = name
         elif line.strip():
-            found[last] += " " + " ".join(line.split())
-    return found
+            states_by_name[last] += " " + " ".join(line.split())
+    return states_by_name
 
 
 def both(cli):
-    found = states(cli)
-    return [found["native"], found["cpu_kernels"]]
+    reported = states(cli)
+    return [reported["native"], reported["cpu_kernels"]]
 
 
 def test_build_compiles_what_is_missing(cli, compiler, cache):
     compiler(WRITES)
     assert all(s.startswith("not compiled yet: `opmux build` compiles it") for s in both(cli))
-    done = cli("build")
-    assert done.exit_code == 0, done.output
-    lines = [line for line in done.stdout.splitlines() if " compiled in " in line]
+    result = cli("build")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stdout.splitlines() if " compiled in " in line]
     assert [line.partition(":")[0] for line in lines] == ["native", "cpu_kernels"]
     assert len(list(cache.glob("build/*.so"))) == 2
     assert both(cli) == ["compiled", "compiled"]
@@ -79,10 +79,10 @@ def test_build_compiles_what_is_missing(cli, compiler, cache):
 def test_build_without_a_compiler_says_what_to_install(cli, monkeypatch, cache):
     monkeypatch.setenv("PATH", str(cache))
     monkeypatch.delenv("CXX", raising=False)
-    done = cli("build")
-    assert done.exit_code == 2
+    result = cli("build")
+    assert result.exit_code == 2
     for name, lost in (("native", "auto mode takes few ops"), ("cpu_kernels", "plain PyTorch")):
-        (line,) = [one for one in done.output.splitlines() if one.startswith(f"opmux: {name} is not compiled")]
+        (line,) = [one for one in result.output.splitlines() if one.startswith(f"opmux: {name} is not compiled")]
         assert "there is no C++ compiler" in line and "Install one, or set CXX" in line and lost in line
     for state in both(cli):
         assert state.startswith("no compiler: there is no C++ compiler") and "then run `opmux build`" in state
@@ -91,9 +91,9 @@ def test_build_without_a_compiler_says_what_to_install(cli, monkeypatch, cache):
 def test_build_retries_a_failing_compiler_each_time(cli, compiler):
     compiler(FAILS)
     for _ in range(2):
-        done = cli("build")
-        assert done.exit_code == 2 and done.output.count("error: out of ink") == 2
-        assert "minutes ago" not in done.output and ".log" in done.output
+        result = cli("build")
+        assert result.exit_code == 2 and result.output.count("error: out of ink") == 2
+        assert "minutes ago" not in result.output and ".log" in result.output
     assert all(s.startswith("the compiler fails: ") and "out of ink" in s for s in both(cli))
     compiler(WRITES)
     assert cli("build").exit_code == 0 and both(cli) == ["compiled", "compiled"]
@@ -103,16 +103,16 @@ def test_build_reports_an_unwritable_cache(cli, compiler, tmp_path, monkeypatch)
     compiler(WRITES)
     (tmp_path / "file").touch()
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "file"))
-    done = cli("build")
-    assert done.exit_code == 2 and done.output.count("Set OPMUX_CACHE_DIR to a writable folder") == 2
+    result = cli("build")
+    assert result.exit_code == 2 and result.output.count("Set OPMUX_CACHE_DIR to a writable folder") == 2
     assert all(s.startswith("the cache folder cannot be used: ") for s in both(cli))
 
 
 def test_build_compiles_nothing_if_cpp_is_disabled(cli, compiler, monkeypatch, cache):
     compiler(WRITES)
     monkeypatch.setenv("OPMUX_CPP", "0")
-    done = cli("build")
-    assert done.exit_code == 2 and "OPMUX_CPP=0. Unset it, and run `opmux build` again" in done.output
+    result = cli("build")
+    assert result.exit_code == 2 and "OPMUX_CPP=0. Unset it, and run `opmux build` again" in result.output
     assert not cache.exists()
     assert all(s.startswith("off: OPMUX_CPP=0; unset it to change that. Without it, ") for s in both(cli))
 
@@ -120,8 +120,12 @@ def test_build_compiles_nothing_if_cpp_is_disabled(cli, compiler, monkeypatch, c
 def test_an_untested_torch_only_disables_the_native_library(cli, compiler, monkeypatch):
     compiler(WRITES)
     monkeypatch.setitem(launching.TESTED, "torch", ((1, 0), (1, 13)))
-    done = cli("build")
-    assert done.exit_code == 2 and "native is not compiled" in done.output and "cpu_kernels: compiled in" in done.output
+    result = cli("build")
+    assert (
+        result.exit_code == 2
+        and "native is not compiled" in result.output
+        and "cpu_kernels: compiled in" in result.output
+    )
     native, cpu = both(cli)
     assert native.startswith("off: ") and "tested with torch 1.0 to 1.13" in native and cpu == "compiled"
 
@@ -129,8 +133,8 @@ def test_an_untested_torch_only_disables_the_native_library(cli, compiler, monke
 def test_missing_python_headers_are_reported(cli, compiler, monkeypatch, tmp_path):
     compiler(WRITES)
     monkeypatch.setattr(native_library.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    done = cli("build")
-    assert done.exit_code == 2 and "Install python3-dev" in done.output
+    result = cli("build")
+    assert result.exit_code == 2 and "Install python3-dev" in result.output
     assert states(cli)["native"].startswith("headers are missing: ")
     assert sysconfig.get_paths() == {"include": str(tmp_path)}
 
@@ -141,9 +145,9 @@ def test_the_libraries_are_listed_if_only_torch_is_installed():
     program = f"import sys; sys.modules.update(dict.fromkeys({absent})); from opmux.tools import cpp, simulator"
     program += "; print(*[one.name for one in cpp.libraries()]); simulator.sources()"
     src = str(Path(__file__).parents[2] / "src")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": src}, capture_output=True, encoding="utf-8",
         check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[0].startswith("native ")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[0].startswith("native ")

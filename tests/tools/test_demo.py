@@ -23,24 +23,24 @@ def row(text: str, start: str) -> list[str]:
 
 
 def test_the_two_runs_agree(cli):
-    done = cli("demo", "--steps", "3", *CPU)
-    assert done.exit_code == 0, done.output
-    assert row(done.stdout, "rms_norm")[:3] == ["rms_norm", "reference.torch", "reference"]
+    result = cli("demo", "--steps", "3", *CPU)
+    assert result.exit_code == 0, result.output
+    assert row(result.stdout, "rms_norm")[:3] == ["rms_norm", "reference.torch", "reference"]
     calls = {"rms_norm": 3, "add_rms_norm": 12, "silu_mul": 6}
     for name, number in calls.items():
-        assert row(done.stdout, name)[-2:] == [str(number), str(number // 3)]
-        assert row(done.stdout, f"{name}_bwd")[-2:] == [str(number), str(number // 3)]
-    plain, ours = row(done.stdout, "plain torch"), row(done.stdout, "opmux  ")
+        assert row(result.stdout, name)[-2:] == [str(number), str(number // 3)]
+        assert row(result.stdout, f"{name}_bwd")[-2:] == [str(number), str(number // 3)]
+    plain, ours = row(result.stdout, "plain torch"), row(result.stdout, "opmux  ")
     assert math.isclose(float(plain[2]), float(ours[1]), rel_tol=1e-4)
     assert plain[-1] == ours[-1] == "n/a"
-    last = done.stdout.splitlines()[-1]
+    last = result.stdout.splitlines()[-1]
     assert last.startswith("opmux demo: 3 steps on cpu in float32, opmux and plain torch agree: ")
 
 
 def test_float64_agrees_to_the_last_digits(cli):
-    done = cli("demo", "--steps", "2", "--dtype", "fp64", "--seed", "5", *CPU)
-    assert done.exit_code == 0, done.output
-    assert "1e-09 allowed" in done.stdout.splitlines()[-1]
+    result = cli("demo", "--steps", "2", "--dtype", "fp64", "--seed", "5", *CPU)
+    assert result.exit_code == 0, result.output
+    assert "1e-09 allowed" in result.stdout.splitlines()[-1]
 
 
 WRONG = """
@@ -63,18 +63,18 @@ main()
 def test_a_wrong_gradient_is_found(shell, monkeypatch):
     """One gradient is scaled: Adam compensates for that, so the losses alone would agree."""
     monkeypatch.setenv("OPMUX_DENY_VENDORS", "cpu")
-    done = shell(script=WRONG, OPMUX_LOG_LEVEL="INFO")
-    assert done.returncode == 1, done.stderr
-    assert row(done.stdout, "add_rms_norm_bwd")[1] == "vendor.wrong"
-    assert "INFO] Op 'add_rms_norm_bwd' using 'vendor.wrong'" in done.stderr, done.stderr
-    assert "opmux and plain torch DISAGREE: 1.0e-02 apart" in done.stdout.splitlines()[-1]
+    result = shell(script=WRONG, OPMUX_LOG_LEVEL="INFO")
+    assert result.returncode == 1, result.stderr
+    assert row(result.stdout, "add_rms_norm_bwd")[1] == "vendor.wrong"
+    assert "INFO] Op 'add_rms_norm_bwd' using 'vendor.wrong'" in result.stderr, result.stderr
+    assert "opmux and plain torch DISAGREE: 1.0e-02 apart" in result.stdout.splitlines()[-1]
 
 
 def test_a_wrong_forward_is_found(cli, register):
     register(OpImpl("silu_mul", "vendor.wrong", BackendImplKind.VENDOR, "wrong", lambda a, b: a * b))
-    done = cli("demo", "--steps", "2", *CPU)
-    assert done.exit_code == 1
-    assert "DISAGREE" in row(done.stdout, "losses, over 2 steps")
+    result = cli("demo", "--steps", "2", *CPU)
+    assert result.exit_code == 1
+    assert "DISAGREE" in row(result.stdout, "losses, over 2 steps")
 
 
 def test_nan_counts_as_disagreement(cli, register):
@@ -88,19 +88,19 @@ def test_an_impl_that_fails_is_replaced_and_reported(cli, register):
         raise RuntimeError("out of order")
 
     register(OpImpl("silu_mul", "vendor.acme", BackendImplKind.VENDOR, "acme", fails))
-    done = cli("demo", "--steps", "2", *CPU)
-    assert done.exit_code == 0
-    assert row(done.stdout, "silu_mul")[1] == "reference.torch"
-    assert "skipped: silu_mul: 'vendor.acme'" in done.stdout
-    assert "RuntimeError: out of order" in done.stdout
+    result = cli("demo", "--steps", "2", *CPU)
+    assert result.exit_code == 0
+    assert row(result.stdout, "silu_mul")[1] == "reference.torch"
+    assert "skipped: silu_mul: 'vendor.acme'" in result.stdout
+    assert "RuntimeError: out of order" in result.stdout
 
 
 @pytest.mark.parametrize("words", [("--dtype", "int8"), ("--device", "tpu")])
 def test_an_invalid_option_gives_one_line(cli, words):
-    done = cli("demo", *words)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert "Allowed: " in done.stderr
+    result = cli("demo", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert "Allowed: " in result.stderr
 
 
 # ---- helper functions -----------------------------------------------------------------------------------------------
@@ -121,12 +121,12 @@ def test_gaps_compare_losses_and_gradients():
 def trained(steps: int) -> demo.Run:
     from rich.progress import Progress
 
-    made, size = demo.Run("plain"), llama.LlamaSize()
+    run, size = demo.Run("plain"), llama.LlamaSize()
     with Progress(disable=True) as bar:
         model = llama.build(size, llama.PLAIN, 0, torch.device("cpu"), torch.float32)
         task = bar.add_task("", total=steps, loss="")
-        demo.train(made, model, llama.batches(size, steps, 0), bar, task)
-    return made
+        demo.train(run, model, llama.batches(size, steps, 0), bar, task)
+    return run
 
 
 def test_training_is_deterministic_and_learns():
@@ -158,10 +158,10 @@ def test_log_lines_and_the_progress_bar_do_not_mix(tmp_path):
     command = [sys.executable, "-m", "opmux", "demo", "--steps", "2", *CPU]
     with subprocess.Popen(command, env=env, cwd=tmp_path, stderr=theirs, stdout=subprocess.PIPE) as process:
         os.close(theirs)
-        seen = b""
+        output = b""
         while True:
             try:
-                seen += (more := os.read(ours, 4096))
+                output += (more := os.read(ours, 4096))
             except OSError:  # Linux reports the closed end of a terminal in this way
                 break
             if not more:
@@ -169,8 +169,8 @@ def test_log_lines_and_the_progress_bar_do_not_mix(tmp_path):
         printed = process.stdout.read().decode()
     os.close(ours)
     assert process.returncode == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).replace("\r", "\n")
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode()).replace("\r", "\n")
     assert "2/2 loss" in text
-    (said,) = [line.strip() for line in text.splitlines() if "Op 'silu_mul_bwd' using" in line]
-    assert re.fullmatch(r"\[opmux \w+\.py:\d+ INFO\] Op 'silu_mul_bwd' using '[\w.]+' \(kind=\w+, vendor=\w+\)", said)
+    (line,) = [line.strip() for line in text.splitlines() if "Op 'silu_mul_bwd' using" in line]
+    assert re.fullmatch(r"\[opmux \w+\.py:\d+ INFO\] Op 'silu_mul_bwd' using '[\w.]+' \(kind=\w+, vendor=\w+\)", line)
     assert "INFO" not in printed  # stdout only has the report

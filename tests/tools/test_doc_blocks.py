@@ -43,8 +43,8 @@ class Block(NamedTuple):
     @property
     def file(self) -> str:
         """The file that the block is, if its first line names one: `# ops/tanh.py`."""
-        found = re.match(r"# ([\w/]+\.py)\n", self.code)
-        return found[1] if found else ""
+        match = re.match(r"# ([\w/]+\.py)\n", self.code)
+        return match[1] if match else ""
 
     @property
     def where(self) -> str:
@@ -53,12 +53,12 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    found = []
+    blocks = []
     for match in FENCE.finditer(text):
         indent, language, code = match.groups()
         code = re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
-        found.append(Block(page, text.count("\n", 0, match.start()) + 2, language, code))
-    return found
+        blocks.append(Block(page, text.count("\n", 0, match.start()) + 2, language, code))
+    return blocks
 
 
 def of(*languages: str) -> list[Block]:
@@ -70,12 +70,12 @@ def test_every_block_names_its_language():
     assert [b.where for page in PAGES for b in blocks(page) if b.language not in known] == []
 
 
-def test_the_number_of_blocks_that_are_not_run():
-    found: dict[str, int] = {}
+def test_only_the_listed_python_blocks_are_not_run():
+    counts: dict[str, int] = {}
     for block in of("python"):
         if block.needs:
-            found[block.page.name] = found.get(block.page.name, 0) + 1
-    assert found == NOT_RUN
+            counts[block.page.name] = counts.get(block.page.name, 0) + 1
+    assert counts == NOT_RUN
 
 
 WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in blocks(p))]
@@ -83,16 +83,16 @@ WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in blocks(p)
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda p: p.stem)
 def test_python_blocks_run(page, tmp_path):
-    """In a new process, as a reader would run them; an error names the page and its line."""
-    made = [b for b in blocks(page) if b.language == "python"]
-    for block in made:
+    """Blocks run in a new process, as a reader would run them; an error names the page and its line."""
+    python_blocks = [b for b in blocks(page) if b.language == "python"]
+    for block in python_blocks:
         compile(block.code, block.where, "exec")
-    ran = [b for b in made if not b.needs]
+    runnable = [b for b in python_blocks if not b.needs]
     if page.stem in FILES:
-        files = scaffold_with([b for b in ran if b.file], tmp_path)
-        programs = [[b] for b in ran if not b.file]
+        files = scaffold_with([b for b in runnable if b.file], tmp_path)
+        programs = [[b] for b in runnable if not b.file]
     else:
-        files, programs = [], [ran]
+        files, programs = [], [runnable]
     for program in programs:
         run([("\n" * (b.line - 1) + b.code, str(page)) for b in program], tmp_path)
     if files:
@@ -102,8 +102,8 @@ def test_python_blocks_run(page, tmp_path):
 def run(codes: list[tuple[str, str]], folder: Path) -> None:
     text = f"for code, page in {codes!r}:\n    exec(compile(code, page, 'exec'))\n"
     (folder / "program.py").write_text(text, encoding="utf-8")
-    done = fresh.run([sys.executable, "program.py"], cwd=folder, timeout=200, warm=True)
-    assert done.returncode == 0, done.stderr
+    result = fresh.run([sys.executable, "program.py"], cwd=folder, timeout=200, warm=True)
+    assert result.returncode == 0, result.stderr
 
 
 def scaffold_with(files: list[Block], folder: Path) -> list[str]:
@@ -120,13 +120,13 @@ def scaffold_with(files: list[Block], folder: Path) -> list[str]:
 
 def commands() -> list[tuple[str, list[str]]]:
     """Every line of a shell block, split into words, without comments."""
-    found = []
+    commands = []
     for block in of("bash"):
         for i, line in enumerate(block.code.replace("\\\n", "  ").splitlines()):
             words = shlex.split(line, comments=True)
             if words:
-                found.append((f"{block.page.name}:{block.line + i}: {line.strip()}", words))
-    return found
+                commands.append((f"{block.page.name}:{block.line + i}: {line.strip()}", words))
+    return commands
 
 
 @pytest.mark.parametrize("words", [pytest.param(words, id=where) for where, words in commands()])
@@ -177,9 +177,9 @@ def check_setting(name: str, value: str, monkeypatch) -> None:
 @pytest.mark.parametrize("block", of("toml", "yaml", "json"), ids=lambda b: b.where)
 def test_toml_yaml_and_json_blocks_can_be_loaded(block, tmp_path, monkeypatch):
     read = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
-    found = read[block.language](block.code)
+    data = read[block.language](block.code)
     if block.code.startswith("# opmux.toml"):
         (tmp_path / "opmux.toml").write_text(block.code, encoding="utf-8")
         monkeypatch.setenv("OPMUX_CONFIG", str(tmp_path / "opmux.toml"))
-        assert set(found) <= {k.key for k in knobs.all_knobs()}
-        assert {k.key for k in knobs.all_knobs() if k.look().from_file} == set(found)
+        assert set(data) <= {k.key for k in knobs.all_knobs()}
+        assert {k.key for k in knobs.all_knobs() if k.look().from_file} == set(data)

@@ -63,8 +63,8 @@ build(load_config(sys.argv[1], strict=True, site_dir=sys.argv[2]))
 
 def test_the_site_builds_in_strict_mode(tmp_path):
     """Links to files outside of docs/ are rewritten, code is highlighted, and there is a home page."""
-    done = fresh.run([sys.executable, "-c", BUILD, str(ROOT / "mkdocs.yml"), str(tmp_path / "site")])
-    assert done.returncode == 0, done.stderr
+    result = fresh.run([sys.executable, "-c", BUILD, str(ROOT / "mkdocs.yml"), str(tmp_path / "site")])
+    assert result.returncode == 0, result.stderr
     home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert '<span class="kn">import</span>' in home
     assert len(list((tmp_path / "site" / "results").glob("*.html"))) == 1
@@ -74,5 +74,5 @@ def test_the_site_builds_in_strict_mode(tmp_path):
 
 
 def test_the_dispatch_benchmark_runs(tmp_path):
-    done = fresh.run([sys.executable, str(ROOT / "benchmarks" / "dispatch.py"), "--quick"], cwd=tmp_path, timeout=200)
-    assert "opmux.ops.x" in done.stdout and "Traceback" not in done.stderr, done.stderr
+    result = fresh.run([sys.executable, str(ROOT / "benchmarks" / "dispatch.py"), "--quick"], cwd=tmp_path, timeout=200)
+    assert "opmux.ops.x" in result.stdout and "Traceback" not in result.stderr, result.stderr

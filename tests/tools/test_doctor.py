@@ -11,31 +11,31 @@ import opmux
 from opmux.core import knobs, specs
 
 
-def settings(done) -> dict:
-    return {s["name"]: s for s in json.loads(done.stdout)["settings"]}
+def settings(result) -> dict:
+    return {s["name"]: s for s in json.loads(result.stdout)["settings"]}
 
 
 def test_a_healthy_machine_has_exit_code_0(cli):
-    done = cli("doctor")
-    assert done.exit_code == 0
+    result = cli("doctor")
+    assert result.exit_code == 0
     for knob in knobs.all_knobs():
-        (line,) = [line for line in done.stdout.splitlines() if line.strip().startswith(f"{knob.name} ")]
+        (line,) = [line for line in result.stdout.splitlines() if line.strip().startswith(f"{knob.name} ")]
         assert knob.doc in line
     for words in (opmux.__version__, torch.__version__, "platform", "policy      prefer=flagos", "quarantine  empty"):
-        assert words in done.stdout
-    assert done.stdout.splitlines()[-1] == "nothing is broken"
+        assert words in result.stdout
+    assert result.stdout.splitlines()[-1] == "nothing is broken"
 
 
 def test_json_output_is_valid(shell):
-    done = shell("doctor", "--json", CUDA_HOME="/opt/cuda")
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
+    result = shell("doctor", "--json", CUDA_HOME="/opt/cuda")
+    assert result.returncode == 0, result.stderr
+    data = json.loads(result.stdout)
     assert set(data["versions"]) == {"opmux", "python", "torch", "triton", "platform"}
     assert {d["device"] for d in data["devices"]} >= {"cpu"}
     (reference,) = [v for v in data["vendors"] if v["kind"] == "reference" and v["vendor"] is None]
     assert reference["impls"] >= len(list(specs))
     assert (data["plugins"], data["broken"], data["quarantine"]) == ([], [], [])
-    assert settings(done)["CUDA_HOME"]["value"] == "/opt/cuda"
+    assert settings(result)["CUDA_HOME"]["value"] == "/opt/cuda"
 
 
 @pytest.mark.parametrize(
@@ -49,68 +49,68 @@ def test_json_output_is_valid(shell):
 )
 def test_a_variable_is_shown_with_its_source(cli, monkeypatch, variable, text, name, value):
     monkeypatch.setenv(variable, text)
-    done = cli("doctor", "--json")
-    assert done.exit_code == 0
-    found = settings(done)[name]
-    assert (found["value"], found["source"], found["error"]) == (value, f"env {variable}", None)
-    assert settings(done)["OPMUX_CONFIG"]["source"] == "default"
+    result = cli("doctor", "--json")
+    assert result.exit_code == 0
+    setting = settings(result)[name]
+    assert (setting["value"], setting["source"], setting["error"]) == (value, f"env {variable}", None)
+    assert settings(result)["OPMUX_CONFIG"]["source"] == "default"
     assert f"env {variable}" in cli("doctor").stdout
 
 
 def test_a_setting_from_the_file_is_shown_with_its_source(cli, tmp_path):
     (tmp_path / "opmux.toml").write_text('prefer = "reference"\nstrickt = true\n')
-    done = cli("doctor", "--json")
-    assert done.exit_code == 0
-    assert settings(done)["OPMUX_PREFER"]["source"] == "file opmux.toml"
-    data = json.loads(done.stdout)
+    result = cli("doctor", "--json")
+    assert result.exit_code == 0
+    assert settings(result)["OPMUX_PREFER"]["source"] == "file opmux.toml"
+    data = json.loads(result.stdout)
     assert data["policy"] == "prefer=reference"
     assert data["strangers"] == ["opmux.toml: strickt is no setting of opmux: did you mean strict?"]
 
 
 def test_a_malformed_log_level_is_reported(cli, monkeypatch):
     monkeypatch.setenv("TEFL_LOG_LEVEL", "LOUD")
-    done = cli("doctor")
-    assert done.exit_code == 1
-    assert "broken: TEFL_LOG_LEVEL='LOUD' cannot be read as a log level" in done.stdout
+    result = cli("doctor")
+    assert result.exit_code == 1
+    assert "broken: TEFL_LOG_LEVEL='LOUD' cannot be read as a log level" in result.stdout
 
 
 def test_a_malformed_variable_is_reported_and_the_rest_is_shown(cli, monkeypatch):
     monkeypatch.setenv("OPMUX_STRICT", "perhaps")
     monkeypatch.setenv("TE_FL_PREFER", "reference")
-    done = cli("doctor", "--json")
-    assert done.exit_code == 1
-    data = json.loads(done.stdout)
-    bad = settings(done)["OPMUX_STRICT"]
+    result = cli("doctor", "--json")
+    assert result.exit_code == 1
+    data = json.loads(result.stdout)
+    bad = settings(result)["OPMUX_STRICT"]
     assert (bad["value"], bad["source"]) == ("perhaps", "env OPMUX_STRICT")
     assert bad["error"].startswith("OPMUX_STRICT='perhaps' cannot be read as a switch")
     assert data["broken"] == [bad["error"]]
     assert data["policy"] == "prefer=reference"
     assert sum(v["impls"] for v in data["vendors"]) > 0
-    shown = cli("doctor").stdout
-    assert f"broken: {bad['error']}" in shown.splitlines()
-    assert "policy      prefer=reference (without env OPMUX_STRICT)" in shown
+    output = cli("doctor").stdout
+    assert f"broken: {bad['error']}" in output.splitlines()
+    assert "policy      prefer=reference (without env OPMUX_STRICT)" in output
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [(None, "is not a file"), ("prefer = ", "is not valid TOML"), ('prefer = "best"\n', "cannot be read")],
 )
-def test_an_invalid_file_is_reported_once(cli, monkeypatch, tmp_path, text, says):
+def test_an_invalid_file_is_reported_once(cli, monkeypatch, tmp_path, text, message):
     monkeypatch.setenv("OPMUX_CONFIG", "mine.toml")
     if text is not None:
         (tmp_path / "mine.toml").write_text(text)
-    done = cli("doctor", "--json")
-    assert done.exit_code == 1
-    (broken,) = json.loads(done.stdout)["broken"]
-    assert says in broken
+    result = cli("doctor", "--json")
+    assert result.exit_code == 1
+    (broken,) = json.loads(result.stdout)["broken"]
+    assert message in broken
     assert cli("doctor").exit_code == 1
 
 
 def test_an_unknown_variable_is_a_note_and_no_error(cli, monkeypatch):
     monkeypatch.setenv("TE_FL_PREFFER", "vendor")
-    done = cli("doctor")
-    assert done.exit_code == 0
-    assert "! environment variable TE_FL_PREFFER is no setting of opmux: did you mean TE_FL_PREFER?" in done.stdout
+    result = cli("doctor")
+    assert result.exit_code == 0
+    assert "! environment variable TE_FL_PREFFER is no setting of opmux: did you mean TE_FL_PREFER?" in result.stdout
 
 
 def test_triton_may_be_missing(cli, monkeypatch):
@@ -120,9 +120,9 @@ def test_triton_may_be_missing(cli, monkeypatch):
         return known(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    done = cli("doctor", "--json")
-    assert done.exit_code == 0
-    assert json.loads(done.stdout)["versions"]["triton"] == "not installed"
+    result = cli("doctor", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["versions"]["triton"] == "not installed"
 
 
 GOOD = """
@@ -136,14 +136,14 @@ def register(registry):
 def test_working_and_broken_plugins_are_listed(shell, tmp_path):
     (tmp_path / "good_ops.py").write_text(GOOD)
     (tmp_path / "broken_ops.py").write_text("import what_is_not_there\n")
-    done = shell("doctor", "--json", TE_FL_PLUGIN_MODULES="good_ops,broken_ops")
-    assert done.returncode == 1
-    data = json.loads(done.stdout)
-    found = {p["name"]: p for p in data["plugins"]}
-    assert (found["good_ops"]["status"], found["good_ops"]["impls"]) == ("loaded", ["gelu_tanh=vendor.acme"])
-    assert found["broken_ops"]["status"] == "broken"
-    assert "what_is_not_there" in found["broken_ops"]["reason"]
-    assert data["broken"] == [f"plugin 'broken_ops': {found['broken_ops']['reason']}"]
+    result = shell("doctor", "--json", TE_FL_PLUGIN_MODULES="good_ops,broken_ops")
+    assert result.returncode == 1
+    data = json.loads(result.stdout)
+    plugins = {p["name"]: p for p in data["plugins"]}
+    assert (plugins["good_ops"]["status"], plugins["good_ops"]["impls"]) == ("loaded", ["gelu_tanh=vendor.acme"])
+    assert plugins["broken_ops"]["status"] == "broken"
+    assert "what_is_not_there" in plugins["broken_ops"]["reason"]
+    assert data["broken"] == [f"plugin 'broken_ops': {plugins['broken_ops']['reason']}"]
     assert {"vendor": "acme", "kind": "vendor", "impls": 1} in data["vendors"]
 
 
@@ -152,9 +152,10 @@ def test_cpp_state_and_the_cost_of_missing_cpp_are_shown(cli, monkeypatch, tmp_p
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
     assert "not compiled yet" in cli("doctor").stdout
     monkeypatch.setenv("CXX", "no-such-compiler")
-    said = " ".join(cli("doctor").stdout.split())
+    output = " ".join(cli("doctor").stdout.split())
     assert (
-        "CXX='no-such-compiler': there is no such command" in said and "ops with gradients take 5 to 20 us more" in said
+        "CXX='no-such-compiler': there is no such command" in output
+        and "ops with gradients take 5 to 20 us more" in output
     )
     monkeypatch.setenv("OPMUX_CPP", "0")
     assert "off: OPMUX_CPP=0" in cli("doctor").stdout

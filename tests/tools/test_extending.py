@@ -34,9 +34,9 @@ def copy(tmp_path_factory):
 
 def python(copy, *args, **env):
     env = {**os.environ, "PYTHONPATH": str(copy / "src"), **env}
-    done = subprocess.run([sys.executable, *args], cwd=copy, env=env, capture_output=True, text=True)
-    assert not done.returncode, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    result = subprocess.run([sys.executable, *args], cwd=copy, env=env, capture_output=True, text=True)
+    assert not result.returncode, result.stdout + result.stderr
+    return result.stdout + result.stderr
 
 
 def test_a_fused_op_needs_a_spec_a_kernel_and_a_test():
@@ -85,11 +85,11 @@ def test_the_fused_op_works_with_gradients(copy):
 
 @pytest.mark.slow
 def test_the_fused_op_passes_the_tests_generated_from_its_spec(copy):
-    ran = python(
+    output = python(
         copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "add_layer_norm or special_ndtri",
         "tests/ops", "tests/kernels", "tests/core",
     )  # fmt: skip
-    assert int(re.search(r"(\d+) passed", ran)[1]) > 40
+    assert int(re.search(r"(\d+) passed", output)[1]) > 40
 
 
 def test_docs_and_stubs_get_the_new_op_and_the_new_setting(copy):
@@ -118,14 +118,14 @@ def test_the_pointwise_op_matches_torch(copy):
 
 @pytest.mark.slow
 def test_the_vendors_kernel_conforms_on_a_simulated_device(copy):
-    said = python(copy, "-m", "opmux", "conform", "--vendor", "mthreads", "--op", "tanh", COLUMNS="200")
-    assert "default.flagos.mthreads" in said and "nothing failed" in said
+    output = python(copy, "-m", "opmux", "conform", "--vendor", "mthreads", "--op", "tanh", COLUMNS="200")
+    assert "default.flagos.mthreads" in output and "nothing failed" in output
 
 
 SETTING_PROGRAM = "import torch, opmux; opmux.ops.silu_mul(torch.ones(4), torch.ones(4))"
 
 
 def test_the_setting_is_used_and_shown(copy):
-    said = python(copy, "-c", SETTING_PROGRAM, OPMUX_LOG_LEVEL="INFO", OPMUX_LOG_TIME="1")
-    assert re.search(r"^\d{4}-\d\d-\d\d [\d:,]+ \[opmux ", said, re.MULTILINE)
+    output = python(copy, "-c", SETTING_PROGRAM, OPMUX_LOG_LEVEL="INFO", OPMUX_LOG_TIME="1")
+    assert re.search(r"^\d{4}-\d\d-\d\d [\d:,]+ \[opmux ", output, re.MULTILINE)
     assert "OPMUX_LOG_TIME" in python(copy, "-m", "opmux", "doctor", COLUMNS="200", OPMUX_LOG_TIME="1")

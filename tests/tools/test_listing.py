@@ -31,23 +31,23 @@ def lines(text: str, start: str) -> list[str]:
 
 
 def test_help_and_version_work_without_torch(shell):
-    done = shell(script=QUICK, bare=True)
-    assert done.stdout.splitlines() == ["0 False ", f"0 False {opmux.__version__}", "0 False "], done.stderr
+    result = shell(script=QUICK, bare=True)
+    assert result.stdout.splitlines() == ["0 False ", f"0 False {opmux.__version__}", "0 False "], result.stderr
 
 
 def test_help_names_every_command(cli):
-    done = cli("--help")
-    assert done.exit_code == 0
-    assert all(name in done.stdout for name in ("list", "explain", "doctor", "demo"))
+    result = cli("--help")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in ("list", "explain", "doctor", "demo"))
 
 
 def test_an_unreadable_variable_gives_one_line(cli, monkeypatch):
     monkeypatch.setenv("TE_FL_PREFER", "fastest")
     for words in (("list",), ("explain", "rms_norm")):
-        done = cli(*words)
-        assert done.exit_code == 2
-        assert done.stdout == ""
-        (line,) = [line for line in done.stderr.splitlines() if line.startswith("opmux: ")]
+        result = cli(*words)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("opmux: ")]
         assert line.startswith("opmux: TE_FL_PREFER='fastest' cannot be read")
 
 
@@ -55,10 +55,10 @@ def test_an_unreadable_variable_gives_one_line(cli, monkeypatch):
 
 
 def test_list_writes_json(shell):
-    done = shell("list", "--json", OPMUX_LOG_LEVEL="INFO")
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)  # stdout only contains JSON ...
-    assert "INFO] Registered impl_ids: [" in done.stderr  # ... and log lines still go to stderr
+    result = shell("list", "--json", OPMUX_LOG_LEVEL="INFO")
+    assert result.returncode == 0, result.stderr
+    data = json.loads(result.stdout)  # stdout only contains JSON ...
+    assert "INFO] Registered impl_ids: [" in result.stderr  # ... and log lines still go to stderr
     ops = {o["key"]: o for o in data["ops"]}
     assert set(ops) == {s.key for s in specs}
     norm = ops["opmux::rms_norm"]
@@ -74,22 +74,22 @@ def test_list_writes_json(shell):
 
 def test_commands_log_nothing_by_default(cli, shell):
     for words in (["list", "--op", "silu"], ["explain", "silu"], ["tune", "--list"], ["doctor"]):
-        done = cli(*words)
-        assert (done.exit_code, done.stderr) == (0, ""), words
-    done = shell("list", "--op", "silu")
-    assert (done.returncode, done.stderr) == (0, "")
+        result = cli(*words)
+        assert (result.exit_code, result.stderr) == (0, ""), words
+    result = shell("list", "--op", "silu")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_list_has_one_line_per_op_grouped_by_family(cli):
-    done = cli("list", "*")
-    assert done.exit_code == 0
+    result = cli("list", "*")
+    assert result.exit_code == 0
     for family in specs.families:
         number = sum(s.family == family for s in specs)
-        assert f"{family}: {number} op{'' if number == 1 else 's'}" in done.stdout
-    starts = collections.Counter(line.strip().split(" ")[0] for line in done.stdout.splitlines())
+        assert f"{family}: {number} op{'' if number == 1 else 's'}" in result.stdout
+    starts = collections.Counter(line.strip().split(" ")[0] for line in result.stdout.splitlines())
     assert {spec.name: starts[spec.name] for spec in specs} == {spec.name: 1 for spec in specs}
-    assert "x, weight [eps, offset, casting] -> y rstd" in done.stdout
-    assert "…" not in done.stdout
+    assert "x, weight [eps, offset, casting] -> y rstd" in result.stdout
+    assert "…" not in result.stdout
 
 
 def test_list_marks_the_implementation_that_runs(cli, monkeypatch, register):
@@ -108,8 +108,8 @@ def test_list_marks_the_implementation_that_runs(cli, monkeypatch, register):
 
 
 def test_list_filters_by_family_and_op(cli):
-    done = cli("list", "--family", "norm", "--op", "*_bwd", "--json")
-    names = [o["op"] for o in json.loads(done.stdout)["ops"]]
+    result = cli("list", "--family", "norm", "--op", "*_bwd", "--json")
+    names = [o["op"] for o in json.loads(result.stdout)["ops"]]
     assert "rms_norm_bwd" in names
     assert all(n.endswith("_bwd") for n in names)
     assert not any("silu" in n for n in names)
@@ -149,10 +149,10 @@ def terminal(monkeypatch, capfd):
 
 
 def test_list_fits_a_screen(terminal):
-    shown, paged = terminal(lambda: listing.run([], None, None, False))
+    screen, paged = terminal(lambda: listing.run([], None, None, False))
     assert paged == ""
-    assert len(shown.splitlines()) < 24 and max(map(len, shown.splitlines())) <= 80
-    assert all(re.search(rf"\b{family}\b", shown) for family in specs.families)
+    assert len(screen.splitlines()) < 24 and max(map(len, screen.splitlines())) <= 80
+    assert all(re.search(rf"\b{family}\b", screen) for family in specs.families)
 
 
 def test_tables_do_not_break_names_at_80_columns(terminal):
@@ -160,22 +160,22 @@ def test_tables_do_not_break_names_at_80_columns(terminal):
         lambda: listing.run(["norm", "tex_softmax", "random"], None, None, False),
         lambda: explain.run("rms_norm", "float32", None, None, False, "nvidia:sm_90"),
     ):
-        shown, _ = terminal(show)
-        assert max(map(len, shown.splitlines())) <= 80
-        words = set(shown.replace("*", "").split())
+        screen, _ = terminal(show)
+        assert max(map(len, screen.splitlines())) <= 80
+        words = set(screen.replace("*", "").split())
         assert {"default.flagos", "reference.torch"} <= words
-        if "tex_softmax" in shown:
+        if "tex_softmax" in screen:
             assert {s.name for s in specs if s.family in ("norm", "tex_softmax", "random")} <= words
-    shown, _ = terminal(lambda: doctor.run(False))
-    assert max(map(len, shown.splitlines())) <= 80
-    assert {knob.name for knob in knobs.all_knobs()} <= set(shown.split())
+    screen, _ = terminal(lambda: doctor.run(False))
+    assert max(map(len, screen.splitlines())) <= 80
+    assert {knob.name for knob in knobs.all_knobs()} <= set(screen.split())
 
 
 def test_output_longer_than_the_terminal_goes_to_a_pager(terminal):
-    shown, paged = terminal(lambda: listing.run(["pointwise"], None, None, False), "sed s/^/paged:/")
-    assert shown == "" and paged.startswith("paged:pointwise: 213 ops")
-    shown, paged = terminal(lambda: listing.run(["scan"], None, None, False), "no-such-pager")
-    assert paged == "" and "scan: 10 ops" in shown
+    screen, paged = terminal(lambda: listing.run(["pointwise"], None, None, False), "sed s/^/paged:/")
+    assert screen == "" and paged.startswith("paged:pointwise: 213 ops")
+    screen, paged = terminal(lambda: listing.run(["scan"], None, None, False), "no-such-pager")
+    assert paged == "" and "scan: 10 ops" in screen
 
 
 COMPLETE = """
@@ -192,33 +192,33 @@ finally:
 
 def test_the_shell_completes_commands_ops_and_families(shell):
     assert shell("opmux exp", "1", script=COMPLETE, bare=True).stdout.split() == ["explain", "False"]
-    done = shell("opmux list rms_norm_f", "2", script=COMPLETE, bare=True)
-    assert done.stdout.split() == ["rms_norm_fp8", "rms_norm_fp8_blocks_into", "False"]
+    result = shell("opmux list rms_norm_f", "2", script=COMPLETE, bare=True)
+    assert result.stdout.split() == ["rms_norm_fp8", "rms_norm_fp8_blocks_into", "False"]
     assert completion.families("") == sorted(specs.families)
     known = {s.name if s.space != "tex" else f"tex::{s.name}" for s in specs if s.space in ("opmux", "tex")}
     assert set(completion.ops("")) >= {n for n in known if n.startswith(("tex::rmsnorm", "rms_norm", "softmax"))}
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("norms",), "opmux: unknown op or family 'norms': did you mean 'norm'?"),
         (("--family", "norms"), "opmux: unknown family 'norms': did you mean 'norm'?"),
         (("--op", "rms_nrom"), "opmux: unknown op 'rms_nrom': did you mean 'rms_norm'?"),
     ],
 )
-def test_list_rejects_unknown_names_and_suggests_the_nearest(cli, words, says):
-    done = cli("list", *words)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert says in done.stderr.splitlines()
+def test_list_rejects_unknown_names_and_suggests_the_nearest(cli, words, message):
+    result = cli("list", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr.splitlines()
 
 
 def test_ops_without_a_spec_are_listed(cli, register):
     register(OpImpl("acme_magic", "magic", BackendImplKind.VENDOR, "acme", lambda x: x))
     assert any(line.split() == ["(no", "spec)", "1", "acme_magic"] for line in cli("list").stdout.splitlines())
-    done = cli("list", "acme_*")
-    assert "(no spec): 1 op" in [line.strip() for line in done.stdout.splitlines()]
-    (line,) = lines(done.stdout, "acme_magic")
+    result = cli("list", "acme_*")
+    assert "(no spec): 1 op" in [line.strip() for line in result.stdout.splitlines()]
+    (line,) = lines(result.stdout, "acme_magic")
     assert "*magic (vendor acme, from code" in line
     assert __file__ in line  # output to a pipe is not cut off
 
@@ -227,15 +227,15 @@ def test_ops_without_a_spec_are_listed(cli, register):
 
 
 def test_explain_reports_what_dispatch_decides(cli):
-    done = cli("explain", "rms_norm", "--shape", "3x40", "--dtype", "bf16", "--device", "cpu", "--json")
-    assert done.exit_code == 0
-    data = json.loads(done.stdout)
+    result = cli("explain", "rms_norm", "--shape", "3x40", "--dtype", "bf16", "--device", "cpu", "--json")
+    assert result.exit_code == 0
+    data = json.loads(result.stdout)
     assert data["arguments"]["x"] == "bfloat16[3x40]"
     assert data["arguments"]["weight"] == "bfloat16[40]"
-    found = explain_of("rms_norm", torch.zeros(3, 40, dtype=torch.bfloat16), torch.zeros(40, dtype=torch.bfloat16))
-    assert data["chosen"] == found.chosen.impl_id
-    assert [v["impl_id"] for v in data["verdicts"]] == [v.impl.impl_id for v in found.verdicts]
-    assert [v["status"] for v in data["verdicts"]] == [v.status for v in found.verdicts]
+    report = explain_of("rms_norm", torch.zeros(3, 40, dtype=torch.bfloat16), torch.zeros(40, dtype=torch.bfloat16))
+    assert data["chosen"] == report.chosen.impl_id
+    assert [v["impl_id"] for v in data["verdicts"]] == [v.impl.impl_id for v in report.verdicts]
+    assert [v["status"] for v in data["verdicts"]] == [v.status for v in report.verdicts]
 
 
 def explain_of(name, *args):
@@ -246,13 +246,13 @@ def test_explain_gives_the_reason_of_a_refusal(cli, register):
     wide = lambda x, *rest: "needs 128 columns" if x.shape[-1] < 128 else True
     fn = lambda x, weight, eps, offset: opmux.ops.rms_norm.reference(x, weight, eps, offset)
     register(OpImpl("opmux::rms_norm", "vendor.acme", BackendImplKind.VENDOR, "acme", fn, 7, when=wide))
-    done = cli("explain", "opmux::rms_norm", "--device", "cpu")
-    assert done.exit_code == 0
-    (row,) = [line for line in done.stdout.splitlines() if "vendor.acme" in line]
+    result = cli("explain", "opmux::rms_norm", "--device", "cpu")
+    assert result.exit_code == 0
+    (row,) = [line for line in result.stdout.splitlines() if "vendor.acme" in line]
     assert row.split()[:5] == ["x", "vendor.acme", "vendor", "acme", "7"]
     assert "when: needs 128 columns" in row
     assert __file__ in row
-    assert "policy     prefer=flagos" in done.stdout
+    assert "policy     prefer=flagos" in result.stdout
     wider = cli("explain", "rms_norm", "--shape", "2x128", "--device", "cpu")
     assert "runs       vendor.acme" in wider.stdout
 
@@ -263,9 +263,9 @@ def test_explain_works_for_an_op_without_a_spec(cli, register):
     assert bare.exit_code == 1
     assert "nothing can run" in bare.stdout
     assert "device: runs on npu" in bare.stdout
-    given = json.loads(cli("explain", "acme_magic", "--shape", "2,3", "--dtype", "int8", "--json").stdout)
-    assert given["arguments"] == {"argument 0": "int8[2x3]"}
-    assert given["chosen"] is None
+    report = json.loads(cli("explain", "acme_magic", "--shape", "2,3", "--dtype", "int8", "--json").stdout)
+    assert report["arguments"] == {"argument 0": "int8[2x3]"}
+    assert report["chosen"] is None
 
 
 def own_shape(spec) -> tuple[int, ...]:
@@ -276,9 +276,9 @@ def own_shape(spec) -> tuple[int, ...]:
 @pytest.mark.parametrize("spec", [s for s in specs if s.samples is not None], ids=lambda s: s.key)
 @pytest.mark.few(60)
 def test_explain_works_for_every_op(cli, spec):
-    done = cli("explain", spec.key, "--shape", "x".join(map(str, own_shape(spec))), "--json")
-    assert done.exit_code == 0, done.stderr
-    data = json.loads(done.stdout)
+    result = cli("explain", spec.key, "--shape", "x".join(map(str, own_shape(spec))), "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
     assert data["key"] == spec.key
     assert (data["note"] is None) == takes_shape(spec.samples, torch.float32)
 
@@ -296,21 +296,21 @@ def test_explain_uses_the_first_sample_if_an_op_has_fixed_shapes(cli):
 
 @pytest.mark.parametrize(("name", "shape"), [("opmux::rope_fwd", "7"), ("opmux::mxfp8_uncast", "3x5")])
 def test_explain_rejects_a_shape_that_the_op_does_not_support(cli, name, shape):
-    done = cli("explain", name, "--shape", shape)
-    assert (done.exit_code, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+    result = cli("explain", name, "--shape", shape)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
     assert line.startswith(f"opmux: {name}: no arguments with float32 and shape {shape}: ")
 
 
 def test_an_unknown_op_gives_one_line(shell):
-    done = shell("explain", "rms_nrom")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1] == "opmux: unknown op 'rms_nrom': did you mean 'rms_norm'?"
-    assert "Traceback" not in done.stderr
+    result = shell("explain", "rms_nrom")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1] == "opmux: unknown op 'rms_nrom': did you mean 'rms_norm'?"
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("--dtype", "bfloat"), "did you mean bfloat16? Allowed: float64, float32,"),
         (("--dtype", "int8"), "x must be float16, bfloat16, float32 or float64; got int8"),
@@ -322,12 +322,12 @@ def test_an_unknown_op_gives_one_line(shell):
         (("--device", "meta"), "is not on this machine"),
     ],
 )
-def test_an_invalid_option_says_what_is_allowed(cli, words, says):
-    done = cli("explain", "rms_norm_bwd", *words)
-    assert (done.exit_code, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+def test_an_invalid_option_says_what_is_allowed(cli, words, message):
+    result = cli("explain", "rms_norm_bwd", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
     assert line.startswith("opmux: ")
-    assert says in line
+    assert message in line
 
 
 # ---- explain of torch's own ops -------------------------------------------------------------------------------------
@@ -358,15 +358,15 @@ print(len(on))
 
 
 def test_explain_finds_torchs_ops_before_enable(shell):
-    done = shell(script=ATEN)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("unknown op 'add.Tensr'")
+    result = shell(script=ATEN)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("unknown op 'add.Tensr'")
 
 
 def test_explain_works_for_torchs_ops_on_the_command_line(cli):
-    done = cli("explain", "add.Tensor", "--device", "cpu")
-    assert done.exit_code == 0
-    assert "runs       native" in done.stdout and "native is torch's own kernel" in done.stdout
+    result = cli("explain", "add.Tensor", "--device", "cpu")
+    assert result.exit_code == 0
+    assert "runs       native" in result.stdout and "native is torch's own kernel" in result.stdout
 
 
 NO_TRITON = """
@@ -386,7 +386,7 @@ app(sys.argv[1:], prog_name="opmux")
 
 def test_explain_for_a_chip_says_that_triton_is_missing(shell):
     hint = "triton is not installed, so our Triton kernels are not among the candidates: pip install triton"
-    done = shell("explain", "softmax", "--assume", "nvidia:sm_90", script=NO_TRITON, warm=False)
-    assert hint in done.stdout, done.stderr
-    assert "runs       reference.torch" in done.stdout
+    result = shell("explain", "softmax", "--assume", "nvidia:sm_90", script=NO_TRITON, warm=False)
+    assert hint in result.stdout, result.stderr
+    assert "runs       reference.torch" in result.stdout
     assert hint not in shell("explain", "softmax", "--assume", "nvidia:sm_90").stdout

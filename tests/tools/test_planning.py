@@ -107,11 +107,11 @@ class Planner:
 
 
 def unpack(words):
-    found = []
+    values = []
     for size in words:
         data = b"".join(struct.pack("<Q", next(words)) for _ in range(-(-size // 8)))
-        found.append(data[:size].decode())
-    return found
+        values.append(data[:size].decode())
+    return values
 
 
 def read(words):
@@ -131,10 +131,10 @@ def read(words):
 
 @pytest.fixture(scope="module")
 def planner():
-    made = Planner()
-    yield made
-    made.ours.close()
-    assert made.process.wait(30) == 0  # the planner ends when its program closes the connection
+    new_planner = Planner()
+    yield new_planner
+    new_planner.ours.close()
+    assert new_planner.process.wait(30) == 0  # the planner ends when its program closes the connection
 
 
 def test_a_pointwise_call_is_planned(planner):
@@ -226,8 +226,8 @@ def test_calls_with_other_settings_of_torch_are_refused(planner, settings):
 def test_copies_to_another_device_are_refused(planner, device):
     """Results must be on the first tensor's device; `x.cpu()` and `x.to("cuda:1")` also call `_to_copy`."""
     word = 0xFF if device == "cpu" else 1 << 8 | device & 0xFF
-    found = planner.ask("_to_copy", *tensor(4, 64), 1, F32, 0, 1, word, 0, 0, 0)
-    assert (found is not None) is (device in (0, 0xFF, 0xFFFF))
+    answer = planner.ask("_to_copy", *tensor(4, 64), 1, F32, 0, 1, word, 0, 0, 0)
+    assert (answer is not None) is (device in (0, 0xFF, 0xFFFF))
 
 
 def test_a_device_with_another_chip_is_refused(planner):
@@ -235,7 +235,7 @@ def test_a_device_with_another_chip_is_refused(planner):
 
 
 def test_a_kernel_compiled_for_a_refused_call_can_be_used_by_others(planner):
-    """It is sent with the next call that launches it."""
+    """The kernel is sent with the next call that launches it."""
     assert planner.ask("cat", 2, *tensor(4, 11), *tensor(4, 11, strides=[1, 4]), 1, 5) is None
     for _ in range(2):
         _, _, launches = planner.ask("cat", 2, *tensor(4, 11), *tensor(4, 11, strides=[1, 4]), 1)
@@ -265,17 +265,17 @@ def unread(ours):
 @pytest.fixture
 def killed(tmp_path):
     """A planner with two workers and its own folder, which a test kills."""
-    made = Planner(2, tmp_path)
-    made.ask("add_.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1)  # returns once the planner has started
-    yield made
-    made.ours.close()
-    made.process.kill()
-    made.process.wait(30)
+    new_planner = Planner(2, tmp_path)
+    new_planner.ask("add_.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1)  # returns once the planner has started
+    yield new_planner
+    new_planner.ours.close()
+    new_planner.process.kill()
+    new_planner.process.wait(30)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_request_to_a_killed_worker_counts_as_answered(killed):
-    """Otherwise the program would wait forever. A new worker replaces the killed one."""
+    """Without this the program would wait forever. A new worker replaces the killed one."""
     before = killed.workers()
     assert len(before) == 2
     words = [0, F32, *CALLS["native_layer_norm_backward"](304)]
@@ -338,14 +338,14 @@ def sizes_of(call):
     return [2 + i for i, (a, b) in enumerate(pairs) if a != b]
 
 
-def evaluated(found, words, n):
+def evaluated(size_class, words, n):
     """The answer that a class gives for these words, or None if it does not cover them."""
-    at, low, high, step, count, *rest = found
+    position, low, high, step, count, *rest = size_class
     formulas, answer = rest[: 6 * count], rest[6 * count :]
-    v = words[at - 1]
+    v = words[position - 1]
     if not low <= v <= high or (v - low) % step:
         return None
-    answer[at] = v
+    answer[position] = v
     for i in range(0, len(formulas), 6):
         where, power, factor, divisor, times, plus = formulas[i : i + 6]
         answer[where] = times * -(-factor * v**power // divisor) + plus
@@ -361,15 +361,15 @@ def test_a_class_gives_the_planners_answers(planner, name, n):
     key = lambda n: [0, F32, *CALLS[name](n)]
     step = 2 * (n & -n)
     planner.answers(name, *key(n - step), sizes=sizes_of(CALLS[name]))
-    _, (found,), refused = planner.answers(name, *key(n), sizes=sizes_of(CALLS[name]))
+    _, (size_class,), refused = planner.answers(name, *key(n), sizes=sizes_of(CALLS[name]))
     assert not refused
     chosen = random.Random(n)
     low = 1 << n.bit_length() - 1
     for v in chosen.sample(range(low + step // 2, 2 * low, step), 6):
         exact, *_ = planner.answers(name, *key(v))
-        assert evaluated(found, key(v), v) == exact, v
-    assert evaluated(found, key(n + step // 2), n + step // 2) is None
-    assert evaluated(found, key(2 * n), 2 * n) is None
+        assert evaluated(size_class, key(v), v) == exact, v
+    assert evaluated(size_class, key(n + step // 2), n + step // 2) is None
+    assert evaluated(size_class, key(2 * n), 2 * n) is None
 
 
 @pytest.mark.parametrize("width, v", [(8192, 2801), (6144, 573), (1024, 3721), (768, 1201)])
@@ -378,11 +378,11 @@ def test_sums_that_are_split_into_parts_get_the_planners_answers(planner, width,
     key = lambda v: [0, F32, *tensor(v, width), 1, 0, 0, 0]
     planner.answers("sum.dim_IntList", *key(v - 2), sizes=[3, 5])
     _, classes, _ = planner.answers("sum.dim_IntList", *key(v), sizes=[3, 5])
-    for found in classes:
-        low, high, step = found[1:4]
+    for size_class in classes:
+        low, high, step = size_class[1:4]
         for size in {*range(low, high + 1, step * 7), high}:
             exact, *_ = planner.answers("sum.dim_IntList", *key(size))
-            assert evaluated(found, key(size), size) == exact, size
+            assert evaluated(size_class, key(size), size) == exact, size
 
 
 def test_a_size_for_which_there_is_no_class_is_answered(planner):
@@ -404,17 +404,17 @@ def test_a_class_is_sent_again_for_another_request_within_it(planner):
 def test_a_class_varies_the_size_that_differs_from_the_most_similar_call(planner):
     """Between the first two calls only the width changes; between the first and the third only the length."""
     key = lambda n, m: [0, F32, *tensor(n, m, dtype=F32), *tensor(n, m, dtype=F32)]
-    ask = lambda n, m: planner.answers("mul.Tensor", *key(n, m), sizes=[3, 4, 5, 6, 8, 9, 10, 11])[1]
-    assert not ask(301, 768)
-    ask(301, 3072)
-    (found,) = ask(303, 768)
+    request = lambda n, m: planner.answers("mul.Tensor", *key(n, m), sizes=[3, 4, 5, 6, 8, 9, 10, 11])[1]
+    assert not request(301, 768)
+    request(301, 3072)
+    (size_class,) = request(303, 768)
     exact, *_ = planner.answers("mul.Tensor", *key(401, 768))
-    assert evaluated(found, key(401, 768), 401) == exact
+    assert evaluated(size_class, key(401, 768), 401) == exact
 
 
 def test_a_pattern_whose_calls_are_all_refused_is_refused(planner):
     """Layer norms without weights are left to torch."""
-    ask = lambda n: planner.answers(
+    request = lambda n: planner.answers(
         "native_layer_norm", 0, F32, *tensor(n, 256), 1, 256, 0, 0, real(1e-5), sizes=[3, 5, 8]
     )
-    assert [ask(n)[2] for n in (301, 303, 305)] == [False, False, True]
+    assert [request(n)[2] for n in (301, 303, 305)] == [False, False, True]

@@ -23,7 +23,7 @@ def run(tmp_path, code):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_the_pool_survives_a_crashed_worker(tmp_path):
     start = time.monotonic()
-    done = run(tmp_path, """
+    result = run(tmp_path, """
 import os, time
 from opmux.tools.runner import pool
 pool.PATIENCE = 1.0
@@ -33,13 +33,13 @@ made = dict(pool.Workers(tasks, 2).results(lambda at: None))
 print([getattr(made[i], 'why', made[i]) for i in range(5)])
 """)  # fmt: skip
     words = "[1, 'took its process down (exit code 3)', 'was stopped after 1 s', 'raised ValueError: no ("
-    assert done.stdout.startswith(words) and done.stdout.strip().endswith("5]"), done.stderr
+    assert result.stdout.startswith(words) and result.stdout.strip().endswith("5]"), result.stderr
     assert time.monotonic() - start < 50
 
 
 def test_fresh_processes_are_replaced_too(tmp_path):
     """After a crash, a timeout, and a task that ends its process."""
-    done = run(tmp_path, """
+    result = run(tmp_path, """
 import contextlib, os, time
 from functools import partial
 from opmux.tools.runner.pool import Workers
@@ -54,12 +54,12 @@ if __name__ == "__main__":
     print(made[2], made[3], made[5], made[0] == made[1], len({made[0], made[4], os.getpid()}), sep=", ")
 """)  # fmt: skip
     words = "took its process down (exit code 3), broken, was stopped after 5 s, True, 3\n"
-    assert done.stdout == words, done.stderr
+    assert result.stdout == words, result.stderr
 
 
 def test_one_worker_runs_in_this_process():
     here = Workers([os.getpid, lambda: 1 / 0], 1)
-    (_, pid), (_, lost) = here.results(lambda at: None)
+    (_, pid), (_, lost) = here.results(lambda index: None)
     assert pid == os.getpid() and lost.why.startswith("raised ZeroDivisionError: division by zero (")
 
 

@@ -29,19 +29,19 @@ def op_named(name):
 
 
 def test_every_row_names_existing_ops():
-    found = shapes.read()
-    assert {c.op for c in found.calls} <= set(table())
+    rows = shapes.read()
+    assert {c.op for c in rows.calls} <= set(table())
     list(get_default_manager().registry.list_operators())
-    for row in found.sized:
+    for row in rows.sized:
         assert set(row.families) <= set(specs.families) and row.layout in {*LAYOUTS, "channels_last"}
         assert all(row.models) and min(row.shape) > 0
         assert any(real._is_for(row, s) for s in specs), row
-    models = {m.removesuffix(" channels-last") for r in (*found.calls, *found.sized) for m in r.models}
-    for said in (
+    models = {m.removesuffix(" channels-last") for r in (*rows.calls, *rows.sized) for m in r.models}
+    for names in (
         *("resnet-50", "vit-b", "bert-base", "gpt2", "t5-base", "whisper-large-v3", "llama-3-8b", "qwen3-8b"),
         *("gemma-2-9b", "gemma-3-4b", "mixtral-8x7b", "deepseek-v3", "mamba-2.8b", "sd-1.5 unet", "sdxl unet"),
     ):
-        assert said in models and said in found.models, said
+        assert names in models and names in rows.models, names
 
 
 def test_every_op_with_a_triton_kernel_has_a_shape_of_a_model():
@@ -91,7 +91,7 @@ def test_a_call_with_fewer_samples_is_still_valid(name):
 # ---- the error limit ------------------------------------------------------------------------------------------------
 
 
-def far(got, truth, theirs=None, terms=1.0):
+def difference(got, truth, theirs=None, terms=1.0):
     return yardstick.far_off("y", got, theirs, truth, terms, 1.0)
 
 
@@ -99,29 +99,29 @@ def far(got, truth, theirs=None, terms=1.0):
 def test_one_rounding_is_allowed_and_an_error_of_2_percent_is_not(dtype):
     truth = torch.randn(50, 100, dtype=f64)
     got = truth.to(dtype, copy=True)
-    assert far(got, truth) is None
+    assert difference(got, truth) is None
     got[7, 30] *= 1.02
     if dtype is bf16:  # 2 % of the tensor's scale is only two bfloat16 roundings
         got[7, 30] *= 1.1
-    assert "y[7, 30] is" in far(got, truth) and "1 of 5000 numbers are too far" in far(got, truth)
+    assert "y[7, 30] is" in difference(got, truth) and "1 of 5000 numbers are too far" in difference(got, truth)
 
 
 def test_twice_torchs_own_error_is_allowed():
     truth = torch.ones(100, dtype=f64)
     theirs = (truth + 1e-3).float()
-    assert far((truth + 1.9e-3).float(), truth, theirs) is None
-    assert far((truth + 2.3e-3).float(), truth, theirs) is not None
+    assert difference((truth + 1.9e-3).float(), truth, theirs) is None
+    assert difference((truth + 2.3e-3).float(), truth, theirs) is not None
 
 
 def test_infinities_and_nan_must_match():
     truth = torch.tensor([1.0, float("inf"), float("nan"), 1e6, 0.0], dtype=f64)
     good = truth.to(torch.float16)  # 1e6 overflows to infinity in float16
-    assert far(good, truth) is None
+    assert difference(good, truth) is None
     for i, wrong in enumerate((float("nan"), 1.0, 1.0, 3.0, float("nan"))):
         bad = good.clone()
         bad[i] = wrong
-        assert f"y[{i}] is" in far(bad, truth), i
-    assert far(torch.zeros(1), torch.zeros(1, dtype=f64)) is None
+        assert f"y[{i}] is" in difference(bad, truth), i
+    assert difference(torch.zeros(1), torch.zeros(1, dtype=f64)) is None
 
 
 # ---- wrong kernels --------------------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_wrong_kernel_is_found(name, register, monkeypatch):
     fn, says = PLANTED[name]
-    found = plant(register, monkeypatch, "silu", fn)
-    outcome = run(found, bf16)
+    record = plant(register, monkeypatch, "silu", fn)
+    outcome = run(record, bf16)
     assert outcome.status == "fail", outcome
     assert re.search(says, outcome.reason), outcome.reason
 
@@ -224,18 +224,18 @@ def test_a_wrong_kernel_of_an_aten_overload_is_found(monkeypatch):
 
 def test_cases_of_all_ops_are_interleaved(monkeypatch):
     monkeypatch.setattr(real, "our_impls", lambda spec, device: [spec])
-    found = real.cases(real.CaseSelection([op_named(n) for n in ("rms_norm", "softmax", "silu")], {}), CPU)
-    assert {c.op for c in found[:3]} == {"rms_norm", "softmax", "silu"}
-    assert {c.dtype for c in found if c.op == "softmax"} == {bf16, f32, torch.float16, f64}
+    cases = real.cases(real.CaseSelection([op_named(n) for n in ("rms_norm", "softmax", "silu")], {}), CPU)
+    assert {c.op for c in cases[:3]} == {"rms_norm", "softmax", "silu"}
+    assert {c.dtype for c in cases if c.op == "softmax"} == {bf16, f32, torch.float16, f64}
     only = real.CaseSelection([op_named("rms_norm")], {}, (bf16,), ("gemma*",))
     assert {m for c in real.cases(only, CPU) for m in c.models} == {"gemma-2-9b", "gemma-3-4b"}
 
 
 def test_the_command_checks_ops_and_writes_a_record(cli, tmp_path, register, monkeypatch):
     plant(register, monkeypatch, "rms_norm", op_named("rms_norm").reference)
-    ran = cli("conform", "--real", "--device", "cpu", "--op", "rms_norm", "--dtype", "bf16", "--model", "qwen*",
+    result = cli("conform", "--real", "--device", "cpu", "--op", "rms_norm", "--dtype", "bf16", "--model", "qwen*",
               "--seconds", "60", "--json", "run.json")  # fmt: skip
-    assert ran.exit_code == 0, ran.output
+    assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "run.json").read_text())
     ops = {o["op"] for o in data["outcomes"]}  # includes ATen overloads, unless an earlier test has built their table
     assert "rms_norm" in ops and ops <= {"rms_norm", "aten::_fused_rms_norm"} and data["left"] == 0
@@ -243,7 +243,7 @@ def test_the_command_checks_ops_and_writes_a_record(cli, tmp_path, register, mon
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "words, message",
     [
         (["--real", "--model", "lama-3-8b"], "did you mean 'llama-3-8b'"),
         (["--seconds", "5"], "--model, --seconds and --jobs go with --real"),
@@ -251,15 +251,17 @@ def test_the_command_checks_ops_and_writes_a_record(cli, tmp_path, register, mon
         (["--real", "--seconds", "0"], "--seconds"),
     ],
 )
-def test_invalid_options_give_exit_code_2(cli, words, says):
-    ran = cli("conform", "--device", "cpu", *words)
-    assert ran.exit_code == 2 and says in ran.output + str(ran.exception)
+def test_invalid_options_give_exit_code_2(cli, words, message):
+    result = cli("conform", "--device", "cpu", *words)
+    assert result.exit_code == 2 and message in result.output + str(result.exception)
 
 
 def test_a_failure_gives_exit_code_1(cli, register, monkeypatch):
     plant(register, monkeypatch, "silu", wrong_by_one)
-    ran = cli("conform", "--real", "--device", "cpu", "--op", "silu", "--dtype", "fp32", "--model", "gpt2")
-    assert ran.exit_code == 1 and "what is wrong" in ran.output and "opmux conform --real --op silu" in ran.output
+    result = cli("conform", "--real", "--device", "cpu", "--op", "silu", "--dtype", "fp32", "--model", "gpt2")
+    assert (
+        result.exit_code == 1 and "what is wrong" in result.output and "opmux conform --real --op silu" in result.output
+    )
 
 
 def test_float8_may_rarely_be_rounded_to_the_other_side():

@@ -55,8 +55,8 @@ def test_a_program_ends_as_with_python(script, capfd, code, monkeypatch):
     plain = subprocess.run(
         [sys.executable, "program.py"], capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(SRC)}
     )
-    wanted = -2 if ENDS[code] == 130 else ENDS[code]  # a program that a signal ended has a negative status
-    assert (status, plain.returncode) == (ENDS[code], wanted), got.err
+    expected = -2 if ENDS[code] == 130 else ENDS[code]  # a program that a signal ended has a negative status
+    assert (status, plain.returncode) == (ENDS[code], expected), got.err
     lines = lambda text: re.sub(r'File "[^"]*/(?=\w+\.py")', 'File "', text)  # python prints the full path of a script
     assert lines(got.err) == lines(plain.stderr)
     assert "opmux/tools" not in got.err and "runpy.py" not in got.err.replace("import runpy", "")
@@ -66,11 +66,11 @@ def test_an_error_of_the_program_gives_one_traceback(script):
     """Run from a shell: no frames of typer or opmux above the program's."""
     script("import opmux\nopmux.set_policy('nope')\n")
     words = [sys.executable, "-m", "opmux", "run", "program.py"]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(SRC)})
-    assert done.returncode == 1
-    assert done.stderr.count("Traceback") == 1 and "typer" not in done.stderr and "cli.py" not in done.stderr
-    assert done.stderr.splitlines()[1].strip().startswith('File "program.py", line 2')
-    assert "BadPolicy: 'nope' is no preference" in done.stderr.splitlines()[-1]
+    result = subprocess.run(words, capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(SRC)})
+    assert result.returncode == 1
+    assert result.stderr.count("Traceback") == 1 and "typer" not in result.stderr and "cli.py" not in result.stderr
+    assert result.stderr.splitlines()[1].strip().startswith('File "program.py", line 2')
+    assert "BadPolicy: 'nope' is no preference" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -149,17 +149,17 @@ def test_a_program_written_for_cuda_runs_on_the_cpu(script, capfd):
 
 
 @pytest.mark.parametrize(
-    ("value", "target", "wanted"),
+    ("value", "target", "expected"),
     [("cuda", "cpu", "cpu"), ("cuda:1", "cpu", "cpu"), ("cuda:1", "xpu:0", "xpu:1"), ("cuda", "xpu:1", "xpu:1"),
      ("cudalike", "cpu", "cudalike"), (3, "cpu", 3), ("meta", "cpu", "meta")],
 )  # fmt: skip
-def test_cuda_devices_are_translated(value, target, wanted):
-    assert translated(value, torch.device(target)) == wanted
+def test_cuda_devices_are_translated(value, target, expected):
+    assert translated(value, torch.device(target)) == expected
     if isinstance(value, str) and value != "cudalike":
-        assert translated(torch.device(value), torch.device(target)) == torch.device(wanted)
+        assert translated(torch.device(value), torch.device(target)) == torch.device(expected)
 
 
 def test_an_absent_device_is_rejected(cli, script):
-    done = cli("run", "--device", "nope", script("print('ran')"))
-    assert done.exit_code == 2 and done.stdout == ""
-    assert done.stderr.startswith("opmux: --device 'nope' is not on this machine")
+    result = cli("run", "--device", "nope", script("print('ran')"))
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith("opmux: --device 'nope' is not on this machine")

@@ -45,30 +45,30 @@ def checkout(tmp_path):
 
 
 def test_a_package_has_the_expected_files(cli, tmp_path):
-    done = cli("new-backend", "acme", "--device", "npu")
-    assert done.exit_code == 0, done.output
-    made = tmp_path / "opmux-acme"
+    result = cli("new-backend", "acme", "--device", "npu")
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "opmux-acme"
     around = ["README.md", "pyproject.toml", "tests/test_acme.py"]
-    assert files(made) == sorted([*around, *(f"src/opmux_acme/{name}" for name in FOLDER)])
-    assert all(name in done.stdout for name in files(made))
-    assert printed(done.stdout) == [
+    assert files(folder) == sorted([*around, *(f"src/opmux_acme/{name}" for name in FOLDER)])
+    assert all(name in result.stdout for name in files(folder))
+    assert printed(result.stdout) == [
         "pip install --no-deps --no-build-isolation -e opmux-acme", "opmux list", "opmux conform --vendor acme",
     ]  # fmt: skip
-    assert "npu is a device type of ascend too" in done.stdout and "OPMUX_VENDOR=acme" in done.stdout
-    assert 'acme = "opmux_acme"' in (made / "pyproject.toml").read_text()
+    assert "npu is a device type of ascend too" in result.stdout and "OPMUX_VENDOR=acme" in result.stdout
+    assert 'acme = "opmux_acme"' in (folder / "pyproject.toml").read_text()
 
 
 def test_in_tree_creates_a_vendor_folder(cli, checkout):
-    done = cli("new-backend", "acme", "--device", "dsp", "--in-tree", "--out", str(checkout))
-    assert done.exit_code == 0, done.output
+    result = cli("new-backend", "acme", "--device", "dsp", "--in-tree", "--out", str(checkout))
+    assert result.exit_code == 0, result.output
     assert files(checkout / "src/opmux/backends/_acme") == FOLDER
     assert "opmux.backends._acme.ops" in (checkout / "tests/backends/test_acme.py").read_text()
     assert len(files(checkout)) == 2 + len(FOLDER) + 1
-    assert printed(done.stdout) == ["opmux list", "opmux conform --vendor acme"] and "too" not in done.stdout
+    assert printed(result.stdout) == ["opmux list", "opmux conform --vendor acme"] and "too" not in result.stdout
 
 
 def test_all_placeholders_are_filled_in(cli, tmp_path):
-    """In code that parses, and passes our own checks."""
+    """The code parses, and passes our own checks."""
     assert cli("new-backend", "acme_two", "--device", "npu").exit_code == 0
     texts = {name: (tmp_path / "opmux-acme_two" / name).read_text() for name in files(tmp_path / "opmux-acme_two")}
     left = {name: re.findall(r"\b[A-Z]+_(?:NAME|TITLE|PACKAGE)\b", text) for name, text in texts.items()}
@@ -78,12 +78,12 @@ def test_all_placeholders_are_filled_in(cli, tmp_path):
     for name, text in texts.items():
         assert "acme" in text.casefold() and (not name.endswith(".py") or ast.get_docstring(ast.parse(text)))
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "120", str(tmp_path)]
-    done = subprocess.run([*command, "--select", "E,F,W,B,UP"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run([*command, "--select", "E,F,W,B,UP"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 def test_the_checklist_names_existing_ops():
-    """In the package's README and in the vendors' guide: our ops, ATen's overloads, and the tunables."""
+    """Reads the package's README and the vendors' guide: our ops, ATen's overloads, and the tunables."""
     from opmux.core import specs
     from opmux.machine import vendor_ops
 
@@ -99,17 +99,19 @@ def test_the_checklist_names_existing_ops():
 @pytest.mark.parametrize("where", ["opmux-acme", "a place/deep/opmux-acme"])
 def test_a_package_can_be_created_in_another_folder(cli, tmp_path, where):
     out = Path(where).parent
-    done = cli("new-backend", "acme", "--device", "npu", "--out", str(out))
-    assert done.exit_code == 0 and (tmp_path / where / "pyproject.toml").is_file()
-    assert shlex.split(printed(done.stdout)[0])[-1] == where  # relative to the current folder, as a user would type it
+    result = cli("new-backend", "acme", "--device", "npu", "--out", str(out))
+    assert result.exit_code == 0 and (tmp_path / where / "pyproject.toml").is_file()
+    assert (
+        shlex.split(printed(result.stdout)[0])[-1] == where
+    )  # relative to the current folder, as a user would type it
     assert (tmp_path / where).stat().st_mode & 0o777 == 0o755
     assert not [p for p in (tmp_path / where).parent.iterdir() if p.name.startswith(".")]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a cuda that is not here")
 def test_a_device_type_that_cannot_be_simulated_is_reported(cli, tmp_path):
-    done = cli("new-backend", "acme", "--device", "cuda")
-    assert printed(done.stdout)[-1] == "opmux conform --vendor acme --device cpu"
+    result = cli("new-backend", "acme", "--device", "cuda")
+    assert printed(result.stdout)[-1] == "opmux conform --vendor acme --device cpu"
     assert 'torch_package=""' in (tmp_path / "opmux-acme/src/opmux_acme/__init__.py").read_text()
 
 
@@ -117,7 +119,7 @@ def test_a_device_type_that_cannot_be_simulated_is_reported(cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "words, message",
     [
         (("acme corp", "--device", "npu"), "'acme corp' cannot be a vendor's name. Allowed: small letters"),
         (("Acme", "--device", "npu"), "with a letter first: acme"),
@@ -133,10 +135,10 @@ def test_a_device_type_that_cannot_be_simulated_is_reported(cli, tmp_path):
         ((), "Missing argument 'NAME'"),
     ],
 )  # fmt: skip
-def test_invalid_names_and_options_give_one_line(cli, tmp_path, words, says):
-    done = cli("new-backend", *words)
-    assert done.exit_code == 2 and says in done.stderr and done.stdout == ""
-    assert "Traceback" not in done.stderr and files(tmp_path) == []
+def test_invalid_names_and_options_give_one_line(cli, tmp_path, words, message):
+    result = cli("new-backend", *words)
+    assert result.exit_code == 2 and message in result.stderr and result.stdout == ""
+    assert "Traceback" not in result.stderr and files(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -145,26 +147,26 @@ def test_invalid_names_and_options_give_one_line(cli, tmp_path, words, says):
 def test_an_existing_folder_is_not_overwritten(cli, tmp_path, make):
     make(tmp_path / "opmux-acme")
     before = files(tmp_path)
-    done = cli("new-backend", "acme", "--device", "npu")
-    assert done.exit_code == 2 and "opmux-acme exists and is not overwritten" in done.stderr
+    result = cli("new-backend", "acme", "--device", "npu")
+    assert result.exit_code == 2 and "opmux-acme exists and is not overwritten" in result.stderr
     assert files(tmp_path) == before
 
 
 @pytest.mark.parametrize("there", ["src/opmux/backends/_acme", "tests/backends/test_acme.py"])
 def test_an_existing_vendor_in_the_tree_is_not_overwritten(cli, checkout, there):
     (checkout / there).mkdir()
-    done = cli("new-backend", "acme", "--device", "npu", "--in-tree", "--out", str(checkout))
-    assert done.exit_code == 2 and f"{there} exists and is not overwritten" in done.stderr
+    result = cli("new-backend", "acme", "--device", "npu", "--in-tree", "--out", str(checkout))
+    assert result.exit_code == 2 and f"{there} exists and is not overwritten" in result.stderr
     assert len(files(checkout)) == 2
 
 
 def test_a_vendor_registered_in_code_is_known(cli, tmp_path):
     vendors.register_vendor(VendorInfo("bolt", "npu"))
     try:
-        done = cli("new-backend", "bolt", "--device", "npu")
+        result = cli("new-backend", "bolt", "--device", "npu")
     finally:
         vendors.forget("bolt")
-    assert done.exit_code == 2 and "a vendor 'bolt' exists already" in done.stderr and files(tmp_path) == []
+    assert result.exit_code == 2 and "a vendor 'bolt' exists already" in result.stderr and files(tmp_path) == []
 
 
 def test_a_failing_disk_leaves_no_files(cli, tmp_path, checkout, monkeypatch):
@@ -177,8 +179,8 @@ def test_a_failing_disk_leaves_no_files(cli, tmp_path, checkout, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", full)
     for words in ((), ("--in-tree", "--out", str(checkout))):
-        done = cli("new-backend", "acme", "--device", "npu", *words)
-        assert done.exit_code == 2 and "cannot be written: [Errno 28] No space left on device" in done.stderr
+        result = cli("new-backend", "acme", "--device", "npu", *words)
+        assert result.exit_code == 2 and "cannot be written: [Errno 28] No space left on device" in result.stderr
     assert len(files(tmp_path)) == 2  # only the files of the checkout
 
 
@@ -204,11 +206,11 @@ class Shell:
         name, *words = shlex.split(command)
         start = [sys.executable, "-m", name] if name != "python" else [sys.executable]
         env = {**self.env, **variables}
-        done = subprocess.run(
+        result = subprocess.run(
             [*start, *words, *more], cwd=self.folder, env=env, capture_output=True, text=True, timeout=280
         )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        return done
+        assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
+        return result
 
 
 @pytest.fixture
@@ -258,9 +260,9 @@ assert run() == 1
 
 
 def test_the_generated_tests_of_a_vendor_in_the_tree_pass(cli, tmp_path, checkout):
-    """They fail if an op is wrong."""
+    """The generated tests fail if an op is wrong."""
     pytest.importorskip("triton")
     cli("new-backend", "acme", "--device", "dsp", "--in-tree", "--out", str(checkout))
     places = [checkout / "src/opmux/backends", checkout / "tests/backends/test_acme.py", checkout]
-    done = Shell(tmp_path)("python -c", IN_TREE, *map(str, places))
-    assert "4 passed" in done.stdout and "3 failed, 1 passed" in done.stdout
+    result = Shell(tmp_path)("python -c", IN_TREE, *map(str, places))
+    assert "4 passed" in result.stdout and "3 failed, 1 passed" in result.stdout

@@ -27,19 +27,23 @@ LAUNCHES = {
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_formulas_agree_with_every_call_of_the_class(name, v):
     launch = LAUNCHES[name]
-    asked = []
+    requests = []
 
     def plan(size):
-        asked.append(size)
+        requests.append(size)
         return [99, *launch(size)]
 
     free = set(range(1, 1 + len(launch(v))))
-    found = fit(class_of(v), v, plan(v), free, plan)
-    assert found is not None and found.low <= v <= found.high and len(asked) <= MOST_CALLS + MOST_SIZES
-    for size in found.sizes():
+    size_class = fit(class_of(v), v, plan(v), free, plan)
+    assert (
+        size_class is not None and size_class.low <= v <= size_class.high and len(requests) <= MOST_CALLS + MOST_SIZES
+    )
+    for size in size_class.sizes():
         expected = plan(size)
-        assert [f.at(size) for _, f in sorted(found.formulas.items())] == [expected[i] for i in sorted(found.formulas)]
-        fixed = {i: word for i, word in enumerate(plan(v)) if i not in found.formulas}
+        assert [f.at(size) for _, f in sorted(size_class.formulas.items())] == [
+            expected[i] for i in sorted(size_class.formulas)
+        ]
+        fixed = {i: word for i, word in enumerate(plan(v)) if i not in size_class.formulas}
         assert all(expected[i] == word for i, word in fixed.items())
 
 
@@ -66,8 +70,8 @@ def test_a_class_is_rejected_if_a_fixed_word_changes():
 def test_a_class_ends_where_another_kernel_is_chosen(threshold):
     launch = lambda v: [int(v >= threshold), 4 * v]
     for v in (257, 301, 399, 511):
-        found = fit(class_of(v), v, launch(v), {1}, launch)
-        assert found is None or all(launch(size)[0] == launch(v)[0] for size in found.sizes())
+        size_class = fit(class_of(v), v, launch(v), {1}, launch)
+        assert size_class is None or all(launch(size)[0] == launch(v)[0] for size in size_class.sizes())
     assert fit(class_of(257), 257, launch(257), {1}, launch) is not None
 
 
@@ -94,17 +98,17 @@ def test_formulas_are_right_for_every_size_of_a_class(name, v):
     """Formulas could fit the calls from which they were derived and no other."""
     launch = LAUNCHES_BY_PERIOD[name]
     first = launch(v)
-    found = fit(class_of(v), v, first, set(range(1, len(first))), launch)
-    for size in () if found is None else found.sizes():
-        assert [found.formulas[i].at(size) if i in found.formulas else word for i, word in enumerate(first)] == launch(
-            size
-        )
+    size_class = fit(class_of(v), v, first, set(range(1, len(first))), launch)
+    for size in () if size_class is None else size_class.sizes():
+        assert [
+            size_class.formulas[i].at(size) if i in size_class.formulas else word for i, word in enumerate(first)
+        ] == launch(size)
 
 
 def test_a_class_ends_before_a_call_that_cannot_be_planned():
     launch = lambda v: [4 * v] if v < 400 else None
-    found = fit(class_of(301), 301, launch(301), {0}, launch)
-    assert found is not None and found.high < 400
+    size_class = fit(class_of(301), 301, launch(301), {0}, launch)
+    assert size_class is not None and size_class.high < 400
     assert fit(class_of(301), 301, [1204], {0}, lambda v: None) is None
 
 
@@ -115,22 +119,26 @@ def test_a_class_ends_before_a_call_that_cannot_be_planned():
      (2**64 - 1, None, 0, 0)],
 )  # fmt: skip
 def test_sizes_of_a_class_have_a_common_power_of_two(v, low, high, step):
-    found = class_of(v)
+    size_class = class_of(v)
     if low is None:
-        assert found is None
+        assert size_class is None
     else:
-        assert (found.low, found.high, found.sizes().step) == (low, high, step) and v in found.sizes()
+        assert (size_class.low, size_class.high, size_class.sizes().step) == (
+            low,
+            high,
+            step,
+        ) and v in size_class.sizes()
 
 
 def test_a_class_has_at_most_256_sizes():
-    found = class_of(30_000_001)
-    assert 30_000_001 in found.sizes() and len(found.sizes()) <= MOST_SIZES
+    size_class = class_of(30_000_001)
+    assert 30_000_001 in size_class.sizes() and len(size_class.sizes()) <= MOST_SIZES
 
 
 def test_key_formulas_find_the_size_and_the_words_that_depend_on_it():
     first, second = [5, 4, 301, 768, 231168, 301 * 301], [5, 4, 303, 768, 232704, 303 * 303]
-    position, found = key_formulas(first, second, [1, 2, 3])
-    assert position == 2 and found == {2: Formula(1, 1), 4: Formula(1, 768), 5: Formula(2, 1)}
+    position, formulas = key_formulas(first, second, [1, 2, 3])
+    assert position == 2 and formulas == {2: Formula(1, 1), 4: Formula(1, 768), 5: Formula(2, 1)}
 
 
 @pytest.mark.parametrize(

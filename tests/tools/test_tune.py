@@ -45,16 +45,16 @@ def rows(text: str, *words: str) -> list[str]:
 
 
 def test_a_cpu_is_rejected_in_one_line(cli):
-    done = cli("tune", "softmax", "--device", "cpu")
-    assert (done.exit_code, done.stdout) == (2, "")
-    (line,) = rows(done.stderr, "opmux: ")
+    result = cli("tune", "softmax", "--device", "cpu")
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = rows(result.stderr, "opmux: ")
     assert line.endswith(
         "softmax cannot be tuned on the CPU: its times are not those of a chip. Allowed: an accelerator, or --dry-run"
     )
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "words, message",
     [
         (("softmaxx",), "unknown op 'softmaxx': did you mean 'softmax'?"),
         ((), "tune takes one of: an OP, --list, --clear, --aten, --providers, or --dry-run with --chip"),
@@ -70,25 +70,25 @@ def test_a_cpu_is_rejected_in_one_line(cli):
         (("softmax", "--dry-run", "--dtype", "int32", "--shape", "5x64"), "softmax: x must be float16"),
     ],
 )
-def test_invalid_options_give_one_line(cli, words, says):
-    done = cli("tune", *words)
-    assert done.exit_code == 2
-    (line,) = rows(done.stderr, "opmux: ")
-    assert says in line
+def test_invalid_options_give_one_line(cli, words, message):
+    result = cli("tune", *words)
+    assert result.exit_code == 2
+    (line,) = rows(result.stderr, "opmux: ")
+    assert message in line
 
 
 def test_a_dry_run_lists_configs_and_runs_nothing(cli, monkeypatch, cache):
     stock = Launcher.__call__
     shapes = ("--shape", "64x1000", "--shape", "64x4096")
-    done = cli("tune", "softmax", "--dry-run", "--chip", "sm_90", "--device", "cpu", *shapes, "--dtype", "float32")
-    assert done.exit_code == 0, done.output
+    result = cli("tune", "softmax", "--dry-run", "--chip", "sm_90", "--device", "cpu", *shapes, "--dtype", "float32")
+    assert result.exit_code == 0, result.output
     assert Launcher.__call__ is stock
-    assert rows(done.stdout, "softmax 64x1000 float32, as on sm_90: nothing is run")
-    assert rows(done.stdout, "softmax.rows[dtype=float32 n<=1024]")
-    assert rows(done.stdout, "softmax.rows[dtype=float32 n<=4096]")
-    (present, *_) = rows(done.stdout, "BLOCK_N=1024")
+    assert rows(result.stdout, "softmax 64x1000 float32, as on sm_90: nothing is run")
+    assert rows(result.stdout, "softmax.rows[dtype=float32 n<=1024]")
+    assert rows(result.stdout, "softmax.rows[dtype=float32 n<=4096]")
+    (present, *_) = rows(result.stdout, "BLOCK_N=1024")
     assert present.split()[0] == "*" and present.split()[-1] == "default"
-    assert rows(done.stdout, "threads=512 stages=2 BLOCK_M=8 BLOCK_N=1024", "tune_configs")
+    assert rows(result.stdout, "threads=512 stages=2 BLOCK_M=8 BLOCK_N=1024", "tune_configs")
     assert not cache.exists()
 
 
@@ -118,40 +118,40 @@ def acme(tmp_path, monkeypatch):
 
 
 def test_a_dry_run_works_for_a_vendors_chip(cli, acme):
-    """Without a device: all configs of the vendor's files without an op, and the configs for one op."""
+    """Without a device and an op it lists all configs of the vendor's files, with an op the configs for that op."""
     acme("softmax.rows:\n  - {META: {BLOCK_M: 2}, num_warps: 16}\n  - {num_warps: 4}\n")
-    done = cli("tune", "--dry-run", "--chip", "acme")
-    assert done.exit_code == 0, done.output
-    assert rows(done.stdout, "would try on acme: nothing is run")
-    assert rows(done.stdout, "softmax.rows", "BLOCK_M=2 num_warps=16", "acme_tiles") and rows(
-        done.stdout, " num_warps=4 "
+    result = cli("tune", "--dry-run", "--chip", "acme")
+    assert result.exit_code == 0, result.output
+    assert rows(result.stdout, "would try on acme: nothing is run")
+    assert rows(result.stdout, "softmax.rows", "BLOCK_M=2 num_warps=16", "acme_tiles") and rows(
+        result.stdout, " num_warps=4 "
     )
-    assert rows(done.stdout, f"2 configs for 1 of {len(config.tunables)} tunables")
-    done = cli("tune", "softmax", "--dry-run", "--chip", "acme", "--shape", "8x64", "--dtype", "float32")
-    assert rows(done.stdout, "softmax 8x64 float32, as on a chip of acme: nothing is run")
-    assert rows(done.stdout, "*", "threads=256", "heuristics") and rows(done.stdout, "threads=512", "tune_configs")
-    done = cli("tune", "--list", "--chip", "acme")
-    assert rows(done.stdout, " softmax.rows ", "acme_tiles: num_warps", "acme_tiles: 2")
+    assert rows(result.stdout, f"2 configs for 1 of {len(config.tunables)} tunables")
+    result = cli("tune", "softmax", "--dry-run", "--chip", "acme", "--shape", "8x64", "--dtype", "float32")
+    assert rows(result.stdout, "softmax 8x64 float32, as on a chip of acme: nothing is run")
+    assert rows(result.stdout, "*", "threads=256", "heuristics") and rows(result.stdout, "threads=512", "tune_configs")
+    result = cli("tune", "--list", "--chip", "acme")
+    assert rows(result.stdout, " softmax.rows ", "acme_tiles: num_warps", "acme_tiles: 2")
 
 
 def test_a_dry_run_rejects_configs_that_the_kernel_does_not_allow(cli, acme):
     acme("softmax.rows:\n  - {num_warps: 7}\n")
-    done = cli("tune", "--dry-run", "--chip", "acme")
-    assert done.exit_code == 2
-    assert re.search(r"tune_configs\.yaml: softmax\.rows: num_warps = 7\. Allowed: a power of two", done.stderr)
+    result = cli("tune", "--dry-run", "--chip", "acme")
+    assert result.exit_code == 2
+    assert re.search(r"tune_configs\.yaml: softmax\.rows: num_warps = 7\. Allowed: a power of two", result.stderr)
 
 
 def test_list_names_the_source_of_each_tunables_values(cli):
-    done = cli("tune", "--list", "--chip", "sm_80")
-    assert done.exit_code == 0, done.output
-    assert "tiles on sm_80" in done.stdout
+    result = cli("tune", "--list", "--chip", "sm_80")
+    assert result.exit_code == 0, result.output
+    assert "tiles on sm_80" in result.stdout
     for name in config.tunables:
-        assert rows(done.stdout, f" {name} ")
-    (line,) = rows(done.stdout, " softmax.cooperative ")
+        assert rows(result.stdout, f" {name} ")
+    (line,) = rows(result.stdout, " softmax.cooperative ")
     assert "_nvidia/ampere: STAGES" in line
-    (line,) = rows(done.stdout, " softmax.pieces ")
+    (line,) = rows(result.stdout, " softmax.pieces ")
     assert "_nvidia: 12" in line
-    assert not rows(done.stdout, "is no tunable")
+    assert not rows(result.stdout, "is no tunable")
 
 
 def test_clear_removes_the_cache_file(cli, cache):
@@ -178,9 +178,9 @@ def clock(best: dict[str, int], fast: float = 0.5, slow: float = 1.0):
 
     def bench(fn) -> float:
         plans.forget()
-        with config.asked() as heard:
+        with config.asked() as calls:
             fn()
-        flat = heard[0].choice.tiles.flat()
+        flat = calls[0].choice.tiles.flat()
         return fast if all(flat[k] == v for k, v in best.items()) else slow
 
     return bench
@@ -196,20 +196,20 @@ def on_the_chip():
 def test_the_fastest_tiles_are_stored_and_used(case, monkeypatch, capsys):
     monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 8, "threads": 256}))
     tune._tune_case(screen.out(), case, CHIP)
-    shown = capsys.readouterr().out
-    assert rows(shown, "threads=256 stages=2 BLOCK_M=8 BLOCK_N=64: 1.0000 ms -> 0.5000 ms, 2.000x as fast")
-    assert rows(shown, f"stored in {tuning.path(CHIP)}")
+    output = capsys.readouterr().out
+    assert rows(output, "threads=256 stages=2 BLOCK_M=8 BLOCK_N=64: 1.0000 ms -> 0.5000 ms, 2.000x as fast")
+    assert rows(output, f"stored in {tuning.path(CHIP)}")
     assert list(tuning.entries(CHIP)) == [KEY]
-    kept = tuning.entries(CHIP)[KEY]
-    assert (kept.op, kept.sample, kept.ms, kept.before_ms) == ("softmax", "softmax 8x64 float32", 0.5, 1.0)
-    assert kept.tiles == {"threads": 256, "BLOCK_M": 8}  # only what differs from the default
-    (asked,) = case.plan()
-    assert asked.choice.source == "cache" and asked.choice.tiles == Tiles(256, BLOCK_M=8, BLOCK_N=64)
+    stored = tuning.entries(CHIP)[KEY]
+    assert (stored.op, stored.sample, stored.ms, stored.before_ms) == ("softmax", "softmax 8x64 float32", 0.5, 1.0)
+    assert stored.tiles == {"threads": 256, "BLOCK_M": 8}  # only what differs from the default
+    (planned,) = case.plan()
+    assert planned.choice.source == "cache" and planned.choice.tiles == Tiles(256, BLOCK_M=8, BLOCK_N=64)
     assert case.disagreement() == ""
     # tuned again, nothing changes: the stored tiles are the best
     tune._tune_case(screen.out(), case, CHIP)
     assert rows(capsys.readouterr().out, "the current tiles are kept: the best others take 2.000x")
-    assert tuning.entries(CHIP)[KEY] == kept
+    assert tuning.entries(CHIP)[KEY] == stored
 
 
 @pytest.mark.usefixtures("on_the_chip")
@@ -228,10 +228,10 @@ def test_a_wrong_result_is_never_timed(case, monkeypatch):
     stock = case.call
 
     def wrong_for_eight(*args):
-        with config.asked() as heard:
+        with config.asked() as calls:
             plans.forget()
             y = stock(*args)
-        return y * 1.01 if heard[0].choice.tiles["BLOCK_M"] == 8 else y
+        return y * 1.01 if calls[0].choice.tiles["BLOCK_M"] == 8 else y
 
     case.call = wrong_for_eight
     timed = []
@@ -245,10 +245,10 @@ def test_a_wrong_result_is_never_timed(case, monkeypatch):
 def test_tiles_that_do_not_compile_are_skipped_with_the_reason(case, monkeypatch, capsys):
     stock = Launcher.__call__
 
-    def launch(self, grid, args, made):
-        if made.threads == 1024:
+    def launch(self, grid, args, kernel_args):
+        if kernel_args.threads == 1024:
             raise RuntimeError("out of resource: shared memory,\n Required: 300000")
-        return stock(self, grid, args, made)
+        return stock(self, grid, args, kernel_args)
 
     monkeypatch.setattr(Launcher, "__call__", launch)
     monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 2, "threads": 128}))
@@ -294,9 +294,9 @@ def test_each_tunable_of_a_plan_is_tuned_with_the_best_tiles_of_the_others():
 
 
 def test_without_vendor_files_only_the_default_is_tried(case):
-    (asked,) = case.plan()
-    assert [t.source for t in tune.trials_for(asked, None)] == ["default"]
-    assert [t.source for t in tune.trials_for(asked, Chip("bolt", None, "Bolt"))] == ["default"]
+    (planned,) = case.plan()
+    assert [t.source for t in tune.trials_for(planned, None)] == ["default"]
+    assert [t.source for t in tune.trials_for(planned, Chip("bolt", None, "Bolt"))] == ["default"]
 
 
 def test_an_op_that_cannot_be_tuned_raises_with_the_reason(monkeypatch):
@@ -310,7 +310,7 @@ def test_an_op_that_cannot_be_tuned_raises_with_the_reason(monkeypatch):
 
 @pytest.mark.gpu
 def test_tuning_works_on_the_device(cli):
-    done = cli("tune", "softmax", "--shape", "512x1024", "--dtype", "float32")
-    assert done.exit_code == 0, done.output
-    assert rows(done.stdout, "softmax.rows[dtype=float32 n<=1024]")
-    assert rows(done.stdout, "the current tiles are kept") or rows(done.stdout, "stored in")
+    result = cli("tune", "softmax", "--shape", "512x1024", "--dtype", "float32")
+    assert result.exit_code == 0, result.output
+    assert rows(result.stdout, "softmax.rows[dtype=float32 n<=1024]")
+    assert rows(result.stdout, "the current tiles are kept") or rows(result.stdout, "stored in")

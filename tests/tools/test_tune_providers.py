@@ -37,24 +37,24 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def put(register):
+def add_library(register):
     """Registers an implementation of `linear` as a library's."""
 
-    def put(impl_id, fn):
+    def add_library(impl_id, fn):
         register(OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, outside=False))
 
-    return put
+    return add_library
 
 
 @pytest.fixture
-def slow(put):
+def slow(add_library):
     """Registers a library that takes 5 ms longer than the reference."""
 
     def slowly(x, weight, bias):
         time.sleep(0.005)
         return torch.nn.functional.linear(x, weight, bias)
 
-    put("vendor.acme", slowly)
+    add_library("vendor.acme", slowly)
 
 
 def chosen() -> str:
@@ -62,44 +62,44 @@ def chosen() -> str:
 
 
 def test_dispatch_selects_by_the_measured_times(cli, slow):
-    asked = ("tune", "--providers", "linear", "--shape", "4x16x32", "--dtype", "float32", "--device", "cpu")
+    command = ("tune", "--providers", "linear", "--shape", "4x16x32", "--dtype", "float32", "--device", "cpu")
     assert chosen() == "vendor.acme"
-    done = cli(*asked)
-    assert done.exit_code == 0, done.output
+    result = cli(*command)
+    assert result.exit_code == 0, result.output
     file = FILES.path(speed_files.chip_of("cpu"))
-    assert file is not None and f"stored in {file}" in done.stdout
-    assert "1 calls measured, 1 classes with a choice" in done.stdout
-    kept = json.loads(file.read_text())
-    assert kept["format"] == 2 and kept["made_for"]["chip"] == "cpu" and list(kept["entries"]) == [LABEL]
-    times = kept["entries"][LABEL]
+    assert file is not None and f"stored in {file}" in result.stdout
+    assert "1 calls measured, 1 classes with a choice" in result.stdout
+    stored = json.loads(file.read_text())
+    assert stored["format"] == 2 and stored["made_for"]["chip"] == "cpu" and list(stored["entries"]) == [LABEL]
+    times = stored["entries"][LABEL]
     assert set(times) == {"vendor.acme", "reference.torch"} and times["vendor.acme"] > times["reference.torch"] + 1000
     assert chosen() == "reference.torch"
-    found = opmux.explain("linear", torch.zeros(4, 32), torch.zeros(16, 32)).verdicts
-    (why,) = [v.reason for v in found if v.impl.impl_id == "vendor.acme"]
+    verdicts = opmux.explain("linear", torch.zeros(4, 32), torch.zeros(16, 32)).verdicts
+    (why,) = [v.reason for v in verdicts if v.impl.impl_id == "vendor.acme"]
     assert why.startswith("measured on cpu: reference.torch ") and why.endswith(f" us ({LABEL[7:-1]})")
 
 
-def test_an_implementation_that_fails_is_left_out_and_not_quarantined(cli, slow, put, tmp_path):
+def test_an_implementation_that_fails_is_left_out_and_not_quarantined(cli, slow, add_library, tmp_path):
     def broken(x, weight, bias):
         raise RuntimeError("a bug")
 
-    put("vendor.acme.broken", broken)
+    add_library("vendor.acme.broken", broken)
     file = tmp_path / "speeds.json"
     shape = ("--shape", "4x16x32", "--dtype", "float32", "--device", "cpu")
-    done = cli("tune", "--providers", "linear", *shape, "--json", str(file))
-    assert done.exit_code == 0, done.output
-    assert "not timed: linear: vendor.acme.broken: RuntimeError: a bug" in done.stdout
+    result = cli("tune", "--providers", "linear", *shape, "--json", str(file))
+    assert result.exit_code == 0, result.output
+    assert "not timed: linear: vendor.acme.broken: RuntimeError: a bug" in result.stdout
     assert set(FILES.read(file)[LABEL]) == {"vendor.acme", "reference.torch"}
     assert not get_default_manager().failures()
 
 
-def test_times_measured_before_the_device_was_lost_are_stored(cli, slow, put, tmp_path):
+def test_times_measured_before_the_device_was_lost_are_stored(cli, slow, add_library, tmp_path):
     def breaks(x, weight, bias):
         if x.shape[0] == 8:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return x @ weight.t()
 
-    put("vendor.acme.breaks", breaks)
+    add_library("vendor.acme.breaks", breaks)
     file = tmp_path / "speeds.json"
     shapes = (
         "--shape",
@@ -113,17 +113,17 @@ def test_times_measured_before_the_device_was_lost_are_stored(cli, slow, put, tm
         "--device",
         "cpu",
     )
-    done = cli("tune", "--providers", "linear", *shapes, "--json", str(file))
+    result = cli("tune", "--providers", "linear", *shapes, "--json", str(file))
     assert (
-        done.exit_code == 2
-        and "the measurements before that are stored: linear 8x16x32 float32: RuntimeError: CUDA" in done.stderr
+        result.exit_code == 2
+        and "the measurements before that are stored: linear 8x16x32 float32: RuntimeError: CUDA" in result.stderr
     )
     assert list(FILES.read(file)) == [LABEL]
 
 
 def test_times_can_be_written_to_a_file_instead_of_the_cache(cli, slow, tmp_path, cache):
     file = tmp_path / "here" / "provider_speed.json"
-    done = cli(
+    result = cli(
         "tune",
         "--providers",
         "linear",
@@ -136,18 +136,18 @@ def test_times_can_be_written_to_a_file_instead_of_the_cache(cli, slow, tmp_path
         "--device",
         "cpu",
     )
-    assert done.exit_code == 0, done.output
+    assert result.exit_code == 0, result.output
     assert list(FILES.read(file)) == [LABEL] and not cache.exists()
 
 
 def test_running_out_of_time_is_reported(cli, slow, tmp_path):
-    done = cli("tune", "--providers", "linear", "--device", "cpu", "--minutes", "0")
-    assert done.exit_code == 0 and f"no time for {len(TIMED['linear'][0].sizes)} calls" in done.stdout
+    result = cli("tune", "--providers", "linear", "--device", "cpu", "--minutes", "0")
+    assert result.exit_code == 0 and f"no time for {len(TIMED['linear'][0].sizes)} calls" in result.stdout
 
 
 def test_ops_with_a_single_implementation_are_reported(cli, cache):
-    done = cli("tune", "--providers", "linear", "--shape", "4x16x32", "--device", "cpu")
-    assert "nothing to store: no op has two implementations here" in done.stdout and not cache.exists()
+    result = cli("tune", "--providers", "linear", "--shape", "4x16x32", "--device", "cpu")
+    assert "nothing to store: no op has two implementations here" in result.stdout and not cache.exists()
 
 
 def test_list_names_the_file_and_clear_removes_it(cli, monkeypatch):
@@ -161,8 +161,8 @@ def test_list_names_the_file_and_clear_removes_it(cli, monkeypatch):
 
 
 def test_calls_of_one_class_are_averaged():
-    given = ("x[m<=4]", {"a": 1.0, "b": 5.0}), ("x[m<=4]", {"a": 2.0, "c": 3.0}), ("y[m<=4]", {"a": 1.0})
-    *rows, alone = (providers.CallTimes(label, times, {}) for label, times in given)
+    measurements = ("x[m<=4]", {"a": 1.0, "b": 5.0}), ("x[m<=4]", {"a": 2.0, "c": 3.0}), ("y[m<=4]", {"a": 1.0})
+    *rows, alone = (providers.CallTimes(label, times, {}) for label, times in measurements)
     assert providers.merged([*rows, alone]) == {"x[m<=4]": {"a": 1.5, "b": 5.0, "c": 3.0}}
 
 

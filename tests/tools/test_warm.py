@@ -63,9 +63,9 @@ class Shell:
 
     def __init__(self, folder):
         self.folder = folder
-        kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET" and not k.startswith("OPMUX")}
+        variables = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET" and not k.startswith("OPMUX")}
         mine = {"OPMUX_CACHE_DIR": str(folder / "opmux"), "TRITON_CACHE_DIR": str(folder / "triton")}
-        self.env = {**kept, **mine, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+        self.env = {**variables, **mine, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
 
     def start(self, *words):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
@@ -133,10 +133,10 @@ def test_two_at_once_compile_each_kernel_once(shell, model):
 def test_a_script_runs_until_it_reads_a_tensors_value(shell, model):
     file = f"{model('llama')}/config.json"
     (shell.folder / "train.py").write_text(SCRIPT)
-    said = shell.run("-m", "opmux", "warm", "train.py", "--chip", "sm_90", "--", file)
-    count, compiled, _, _ = numbers(said)
-    assert count == compiled == 9 and said.count("a step is done") == 1
-    assert re.search(r"train\.py was not run to its end: \S*train\.py:14: RuntimeError: Tensor\.item\(\)", said)
+    output = shell.run("-m", "opmux", "warm", "train.py", "--chip", "sm_90", "--", file)
+    count, compiled, _, _ = numbers(output)
+    assert count == compiled == 9 and output.count("a step is done") == 1
+    assert re.search(r"train\.py was not run to its end: \S*train\.py:14: RuntimeError: Tensor\.item\(\)", output)
 
 
 def test_a_script_is_stopped_after_its_time_limit(shell):
@@ -159,15 +159,15 @@ def test_ctrl_c_leaves_no_process_running(shell, model):
 
 def running_in_session(leader):
     """The entries in /proc of processes that still run in this leader's session."""
-    found = []
+    pids = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, session, *_ = file.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(session) == leader and state != "Z":
-            found.append(file)
-    return found
+            pids.append(file)
+    return pids
 
 
 def test_the_interpreter_is_rejected_in_one_line(shell, model):

@@ -38,10 +38,10 @@ def test_every_op_agrees_with_its_reference(op, dtype):
 def test_an_unsupported_row_length_falls_back_to_the_next_implementation():
     a = torch.randn(3, 63)
     with opmux.policy("vendor:acme"):
-        found = opmux.explain("silu_mul", a, a)
+        report = opmux.explain("silu_mul", a, a)
         torch.testing.assert_close(opmux.ops.silu_mul(a, a), torch.nn.functional.silu(a) * a)
-    assert found.chosen.impl_id != "vendor.acme"
-    assert "rows of 8 n elements, these have 63" in str(found)
+    assert report.chosen.impl_id != "vendor.acme"
+    assert "rows of 8 n elements, these have 63" in str(report)
 
 
 def _tensors(value):
