@@ -467,6 +467,15 @@ def test_a_scope_does_not_turn_the_warning_into_an_error(variable, value, words,
     assert [w for w in warnings(caplog) if w.startswith(words)]
 
 
+def test_a_vendor_that_is_not_here_is_known(setenv, caplog):
+    """The same program runs on a machine with the vendor's chip and on one without."""
+    setenv(OPMUX_PREFER="vendor:nvidia", OPMUX_ALLOW_VENDORS="ascend")
+    call_tex()
+    with opmux.policy("vendor:nvidia", per_op={"gelu": "vendor:amd|*"}, deny={"mthreads"}):
+        call_tex()
+    assert warnings(caplog) == []
+
+
 UNKNOWN = [
     (dict(per_op={"rmsnorm_fwdd": "flagos"}), "unknown op 'rmsnorm_fwdd': did you mean 'rmsnorm_fwd'"),
     (dict(per_op={"gelu": "vendor:acmee"}), "unknown vendor 'acmee': did you mean 'acme'"),

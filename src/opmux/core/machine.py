@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +33,10 @@ class Machine:
     def vendor_of(self, device_type: str) -> str | None:
         """The vendor of a device type."""
         return None
+
+    def vendors(self) -> Iterable[str]:
+        """Every vendor whose chips are supported, also those that this machine does not have."""
+        return ()
 
     def unused(self, device_type: str) -> Mapping[str, str]:
         """The ops (by key) for which a device's vendor disables our kernels, and the reason."""

@@ -650,14 +650,17 @@ def check_names(policy: SelectionPolicy) -> None:
     """Raise for an unknown op, vendor or impl in a policy made in code; warn once for one in a policy from the
     settings.
 
-    A name is known if any live manager or any spec knows it. Unknown vendors in allow and deny lists only cause a
+    A name is known if any live manager or any spec knows it; a vendor also if its chips are supported but not here, so
+    that one program can be run on any machine. Unknown vendors in allow and deny lists only cause a
     warning, because these lists are shared between machines.
     """
     if not (policy.per_op_order or policy.deny_vendors or policy.allow_vendors or ":" in policy.prefer):
         _warn_excluded(policy)
         return
     impls = [i for m in _live_managers() for i in m.registry.all_impls()]
-    vendors = {str(i.vendor).casefold() for i in impls if i.vendor}
+    vendors = {str(i.vendor).casefold() for i in impls if i.vendor} | {
+        v.casefold() for v in machine.current().vendors()
+    }
     ids = {i.impl_id.casefold() for i in impls} | {"native"}  # ATen's ops have a native impl
     keys = {n.casefold() for m in _live_managers() for n in m.registry}
     for op, order in policy.per_op_order:

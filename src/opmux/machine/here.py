@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -41,6 +41,9 @@ class LocalMachine(machine.Machine):
     def vendor_of(self, device_type: str) -> str | None:
         package = devices.vendor_of(device_type)
         return None if package is None else package.name
+
+    def vendors(self) -> Iterable[str]:
+        return vendors.known_so_far()
 
     def unused(self, device_type: str) -> Mapping[str, str]:
         key = vendors.generation(), device_type
