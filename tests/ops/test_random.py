@@ -27,7 +27,7 @@ def like(dtype=torch.float32, n=N):
 @pytest.fixture
 def ours(monkeypatch):
     """ATen's random ops as they run on an accelerator: take the next seed, and call a primitive."""
-    monkeypatch.setattr(spec, "_torchs", lambda x: False)
+    monkeypatch.setattr(spec, "_uses_torch", lambda x: False)
 
 
 def distance(values, cdf):

@@ -211,10 +211,10 @@ def _normed_product(x: Tensor, phi: Tensor, eps: float) -> Tensor:
 class _NormedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, phi: Tensor, eps: float) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
         rstd = (norm * norm / x.shape[-1] + eps).rsqrt()
-        mix = gemm.gemm(x, phi, out_dtype=wide) * rstd
+        mix = gemm.gemm(x, phi, out_dtype=dtype) * rstd
         ctx.save_for_backward(x, phi, mix, rstd)
         return mix
 

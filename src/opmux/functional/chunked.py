@@ -115,12 +115,12 @@ def _joined(halves: list[Tensor], dtype: torch.dtype) -> Tensor:
         return torch.cat(halves).to(dtype)
     count = first.shape[0] + others[0].shape[0]
     joined = first.view(-1).view(dtype)[: count * first.shape[1]].view(count, first.shape[1])
-    _narrow(first, joined[: first.shape[0]])
+    _round_in_place(first, joined[: first.shape[0]])
     joined[first.shape[0] :] = others[0]
     return joined
 
 
-def _narrow(wide: Tensor, to: Tensor) -> None:
+def _round_in_place(wide: Tensor, to: Tensor) -> None:
     """Round a tensor into the first half of its own memory."""
     source, target, start, end = wide.view(-1), to.view(-1), 0, min(wide.numel(), 2**20)
     while start < wide.numel():
@@ -129,18 +129,18 @@ def _narrow(wide: Tensor, to: Tensor) -> None:
         start, end = end, min(2 * end, wide.numel())
 
 
-def handed_over(name: str, ctx: Any) -> list[Tensor]:
+def take_sums(name: str, ctx: Any) -> list[Tensor]:
     """Take the sums from the forward's context. The gradients reuse their memory, so a second call raises."""
     sums, ctx.sums = ctx.sums, None
     if sums is None:
         raise RuntimeError(
-            f"{name}: a second backward through one loss: its gradients were handed over in the first. Call it again, "
-            "or use losses of each token, which are recomputed"
+            f"{name}: a second backward through one loss: the first one has overwritten the gradients. Call "
+            "it again, or use losses of each token, which are recomputed"
         )
     return sums
 
 
-def refuse_graph(name: str) -> None:
+def reject_create_graph(name: str) -> None:
     """Raise under create_graph=True: second derivatives would silently treat these gradients as constants."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(

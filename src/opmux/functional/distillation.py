@@ -17,6 +17,7 @@ from ..core.errors import BadArgument
 from ..specs import divergence, loss
 from ..specs._checks import check_choice
 from . import chunked
+from .losses import assert_classes
 
 NAME = "fused_linear_distillation"
 TENSORS = 4  # tensors as large as a part's logits are in memory at once, so parts are this many times smaller
@@ -89,7 +90,7 @@ def fused_linear_distillation(
         raise BadArgument.of(NAME, "teacher_weight", expected, str(tuple(teacher_weight.shape)))
     chunked.check_rows(NAME, "true_labels", true_labels, student_input, "student_input")
     chunked.check_rows(NAME, "true_labels", true_labels, teacher_input, "teacher_input")
-    _assert_labels(true_labels, student_weight.shape[0], ignore_index)
+    assert_classes(NAME, true_labels, student_weight.shape[0], ignore_index, "true_labels")
     inputs = (t.reshape(-1, t.shape[-1]) for t in (student_input, teacher_input.detach()))
     x, y, w, v, b, c = chunked.autocasted(
         student_input.device,
@@ -105,14 +106,6 @@ def fused_linear_distillation(
     )
     results = _LinearDistillation.apply(x, w, b, y, v, c, true_labels.reshape(-1), options, torch.is_grad_enabled())
     return DistillationOutput(*results)
-
-
-def _assert_labels(labels: Tensor, classes: int, ignore_index: int) -> None:
-    if labels.is_floating_point():
-        raise BadArgument.of(NAME, "true_labels", "be int32 or int64", str(labels.dtype), TypeError)
-    if labels.numel() and labels.device.type != "meta":
-        valid = ((labels >= 0) & (labels < classes)) | (labels == ignore_index)
-        torch._assert_async(valid.all(), f"{NAME}: true_labels must be from 0 to {classes - 1}, or {ignore_index}")
 
 
 class _DistillationOptions(NamedTuple):
@@ -146,11 +139,11 @@ def _cosine(
 ) -> Tensor:
     # torch's ops: a fused kernel would save little beside the matrix products. Temperature cancels in a cosine.
     norm = torch.linalg.vector_norm(student, dim=-1, keepdim=True).clamp(min=1e-12)
-    unit, toward = student.div_(norm), F.normalize(teacher.to(student.dtype), dim=-1)
-    cosine = (unit * toward).sum(-1, keepdim=True)
+    unit, target = student.div_(norm), F.normalize(teacher.to(student.dtype), dim=-1)
+    cosine = (unit * target).sum(-1, keepdim=True)
     ignored = (labels == settings.ignore_index)[:, None]
     if dloss is not None:
-        unit.mul_(cosine).sub_(toward).mul_(settings.beta * dloss[:, None] / norm).masked_fill_(ignored, 0.0)
+        unit.mul_(cosine).sub_(target).mul_(settings.beta * dloss[:, None] / norm).masked_fill_(ignored, 0.0)
     return (settings.beta * (1 - cosine)).masked_fill(ignored, 0.0)[:, 0]
 
 
@@ -183,22 +176,24 @@ def _linear_distillation(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The soft loss, the hard loss, and gradients of soft * soft loss + hard * hard loss. An op for torch.compile."""
     settings = _DistillationOptions(kind, hard, soft, beta, temperature, ignore_index, accum_dtype)
-    wide = torch.promote_types(x.dtype, torch.float32)
+    dtype = torch.promote_types(x.dtype, torch.float32)
     classes, more = weight.shape[0], teacher.shape[0] - weight.shape[0]
-    factor = 1 / (labels != ignore_index).sum(dtype=wide).clamp(min=1)
-    soft_losses, hard_losses = (torch.empty(x.shape[0], dtype=wide, device=x.device) for _ in range(2))
+    factor = 1 / (labels != ignore_index).sum(dtype=dtype).clamp(min=1)
+    soft_losses, hard_losses = (torch.empty(x.shape[0], dtype=dtype, device=x.device) for _ in range(2))
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
     for rows in chunked.parts(x, teacher, TENSORS):
-        logits = chunked.logits_of(x[rows], weight, bias).to(wide)
-        others, row_labels = chunked.logits_of(y[rows], teacher, teacher_bias), labels[rows]
+        logits = chunked.logits_of(x[rows], weight, bias).to(dtype)
+        teacher_logits, row_labels = chunked.logits_of(y[rows], teacher, teacher_bias), labels[rows]
         dhard, dsoft = (f.expand(logits.shape[0]) for f in (hard * factor, soft * factor))
         dsoft_logits = F.pad(logits, (0, more)) if more else logits.clone()
-        soft_losses[rows] = KINDS[kind](dsoft_logits, others, row_labels, dsoft if any(needs) else None, settings)
+        soft_losses[rows] = KINDS[kind](
+            dsoft_logits, teacher_logits, row_labels, dsoft if any(needs) else None, settings
+        )
         hard_losses[rows], lse, _ = loss.token_cross_entropy(logits, row_labels, None, ignore_index)
         if any(needs):
             loss.token_cross_entropy_bwd_(logits, dhard, row_labels, lse, None, ignore_index)
             sums.add(rows, logits.add_(dsoft_logits[:, :classes]).to(x.dtype), row_labels == ignore_index)
-        del logits, others, dsoft_logits  # free the memory before the next part
+        del logits, teacher_logits, dsoft_logits  # free the memory before the next part
     return soft_losses.sum() * factor, hard_losses.sum() * factor, sums.tensors()
 
 
@@ -253,6 +248,6 @@ class _LinearDistillation(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if grads[0] is None:
             return (None,) * 9
-        chunked.refuse_graph(NAME)
-        results = chunked.gradients(chunked.handed_over(NAME, ctx), ctx.needs, ctx.dtypes, grads[0])
+        chunked.reject_create_graph(NAME)
+        results = chunked.gradients(chunked.take_sums(NAME, ctx), ctx.needs, ctx.dtypes, grads[0])
         return (*results, *(None,) * 6)

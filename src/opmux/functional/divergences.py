@@ -39,7 +39,7 @@ def kl_div(
         The loss, in float32 (float64 for float64). Classes with target probability 0 add 0.
     """
     check_choice("kl_div", "reduction", reduction, REDUCTIONS)
-    if reduction == "none" or _wants_gradient(target):
+    if reduction == "none" or _needs_gradient(target):
         _check(divergence.token_kl_div, input=input, target=target, eps=eps)
         x = wide(input)
         elements = divergence.kl_elements(x, target.to(x.dtype), log_target, eps)
@@ -75,7 +75,7 @@ def jsd(
     Returns:
         The loss, in float32 (float64 for float64); 0 if all rows are ignored. Classes with probability 0 add 0.
     """
-    if _wants_gradient(target):
+    if _needs_gradient(target):
         _check(divergence.token_jsd, input=input, target=target, labels=shift_labels, beta=beta)
         x = wide(input)
         rows = divergence.jsd_elements(x, target.to(x.dtype), beta).sum(-1)
@@ -105,7 +105,7 @@ def tvd(
         The loss, in float32 (float64 for float64); a mean is 0 if all rows are ignored.
     """
     check_choice("tvd", "reduction", reduction, REDUCTIONS)
-    if reduction == "none" or _wants_gradient(q):
+    if reduction == "none" or _needs_gradient(q):
         _check(divergence.token_tvd, input=p, target=q, labels=shift_labels)
         x = wide(p)
         elements = divergence.counted(shift_labels, ignore_index, (x - q.to(x.dtype)).abs() / 2)
@@ -189,7 +189,7 @@ def _check(op: Any, **args: Any) -> None:
         op.spec.contract.check(args)
 
 
-def _wants_gradient(target: Tensor) -> bool:
+def _needs_gradient(target: Tensor) -> bool:
     return target.requires_grad and torch.is_grad_enabled()
 
 
@@ -269,7 +269,7 @@ class _LinearJSD(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        chunked.refuse_graph("fused_linear_jsd")
-        sums = chunked.handed_over("fused_linear_jsd", ctx)
+        chunked.reject_create_graph("fused_linear_jsd")
+        sums = chunked.take_sums("fused_linear_jsd", ctx)
         dx, dweight, _ = chunked.gradients(sums, [*ctx.needs, False], ctx.dtypes, grads[0])
         return dx, dweight, *(None,) * 8

@@ -328,13 +328,13 @@ def _check(options: _GRPOOptions, tokens: _Tokens, referenced: bool) -> None:
     shape = tuple(tokens.ids.shape)
     if len(shape) != 2:
         raise BadArgument.of(options.name, "completion_ids", "have shape (batch, length)", str(shape))
-    sequence, each = shape[:1], (shape[0], 1)
+    sequence, by_sequence = shape[:1], (shape[0], 1)
     for argument, value, allowed in (
         ("completion_mask", tokens.mask, (shape,)),
         ("advantages", tokens.advantages, (sequence, shape)),
         ("old_logp", tokens.old, (shape,)),
         ("ref_logp", tokens.ref, (shape,)),
-        ("vllm_is_ratio", tokens.vllm_is_ratio, (shape, each, sequence)),
+        ("vllm_is_ratio", tokens.vllm_is_ratio, (shape, by_sequence, sequence)),
     ):
         if value is not None and tuple(value.shape) not in allowed:
             expected = f"have shape {' or '.join(map(str, allowed))}, as completion_ids is {shape}"
@@ -377,8 +377,8 @@ def _loss(options: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
         losses = losses * correction
     kl = None
     if options.beta and tokens.ref is not None:
-        off = in_mask(tokens.ref) - x
-        kl = torch.expm1(off) - off  # exp(off) - off - 1, without its rounding error near 0
+        difference = in_mask(tokens.ref) - x
+        kl = torch.expm1(difference) - difference  # exp(d) - d - 1, without its rounding error near 0
         kl = kl * ratio if options.use_bias_correction_kl else kl
         losses = losses + options.beta * kl
     losses, clipped = losses * mask, clipped & keep  # expands values of sequences to their tokens
@@ -392,11 +392,11 @@ def _loss(options: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
 
 def _vespo_weight(options: _GRPOOptions, log_ratio: Tensor, advantage: Tensor, correction: Tensor | None) -> Tensor:
     """phi(w) = e^l * w^k * e^(-l * w), which is 1 for w = 1. The clamps are the same as in TRL's trainer."""
-    least = math.log(1e-8)
+    minimum = math.log(1e-8)
     log_w = log_ratio.clamp(-20.0, 20.0).sum(-1, keepdim=True)
     if correction is not None:
-        log_w = log_w + correction.log().clamp(least, 20.0).sum(-1, keepdim=True)
-    log_w = log_w.clamp(least, 20.0)
+        log_w = log_w + correction.log().clamp(minimum, 20.0).sum(-1, keepdim=True)
+    log_w = log_w.clamp(minimum, 20.0)
     k = _chosen(advantage >= 0, options.vespo_k_pos, options.vespo_k_neg, log_w.dtype)
     slope = _chosen(advantage >= 0, options.vespo_lambda_pos, options.vespo_lambda_neg, log_w.dtype).clamp(min=1e-4)
     return torch.exp(slope + k * log_w - slope * log_w.exp())
@@ -461,8 +461,8 @@ class _TokenLogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, name: str, logits: Tensor, target: Tensor, temperature: float, ignore_index: int, in_place: bool
     ) -> Tensor:
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        losses, lse = (torch.empty(target.shape, dtype=wide, device=logits.device) for _ in range(2))
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        losses, lse = (torch.empty(target.shape, dtype=dtype, device=logits.device) for _ in range(2))
         for b, labels in enumerate(target):
             losses[b], _, lse[b] = loss.token_nll_entropy(logits[b, : len(labels)], labels, ignore_index, temperature)
         ctx.options, ctx.written = (name, temperature, ignore_index, in_place), False
@@ -477,9 +477,9 @@ class _TokenLogProbs(torch.autograd.Function):
             raise RuntimeError(f"{name}: a second backward with in_place=True: the first wrote over the logits")
         logits, target, lse = ctx.saved_tensors
         dlogits = logits.detach() if in_place else logits.clone(memory_format=torch.contiguous_format)
-        ctx.written, none = in_place, torch.zeros_like(lse)  # no gradient of the entropy
+        ctx.written, zeros = in_place, torch.zeros_like(lse)  # no gradient of the entropy
         for b, labels in enumerate(target):
             rows = dlogits[b, : len(labels)]
-            loss.token_nll_entropy_bwd_(rows, labels, -grad[b], none[b], none[b], lse[b], ignore_index, temperature)
+            loss.token_nll_entropy_bwd_(rows, labels, -grad[b], zeros[b], zeros[b], lse[b], ignore_index, temperature)
         dlogits[:, target.shape[1] :] = 0
         return None, dlogits, None, None, None, None

@@ -153,15 +153,14 @@ def fused_linear_cross_entropy(
 # ---- reductions -----------------------------------------------------------------------------------------------------
 
 
-def assert_classes(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
+def assert_classes(name: str, target: Tensor, classes: int, ignore_index: int, argument: str = "target") -> None:
     if target.is_floating_point() or target.is_complex():
-        raise BadArgument.of(
-            name, "target", "be int32 or int64 classes; for probabilities use torch's", str(target.dtype), TypeError
-        )
+        expected = "be int32 or int64 classes; for probabilities use torch's"
+        raise BadArgument.of(name, argument, expected, str(target.dtype), TypeError)
     if target.device.type == "meta" or not target.numel():
         return
     valid = ((target >= 0) & (target < classes)) | (target == ignore_index)
-    torch._assert_async(valid.all(), f"{name}: target must be from 0 to {classes - 1}, or {ignore_index}")
+    torch._assert_async(valid.all(), f"{name}: {argument} must be from 0 to {classes - 1}, or {ignore_index}")
 
 
 def _count(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
@@ -285,10 +284,10 @@ def _(
 
 def _rows_like(x: Tensor, token_scaling: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Empty tensors for the losses, lse, predicted classes and scales of the rows."""
-    wide = opmath_dtype(x.dtype)
+    dtype = opmath_dtype(x.dtype)
     new = functools.partial(torch.empty, x.shape[0], device=x.device)
-    scales = new(dtype=wide) if token_scaling else torch.empty(0, dtype=wide, device=x.device)
-    return new(dtype=wide), new(dtype=wide), new(dtype=torch.int64), scales
+    scales = new(dtype=dtype) if token_scaling else torch.empty(0, dtype=dtype, device=x.device)
+    return new(dtype=dtype), new(dtype=dtype), new(dtype=torch.int64), scales
 
 
 @torch.library.custom_op("opmux::_linear_cross_entropy_bwd", mutates_args=())
@@ -345,9 +344,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:3]]
         ctx.dtypes = x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype
         ctx.options, ctx.accum_dtype, ctx.token_scaling = options, accum_dtype, token_scaling
-        now = [needed and reduction != "none" for needed in ctx.needs]
+        needs_now = [needed and reduction != "none" for needed in ctx.needs]
         losses, lse, predicted, scales, sums = _linear_cross_entropy(
-            x, weight, bias, target, ce_weight, *options, reduction, accum_dtype, token_scaling, now
+            x, weight, bias, target, ce_weight, *options, reduction, accum_dtype, token_scaling, needs_now
         )
         ctx.reduced, ctx.sums = reduction != "none", sums
         if not ctx.reduced:
@@ -361,9 +360,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dlosses = grads[0]
         if dlosses is None:
             return (None,) * 10
-        chunked.refuse_graph("fused_linear_cross_entropy")
+        chunked.reject_create_graph("fused_linear_cross_entropy")
         if ctx.reduced:
-            sums = chunked.handed_over("fused_linear_cross_entropy", ctx)
+            sums = chunked.take_sums("fused_linear_cross_entropy", ctx)
             results = chunked.gradients(sums, ctx.needs, ctx.dtypes, dlosses)
         else:
             *saved, scales = ctx.saved_tensors

@@ -104,14 +104,14 @@ def _mlp(
     down_multiplier: float,
 ) -> Tensor:
     gate, up, down = weights
-    for word, weight, shape in (
+    for argument, weight, shape in (
         ("gate_weight", gate, (gate.shape[0], x.shape[-1])),
         ("up_weight", up, (gate.shape[0], x.shape[-1])),
         ("down_weight", down, (down.shape[0], gate.shape[0])),
     ):
         if weight.shape != shape:
             reason = f"as input is {tuple(x.shape)} and gate_weight has {gate.shape[0]} rows"
-            raise BadArgument.of(name, word, f"have shape {shape}, {reason}", str(tuple(weight.shape)))
+            raise BadArgument.of(name, argument, f"have shape {shape}, {reason}", str(tuple(weight.shape)))
     # the compiler chooses what to recompute; torch.func can transform only torch's ops
     if torch.compiler.is_compiling() or transforms_active():
         y = _composed(act, gate_multiplier, x, gate, up, down)

@@ -87,8 +87,8 @@ def _check(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Ten
             expected = f"have shape {shape}, with {{x}} {tuple(x.shape)} and {{down_proj}} {tuple(down.shape)}"
             raise BadArgument.of(name, argument, expected, str(tuple(value.shape)), ValueError)
     if index.numel() and index.device.type != "meta":
-        known = ((index >= 0) & (index <= experts)).all()
-        torch._assert_async(known, f"{name}: top_k_index must be from 0 to {experts - 1}, or {experts} for no expert")
+        valid = ((index >= 0) & (index <= experts)).all()
+        torch._assert_async(valid, f"{name}: top_k_index must be from 0 to {experts - 1}, or {experts} for no expert")
 
 
 class _Routes(NamedTuple):

@@ -156,8 +156,8 @@ def apply_rotary_emb(q: Tensor, k: Tensor, freqs_cis: Tensor, unsqueeze_dim: int
     if freqs_cis.numel() not in (length * pairs, batch * length * pairs):
         expected = f"have a row for each of {length} positions, or for each of {batch} x {length}"
         raise BadArgument.of(name, "freqs_cis", expected, str(tuple(freqs_cis.shape)))
-    lead = 1 if freqs_cis.numel() == length * pairs else batch
-    cos, sin = torch.view_as_real(freqs_cis.resolve_conj().reshape(lead, length, pairs)).unbind(-1)
+    batches = 1 if freqs_cis.numel() == length * pairs else batch
+    cos, sin = torch.view_as_real(freqs_cis.resolve_conj().reshape(batches, length, pairs)).unbind(-1)
     return _rotated(q, k, cos, sin, layout, True, True)
 
 

@@ -81,8 +81,8 @@ def _(x, weight, target, ignore_index, temperature):
 
 
 def _rows_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    wide = opmath_dtype(x.dtype)
-    one, two, three = (torch.empty(x.shape[0], dtype=wide, device=x.device) for _ in range(3))
+    dtype = opmath_dtype(x.dtype)
+    one, two, three = (torch.empty(x.shape[0], dtype=dtype, device=x.device) for _ in range(3))
     return one, two, three
 
 
@@ -133,7 +133,7 @@ class _ScaledCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        chunked.refuse_graph("fused_linear_scaled_cross_entropy")
+        chunked.reject_create_graph("fused_linear_scaled_cross_entropy")
         x, weight, *_ = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:2])
         sums = _linear_nll_entropy_bwd(*grads, *ctx.saved_tensors, *ctx.options, needs)

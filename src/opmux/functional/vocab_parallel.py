@@ -105,7 +105,7 @@ class _VocabParallel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        chunked.refuse_graph("vocab_parallel_cross_entropy")
+        chunked.reject_create_graph("vocab_parallel_cross_entropy")
         logits, target, lse = ctx.saved_tensors
         share, classes, _ = ctx.smoothing
         dlogits = loss.token_shard_cross_entropy_bwd(

@@ -99,9 +99,10 @@ def _scores(x: Tensor, y: Tensor, masking: Masking, bias: Tensor | None) -> tupl
         s = s + _grouped(bias.to(s.dtype), groups)
     if masking.bias == ALIBI or masking.slopes is not None:
         i = torch.arange(queries, device=s.device)[:, None] + masking.shift(queries, keys, masking.at_end)
-        away = (torch.arange(keys, device=s.device) - i).abs().to(s.dtype)  # [queries, keys], or [b, queries, keys]
+        distance = (torch.arange(keys, device=s.device) - i).abs().to(s.dtype)  # [queries, keys], or [b, queries, keys]
         slopes = alibi_slopes(groups * per, s.device) if masking.slopes is None else masking.slopes
-        s = s - slopes.to(s.dtype).view(1, groups, per, 1, 1) * (away[:, None, None] if away.dim() == 3 else away)
+        distance = distance[:, None, None] if distance.dim() == 3 else distance
+        s = s - slopes.to(s.dtype).view(1, groups, per, 1, 1) * distance
     hidden = masking.hidden(queries, keys, s.device)
     return (s if hidden is None else s.masked_fill(hidden[:, None, None], -math.inf)), slope
 

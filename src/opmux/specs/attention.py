@@ -61,15 +61,15 @@ def order(t: Tensor) -> tuple[int, int, int, int]:
 def empty_result(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tensor:
     """An uninitialized result with like's shape (but this `dim`), dtype and, unless `seq_first`, memory layout."""
     shape = (*like.shape[:3], like.shape[3] if dim is None else dim)
-    at = SEQ_FIRST if seq_first else order(like)
-    return torch.empty_permuted(shape, at, dtype=like.dtype, device=like.device)
+    dims = SEQ_FIRST if seq_first else order(like)
+    return torch.empty_permuted(shape, dims, dtype=like.dtype, device=like.device)
 
 
 def laid_out_as(like: Tensor, value: Tensor, seq_first: bool = False) -> Tensor:
     """`value` in the dtype and memory layout of `empty_result(like)`, by ops that DTensor supports."""
-    at = SEQ_FIRST if seq_first else order(like)
-    packed = value.to(like.dtype).permute(at).clone(memory_format=torch.contiguous_format)
-    return packed.permute([at.index(i) for i in range(4)])
+    dims = SEQ_FIRST if seq_first else order(like)
+    packed = value.to(like.dtype).permute(dims).clone(memory_format=torch.contiguous_format)
+    return packed.permute([dims.index(i) for i in range(4)])
 
 
 def _grouped(t: Tensor, kv_heads: int) -> Tensor:
@@ -133,15 +133,10 @@ CASES = (
     Case((2, 2, 4, 8), options={"keys": 0}),
     Case((2, 2, 4, 0)),
 )
-GOOD = Maker(_args, CASES)
+FWD = Maker(_args, CASES)
 
 
 FEWER_HEADS = Change("k v", lambda t: t[:, :3], "k must have heads that divide the 4 of q; got 3")
-
-
-def _fewer_heads(maker: Maker) -> BadSamples:
-    """Bad samples: three heads of k and v for four of q."""
-    return bad_samples(maker, FEWER_HEADS, case=CASES[0])
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -168,8 +163,8 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | 
 @op(
     out="o lse",
     grad="attention_bwd",
-    samples=GOOD,
-    errors=_fewer_heads(GOOD),
+    samples=FWD,
+    errors=bad_samples(FWD, FEWER_HEADS, case=CASES[0]),
     where=heads_divide,
     tol=TOL,
     flops=_flops_fwd,
@@ -224,7 +219,7 @@ def _fake_bwd(
 @op(
     out="dq dk dv",
     samples=BWD,
-    errors=_fewer_heads(BWD),
+    errors=bad_samples(BWD, FEWER_HEADS, case=CASES[0]),
     where=heads_divide,
     tol=TOL,
     flops=_flops_bwd,

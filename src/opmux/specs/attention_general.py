@@ -63,7 +63,7 @@ def bias_right(op: str, q: Tensor, k: Tensor, bias: Tensor | None, cu_q: Tensor 
     if bias is None:
         return
     b, sq, sk = longest(q, k, cu_q, max_q, max_k)
-    if bias.shape[3] != sk or any(n not in (1, most) for n, most in zip(bias.shape[:3], (b, q.shape[1], sq))):
+    if bias.shape[3] != sk or any(n not in (1, size) for n, size in zip(bias.shape[:3], (b, q.shape[1], sq))):
         expected = f"have shape ({b}, {q.shape[1]}, {sq}, {sk}), or 1 in any of the first three dimensions"
         raise BadArgument.of(op, "bias", expected, str(tuple(bias.shape)), ValueError)
 
@@ -171,14 +171,14 @@ def _args(d: Draw) -> dict[str, Any]:
     b, h, s, dim = d.case.shape
     kv_heads, keys = d.option("kv_heads", h), d.option("keys", s)
     longest_k = d.option("max_k", keys)
-    other = torch.float64 if d.dtype is torch.float64 else torch.float32
+    stats = torch.float64 if d.dtype is torch.float64 else torch.float32
     return {
         "q": d.full(),
         "k": d.another("k", (b, kv_heads, keys, dim)),
         "v": d.another("v", (b, kv_heads, keys, d.option("dim_v", dim))),
         "bias": d.another("bias", (*d.option("bias"), longest_k)) if d.option("bias") else None,
-        "slopes": d.another("slopes", (h,), dtype=other).abs() if d.option("slopes") else None,
-        "sink": d.another("sink", (h,), dtype=other) if d.option("sink") else None,
+        "slopes": d.another("slopes", (h,), dtype=stats).abs() if d.option("slopes") else None,
+        "sink": d.another("sink", (h,), dtype=stats) if d.option("sink") else None,
         "seed": torch.tensor([7, 3], device="cpu" if d.option("host") else d.device) if d.option("dropout_p") else None,
         "cu_q": _ints(d, d.option("cu_q")),
         "cu_k": _ints(d, d.option("cu_k")),

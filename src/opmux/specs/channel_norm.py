@@ -254,9 +254,9 @@ def _batch_args(d: Draw) -> dict[str, Any]:
 
 
 def _variance(d: Draw, name: str) -> Tensor:
-    drawn = _drawn(d, name, d.case.shape[1:2])
-    assert drawn is not None
-    return drawn.abs() + 0.5
+    values = _drawn(d, name, d.case.shape[1:2])
+    assert values is not None
+    return values.abs() + 0.5
 
 
 BATCH = Maker(
@@ -472,16 +472,16 @@ def around(v: Tensor, dim: int | None) -> tuple[int, int, int]:
     """The sizes of v before dim, along dim, and after it; (1, 1, all) if dim is None or, as in torch, -1."""
     if dim is None or dim == -1:
         return 1, 1, v.numel()
-    at = dim % v.dim()
-    return math.prod(v.shape[:at]), v.shape[at], math.prod(v.shape[at + 1 :])
+    axis = dim % v.dim()
+    return math.prod(v.shape[:axis]), v.shape[axis], math.prod(v.shape[axis + 1 :])
 
 
 def norm_shape(v: Tensor, dim: int | None) -> tuple[int, ...]:
     """The shape of the norms: v's shape with 1 for every dimension but dim; () for one norm of the whole tensor."""
     if dim is None or dim == -1:
         return ()
-    at = dim % v.dim()
-    return tuple(n if i == at else 1 for i, n in enumerate(v.shape))
+    axis = dim % v.dim()
+    return tuple(n if i == axis else 1 for i, n in enumerate(v.shape))
 
 
 V = Float[Tensor, "*lead last"]

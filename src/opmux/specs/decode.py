@@ -44,8 +44,8 @@ def check_pages(op: str, name: str, cache: Tensor, table: Tensor | None, batch: 
 
 def check_scale(op: str, name: str, scale: Tensor | None, heads: int) -> None:
     if scale is not None and scale.numel() not in (1, heads):
-        words = "have one element" if heads == 1 else f"have one element, or one for each of {heads} heads"
-        raise BadArgument.of(op, name, words, str(tuple(scale.shape)))
+        expected = "have one element" if heads == 1 else f"have one element, or one for each of {heads} heads"
+        raise BadArgument.of(op, name, expected, str(tuple(scale.shape)))
 
 
 def cache_fits(
@@ -138,8 +138,8 @@ def _attended(
         s = softcap * torch.tanh(s / softcap)
     length = lengths.clamp(0, keys)[:, None, None]
     position = torch.arange(queries, device=q.device)[:, None] + length - queries
-    at = torch.arange(keys, device=q.device)
-    hidden = (at > position) | (at < position - window) if window >= 0 else at > position
+    key = torch.arange(keys, device=q.device)
+    hidden = (key > position) | (key < position - window) if window >= 0 else key > position
     s = s.masked_fill(hidden[:, None, None], -torch.inf)
     lse = torch.logsumexp(s, -1)
     if sinks is not None:
@@ -489,18 +489,18 @@ def write_kv_cache(
         return
     each = torch.arange(tokens, device=k.device)
     count = tokens if counts is None else counts[:, None].long()
-    at = lengths[:, None].long() - count + each
-    valid = ((each < count) & (at >= 0) & (at < capacity)).flatten()
-    at = at.clamp(0, capacity - 1)
+    index = lengths[:, None].long() - count + each
+    valid = ((each < count) & (index >= 0) & (index < capacity)).flatten()
+    index = index.clamp(0, capacity - 1)
     rows = torch.arange(batch, device=k.device)[:, None]
-    pages = rows.expand(batch, tokens) if table is None else table[rows, at // page].long()
+    pages = rows.expand(batch, tokens) if table is None else table[rows, index // page].long()
     # A token that must not be written repeats the write of the first token that is: no element gets two values, and no
     # mask is read on the host. If no token is written, one element is overwritten with its own value.
     token = torch.where(valid, torch.arange(batch * tokens, device=k.device), valid.long().argmax())
-    pages, at = pages.flatten()[token].clamp(0, k_cache.shape[0] - 1), (at % page).flatten()[token]
+    pages, index = pages.flatten()[token].clamp(0, k_cache.shape[0] - 1), (index % page).flatten()[token]
     for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         if new is None or cache is None:
             continue
         source, target = _as_bytes(written(new, cache.dtype, scale)), _as_bytes(cache)
         flat = source.reshape(batch * tokens, *source.shape[2:])[token]
-        target[pages, at] = torch.where(valid.any(), flat, target[pages, at])
+        target[pages, index] = torch.where(valid.any(), flat, target[pages, index])

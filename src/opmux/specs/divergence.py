@@ -69,8 +69,8 @@ def _labels(d: Draw) -> Tensor | None:
 
 
 def _target(d: Draw) -> Tensor:
-    drawn = d.full()
-    return drawn.float() if d.option("target") == "other" and d.dtype is not torch.float64 else drawn
+    target = d.full()
+    return target.float() if d.option("target") == "other" and d.dtype is not torch.float64 else target
 
 
 def counted(labels: Tensor | None, ignore_index: int, rows: Tensor) -> Tensor:

@@ -89,8 +89,8 @@ def _elementwise(name: str) -> Samples:
         if name in UNARY:
             forms: dict[str, dict[str, Any]] = {"": {}}
         elif name in TERNARY[:2]:
-            both = {"tensor1": y, "tensor2": z}
-            forms = {"number": {**both, "value": 0.5}, "numbers": {**both, "value": 1, "scalars": NUMBERS}}
+            tensors = {"tensor1": y, "tensor2": z}
+            forms = {"number": {**tensors, "value": 0.5}, "numbers": {**tensors, "value": 1, "scalars": NUMBERS}}
         elif name == "lerp":
             forms = {"list": {"tensors1": y, "weights": z}, "number": {"tensors1": y, "weight": 0.3}}
         elif name == "pow":

@@ -24,6 +24,7 @@ from .quant import (
     MX,
     Float8,
     One,
+    block_buffers,
     block_scales,
     bytes_of,
     columns_paired,
@@ -33,11 +34,14 @@ from .quant import (
     in_blocks,
     inverse,
     matrix,
+    mx_buffers,
     mx_scales,
     mxfp8_into,
+    number,
     put,
     rows_paired,
     scale_from,
+    tensor_buffers,
     transposed_paired,
     transposed_shape,
 )
@@ -122,44 +126,10 @@ MX_CASES = (
     Case((32, 320), options={"form": "bwd", "act": "srelu", "sums": True, "ways": "col", "two_d": True}),
     Case((0, 64), options={"form": "bwd", "sums": True}),
 )
-WAYS = {"both": (True, True), "row": (True, False), "col": (False, True)}
-
-
-def _bytes(d: Draw, needed: bool, shape: Any, dtype: torch.dtype = torch.uint8) -> Buffer:
-    return torch.full(tuple(shape), 7, dtype=dtype, device=d.device) if needed else None
 
 
 def _dtype(d: Draw) -> torch.dtype:
     return d.option("to", torch.float8_e4m3fn)
-
-
-def _number(d: Draw, value: float) -> Tensor:
-    return torch.full((1,), value, device=d.device)
-
-
-def _mx_buffers(d: Draw, shape: Any) -> dict[str, Any]:
-    row, col = WAYS[d.option("ways", "both")]
-    return {
-        "y": _bytes(d, row, shape),
-        "y_scale": _bytes(d, row, mx_scales(shape, False)),
-        "yc": _bytes(d, col, shape),
-        "yc_scale": _bytes(d, col, mx_scales(shape, True)),
-    }
-
-
-def _one_scale(d: Draw, shape: Any) -> dict[str, Any]:
-    row, col = WAYS[d.option("ways", "both")]
-    return {"y": _bytes(d, row, shape), "yt": _bytes(d, col, transposed_shape(shape)), "scale_inv": _number(d, 0.0)}
-
-
-def _block_buffers(d: Draw, shape: Any) -> dict[str, Any]:
-    (row, col), two_d = WAYS[d.option("ways", "both")], d.option("two_d", False)
-    return {
-        "y": _bytes(d, row, shape),
-        "y_scale": _bytes(d, row, block_scales(shape, two_d, False), torch.float32),
-        "yt": _bytes(d, col, transposed_shape(shape)),
-        "yt_scale": _bytes(d, col, block_scales(shape, two_d, True), torch.float32),
-    }
 
 
 def _scaling(d: Draw, *names: str) -> dict[str, Any]:
@@ -189,13 +159,13 @@ def _act_args(buffers: Buffers, *scaling: str) -> Callable[[Draw], dict[str, Any
 
 
 def _cast_buffers(d: Draw, shape: Any) -> dict[str, Any]:
-    return {"scale": _number(d, 37.5), **_one_scale(d, shape), "amax": _number(d, 0.25)}
+    return {"scale": number(d, 37.5), **tensor_buffers(d, shape), "amax": number(d, 0.25)}
 
 
 ACT_CAST = Maker(_act_args(_cast_buffers), CASES)
-ACT_CURRENT = Maker(_act_args(_one_scale, "pow2", "eps"), CASES)
-ACT_BLOCKS = Maker(_act_args(_block_buffers, "two_d", "pow2", "eps"), CASES)
-ACT_MX = Maker(_act_args(_mx_buffers, "two_d"), MX_CASES)
+ACT_CURRENT = Maker(_act_args(tensor_buffers, "pow2", "eps"), CASES)
+ACT_BLOCKS = Maker(_act_args(block_buffers, "two_d", "pow2", "eps"), CASES)
+ACT_MX = Maker(_act_args(mx_buffers, "two_d"), MX_CASES)
 
 
 # ---- activations ----------------------------------------------------------------------------------------------------
@@ -427,10 +397,10 @@ def _norm_args(buffers: Buffers, *scaling: str) -> Callable[[Draw], dict[str, An
 
 
 NORM_CURRENT = Maker(
-    _norm_args(lambda d, shape: {"amax": _number(d, 3.5), **_one_scale(d, shape)}, "pow2", "eps"), NORM_CASES
+    _norm_args(lambda d, shape: {"amax": number(d, 3.5), **tensor_buffers(d, shape)}, "pow2", "eps"), NORM_CASES
 )
-NORM_BLOCKS = Maker(_norm_args(_block_buffers, "two_d", "pow2", "eps"), NORM_CASES)
-NORM_MX = Maker(_norm_args(_mx_buffers, "two_d"), MX_NORM_CASES)
+NORM_BLOCKS = Maker(_norm_args(block_buffers, "two_d", "pow2", "eps"), NORM_CASES)
+NORM_MX = Maker(_norm_args(mx_buffers, "two_d"), MX_NORM_CASES)
 
 
 def _normed(x: Tensor, weight: Tensor, bias: Buffer, mean: Buffer, rstd: Tensor, offset: float) -> Tensor:

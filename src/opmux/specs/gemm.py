@@ -169,8 +169,8 @@ def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
 
 def gemm_flops(a: Tensor, b: Tensor, *rest: Any) -> int:
     """2 M N K; the first bool of the other arguments (trans_a) determines which dimension of a is K."""
-    turned = next((v for v in rest if isinstance(v, bool)), False)
-    return 2 * a.numel() * b.numel() // max(a.shape[0 if turned else 1], 1)
+    transposed = next((v for v in rest if isinstance(v, bool)), False)
+    return 2 * a.numel() * b.numel() // max(a.shape[0 if transposed else 1], 1)
 
 
 def _gemm_args(d: Draw) -> dict[str, Any]:
@@ -335,19 +335,19 @@ def matmul(
 
 
 def _int_args(d: Draw) -> dict[str, Any]:
-    """The case's shape is a's. Options: out, turned (b is the transpose of a contiguous matrix)."""
+    """The case's shape is a's. Options: out, transposed (b is the transpose of a contiguous matrix)."""
     ints = lambda t: (t * 60).clamp(-128, 127).to(torch.int8)
     (_, k), n = d.case.shape, d.option("out", 24)
-    b = ints(_drawn(d, "b", (n, k) if d.option("turned") else (k, n)))
-    return {"a": ints(d.full()), "b": b.t() if d.option("turned") else b}
+    b = ints(_drawn(d, "b", (n, k) if d.option("transposed") else (k, n)))
+    return {"a": ints(d.full()), "b": b.t() if d.option("transposed") else b}
 
 
 INT = Maker(
     _int_args,
     (
         Case((20, 64)),
-        Case((37, 104), options={"turned": True, "out": 40}),
-        Case((2, 300), options={"turned": True, "out": 5}),
+        Case((37, 104), options={"transposed": True, "out": 40}),
+        Case((2, 300), options={"transposed": True, "out": 5}),
         Case((1, 2048), options={"out": 9}),
         Case((33, 17), options={"out": 3}),
         Case((0, 37)),

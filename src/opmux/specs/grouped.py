@@ -91,8 +91,8 @@ UNFIT: BadSamples = _unfit
 
 def _groups_of(rows: int, ends: Tensor) -> Tensor:
     """The group of each row; rows after the last group get the number of groups."""
-    at = torch.arange(rows, device=ends.device, dtype=ends.dtype)
-    return (at[:, None] >= ends).sum(1)
+    row = torch.arange(rows, device=ends.device, dtype=ends.dtype)
+    return (row[:, None] >= ends).sum(1)
 
 
 @op(
@@ -223,8 +223,8 @@ def grouped_mm_wgrad(
     v, w, group = wide(a), wide(b), _groups_of(a.shape[0], ends)
     products = []
     for g in range(ends.shape[0]):
-        own = (group == g)[:, None]
-        products.append(torch.where(own, v, 0.0).mT @ torch.where(own, w, 0.0))
+        in_group = (group == g)[:, None]
+        products.append(torch.where(in_group, v, 0.0).mT @ torch.where(in_group, w, 0.0))
     return rounded(torch.stack(products) if products else v.new_zeros(0, a.shape[1], b.shape[1]), a.dtype)
 
 

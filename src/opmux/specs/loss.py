@@ -124,11 +124,11 @@ def token_cross_entropy(
         logit. Only loss is differentiable, in logits. A class outside 0 to n - 1 that is not ignore_index gives NaN.
     """
     x = capped(wide(logits), softcap)
-    at, counts, valid = _classes(logits, target, ignore_index)
+    index, counts, valid = _classes(logits, target, ignore_index)
     lse = torch.logsumexp(x, -1)
     w = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
-    own = w.take(at)
-    loss = (1 - label_smoothing) * own * (lse - x.gather(-1, at[..., None])[..., 0])
+    class_weight = w.take(index)
+    loss = (1 - label_smoothing) * class_weight * (lse - x.gather(-1, index[..., None])[..., 0])
     if z_loss:  # 0 * inf would be NaN
         loss = loss + z_loss * lse * lse
     if label_smoothing:
@@ -179,16 +179,16 @@ def token_cross_entropy_bwd(
         dlogits, like logits: dx, times the derivative of the softcap if it is given.
     """
     x = capped(wide(logits), softcap)
-    at, counts, valid = _classes(logits, target, ignore_index)
+    index, counts, valid = _classes(logits, target, ignore_index)
     p = torch.exp(x - lse.to(x.dtype)[..., None])
     w = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
-    own = (1 - label_smoothing) * w.take(at)[..., None]
-    dx = own * p
+    class_weight = (1 - label_smoothing) * w.take(index)[..., None]
+    dx = class_weight * p
     if z_loss:
         dx = dx + 2 * z_loss * lse.to(x.dtype)[..., None] * p
     if label_smoothing:
         dx = dx + label_smoothing / x.shape[-1] * (w.sum() * p - w)
-    dx = dx.scatter_add(-1, at[..., None], -own.expand(*at.shape, 1))
+    dx = dx.scatter_add(-1, index[..., None], -class_weight.expand(*index.shape, 1))
     if softcap is not None:
         dx = dx * (1 - (x / softcap) ** 2)
     dx = dx * dloss.to(x.dtype)[..., None]
@@ -277,12 +277,12 @@ def token_nll_entropy(
         gives NaN for nll and entropy.
     """
     x = wide(logits) / temperature
-    at, counts, valid = _classes(logits, target, ignore_index)
+    index, counts, valid = _classes(logits, target, ignore_index)
     lse = torch.logsumexp(x, -1)
     log_p = x - lse[..., None]
     p = log_p.exp()
     entropy = -(p * log_p.masked_fill(p == 0, 0.0)).sum(-1)
-    nll = -log_p.gather(-1, at[..., None])[..., 0]
+    nll = -log_p.gather(-1, index[..., None])[..., 0]
     results = (torch.where(valid, row, torch.nan).masked_fill(~counts, 0.0) for row in (nll, entropy))
     nll, entropy = (rounded(row, x.dtype) for row in results)
     return nll, entropy, rounded(lse, x.dtype)
@@ -324,12 +324,12 @@ def token_nll_entropy_bwd_(
         temperature: as in the forward.
     """
     x = wide(logits) / temperature
-    at, counts, valid = _classes(logits, target, ignore_index)
+    index, counts, valid = _classes(logits, target, ignore_index)
     dnll, dentropy, entropy, lse = (row.to(x.dtype)[..., None] for row in (dnll, dentropy, entropy, lse))
     log_p = x - lse
     p = log_p.exp()
     dx = dnll * p - dentropy * p * (log_p.masked_fill(p == 0, 0.0) + entropy)
-    dx = dx.scatter_add(-1, at[..., None], -dnll.expand(*at.shape, 1)) / temperature
+    dx = dx.scatter_add(-1, index[..., None], -dnll.expand(*index.shape, 1)) / temperature
     logits.copy_(torch.where(valid[..., None], dx, torch.nan).masked_fill(~counts[..., None], 0.0))
 
 
@@ -390,12 +390,12 @@ def token_shard_cross_entropy_bwd(
         dlogits, like logits.
     """
     x = wide(logits)
-    at = target.long() - first
-    here = (at >= 0) & (at < x.shape[-1])
+    index = target.long() - first
+    local = (index >= 0) & (index < x.shape[-1])
     dx = torch.exp(x - lse.to(x.dtype)[..., None]) - spread
     if x.shape[-1]:
-        taken = torch.where(here, -own, 0.0).to(x.dtype)
-        dx = dx.scatter_add(-1, torch.where(here, at, 0)[..., None], taken[..., None])
+        term = torch.where(local, -own, 0.0).to(x.dtype)
+        dx = dx.scatter_add(-1, torch.where(local, index, 0)[..., None], term[..., None])
     dx = dx * dloss.to(x.dtype)[..., None]
     return rounded(dx.masked_fill((target == ignore_index)[..., None], 0.0), logits.dtype)
 

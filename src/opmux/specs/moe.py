@@ -54,8 +54,8 @@ NewSizes = Annotated[list[int], each(at_least(0)), same_len("rows")]
 def drawn_indices(d: Draw, tokens: int, topk: int) -> Tensor:
     """topk different experts for each token, out of topk + 2."""
     experts = topk + 2
-    drawn = Draw(Case((tokens, experts), options={"of": d.case.id}), torch.float32, torch.device("cpu")).full()
-    return drawn.argsort(-1)[:, :topk].to(d.device, torch.int32)
+    scores = Draw(Case((tokens, experts), options={"of": d.case.id}), torch.float32, torch.device("cpu")).full()
+    return scores.argsort(-1)[:, :topk].to(d.device, torch.int32)
 
 
 TOKENS = (
@@ -122,8 +122,8 @@ def moe_row_map(indices: Index[Tensor, "tokens topk"], rows: Count = 0) -> Tenso
 def row_map_of(order: Tensor, tokens: int, topk: int, rows: int) -> Tensor:
     row = torch.arange(order.shape[0], device=order.device, dtype=torch.int32)
     row = torch.where(row < (rows or order.shape[0]), row, -1)
-    at = order % topk * tokens + order // topk
-    return torch.empty_like(row).scatter_(0, at, row)
+    index = order % topk * tokens + order // topk
+    return torch.empty_like(row).scatter_(0, index, row)
 
 
 @op(grad="moe_spread_bwd", samples=SPREADS)
@@ -143,10 +143,10 @@ def moe_spread(x: AnyTensor[Tensor, "tokens n", MOVED], row_map: RowMap, topk: T
     if not y.numel():
         return y
     # dropped copies go to an extra row, which is cut off
-    at = torch.where(_missing(row_map, y.shape[0]), y.shape[0], row_map).long()
-    spare = torch.cat([_raw(y), _raw(y[:1])])
-    spare = spare.index_copy(0, at, _raw(x).repeat(topk, 1))
-    return _as(spare[:-1].contiguous(), x.dtype)
+    index = torch.where(_missing(row_map, y.shape[0]), y.shape[0], row_map).long()
+    extended = torch.cat([_raw(y), _raw(y[:1])])
+    extended = extended.index_copy(0, index, _raw(x).repeat(topk, 1))
+    return _as(extended[:-1].contiguous(), x.dtype)
 
 
 def _missing(rows: Tensor, count: int) -> Tensor:
@@ -265,15 +265,15 @@ def moe_collect_bwd(
     """
     tokens, dtype = row_map.shape[0] // topk, _working(x, round_once)
     dx, slopes = torch.zeros_like(_raw(x), memory_format=torch.contiguous_format), []
-    spare = torch.cat([dx, dx.new_zeros(1, x.shape[1])])
+    extended = torch.cat([dx, dx.new_zeros(1, x.shape[1])])
     g = dy.to(dtype)
     for k, rows in enumerate(row_map.view(topk, -1)):
         one = g if probs is None else g * probs[:, k : k + 1].to(dtype)
-        at = torch.where(_missing(rows, x.shape[0]), x.shape[0], rows).long()
-        spare = spare.index_copy(0, at, _raw(finished(one, x.dtype)))
+        index = torch.where(_missing(rows, x.shape[0]), x.shape[0], rows).long()
+        extended = extended.index_copy(0, index, _raw(finished(one, x.dtype)))
         if probs is not None:
             slopes.append((wide(g) * wide(_picked(x, rows))).sum(-1))
-    dx = _as(spare[:-1].contiguous(), x.dtype)
+    dx = _as(extended[:-1].contiguous(), x.dtype)
     if probs is None:
         return dx, torch.zeros(tokens, topk, dtype=torch.float32, device=x.device)
     return dx, torch.stack(slopes, 1).to(probs.dtype)
@@ -284,9 +284,9 @@ def moe_collect_bwd(
 
 def blocks_fit(op: str, x: Tensor, y: Tensor, rows: list[int], name: str, new: list[int]) -> None:
     """Raise if the sizes add up to more rows than the tensors have."""
-    for argument, sizes, tensor, most in (("rows", rows, "x", x.shape[0]), (name, new, "y", y.shape[0])):
-        if sum(sizes) > most:
-            raise BadArgument.of(op, argument, f"add up to at most {most}, the rows of {{{tensor}}}", str(sum(sizes)))
+    for argument, sizes, tensor, limit in (("rows", rows, "x", x.shape[0]), (name, new, "y", y.shape[0])):
+        if sum(sizes) > limit:
+            raise BadArgument.of(op, argument, f"add up to at most {limit}, the rows of {{{tensor}}}", str(sum(sizes)))
 
 
 def blocks_grow(op: str, x: Tensor, y: Tensor, rows: list[int], padded: list[int]) -> None:
@@ -348,12 +348,12 @@ def moe_pad_into(
         rows: the number of rows of each block in x.
         padded: the number of rows of each block in y, with its padding.
     """
-    at = to = 0
+    source = target = 0
     for old, new in zip(rows, padded, strict=True):
         if old:
-            y[to : to + old].copy_(x[at : at + old])
-            y[to + old : to + new].zero_()
-        at, to = at + old, to + new
+            y[target : target + old].copy_(x[source : source + old])
+            y[target + old : target + new].zero_()
+        source, target = source + old, target + new
 
 
 @op(
@@ -379,7 +379,7 @@ def moe_unpad_into(
         rows: the number of rows of each block in x, with its padding.
         kept: the number of rows of each block to copy.
     """
-    at = to = 0
+    source = target = 0
     for old, new in zip(rows, kept, strict=True):
-        y[to : to + new].copy_(x[at : at + new])
-        at, to = at + old, to + new
+        y[target : target + new].copy_(x[source : source + new])
+        source, target = source + old, target + new

@@ -65,8 +65,8 @@ def scale_of(q: Tensor, scale: float | None) -> float:
 
 def _steps(length: int, kernel_size: int, dilation: int) -> range:
     """The offsets of the neighbors that are in range for at least one position."""
-    most = min(kernel_size // 2, max(length - 1, 0) // dilation) * dilation
-    return range(-most, most + 1, dilation)
+    farthest = min(kernel_size // 2, max(length - 1, 0) // dilation) * dilation
+    return range(-farthest, farthest + 1, dilation)
 
 
 def _shifted(x: Tensor, step: int) -> Tensor:
@@ -77,8 +77,8 @@ def _shifted(x: Tensor, step: int) -> Tensor:
 
 def _inside(x: Tensor, step: int) -> Tensor:
     """For each position i: whether i + step is in range."""
-    at = torch.arange(x.shape[-2], device=x.device) + step
-    return (at >= 0) & (at < x.shape[-2])
+    position = torch.arange(x.shape[-2], device=x.device) + step
+    return (position >= 0) & (position < x.shape[-2])
 
 
 @op(out="o lse", grad="neighborhood_attention_bwd", samples=Maker(_args, CASES), tol=SUMS)
@@ -109,8 +109,8 @@ def neighborhood_attention(
     lse = scores.logsumexp(-1)
     p = (scores - lse[..., None]).exp()
     o = torch.zeros_like(x)
-    for at, s in enumerate(steps):
-        o = o + p[..., at, None] * _shifted(z, s)
+    for column, s in enumerate(steps):
+        o = o + p[..., column, None] * _shifted(z, s)
     return rounded(o, q.dtype), rounded(lse, x.dtype)
 
 

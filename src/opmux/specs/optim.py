@@ -239,7 +239,7 @@ def samples(name: str, *variants: dict[str, Any], flag: int | None = 0, last: tu
         for variant in variants:
             generator = torch.Generator().manual_seed(len(name))
             numbers = {k: v for k, v in variant.items() if k not in ("lists", "flag", "state")}
-            words = [f"{k}={v}" for k, v in variant.items()]
+            labels = [f"{k}={v}" for k, v in variant.items()]
             for k in last:
                 kind = torch.int32 if k == "step" else torch.float32
                 numbers[k] = torch.full((1,), numbers[k], dtype=kind, device=device)
@@ -250,7 +250,7 @@ def samples(name: str, *variants: dict[str, Any], flag: int | None = 0, last: tu
             ]
             noop = None if flag is None else torch.full((1,), variant.get("flag", flag), dtype=torch.int32)
             noop = None if noop is None else noop.to(device)
-            yield Sample((2048, noop, lists, *numbers.values()), id=" ".join(words) or "plain")
+            yield Sample((2048, noop, lists, *numbers.values()), id=" ".join(labels) or "plain")
 
     return make
 
@@ -319,9 +319,9 @@ def norms(flag: Tensor, tensors: list[Tensor], inv_scale: Tensor | None, per_ten
         return torch.zeros(1, dtype=torch.float32, device=flag.device), empty
     values = [t.float() if inv_scale is None else t.float() * inv_scale.reshape(()) for t in tensors]
     each = torch.stack([torch.linalg.vector_norm(v) for v in values])
-    whole = torch.linalg.vector_norm(each).reshape(1)
-    set_flag(flag, ~torch.isfinite(whole[0]))
-    return whole, each if per_tensor else empty
+    total = torch.linalg.vector_norm(each).reshape(1)
+    set_flag(flag, ~torch.isfinite(total[0]))
+    return total, each if per_tensor else empty
 
 
 @op(space="tex", out="norm norms", mutates=("noop_flag",), samples=NORMS)
@@ -475,8 +475,8 @@ def multi_tensor_adam_param_remainder(
         for g, p, m, v, low in zip(*tensor_lists, strict=True):
             w = joined(p.reshape(g.shape), low.reshape(g.shape))
             w, new_m, new_v = adam.updated(float_like(g, g), w, float_like(m, g), float_like(v, g))
-            high, rest = split(w)
-            for t, value in ((p, high), (low, rest), (m, new_m), (v, new_v)):
+            high, new_low = split(w)
+            for t, value in ((p, high), (low, new_low), (m, new_m), (v, new_v)):
                 assign(t, value)
 
 

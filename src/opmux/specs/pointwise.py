@@ -242,18 +242,18 @@ class Within(Draw):
         self._domain, self._generator = DOMAINS[domain], d._generator
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-        whole = not dtype.is_floating_point
-        x = self._domain(torch.randn(shape, generator=self._generator, dtype=torch.float64) * (4 if whole else 1))
+        integer = not dtype.is_floating_point
+        x = self._domain(torch.randn(shape, generator=self._generator, dtype=torch.float64) * (4 if integer else 1))
         if dtype is torch.bool:
             x = x > 0
         return (x.abs() if dtype is torch.uint8 else x).to(self.device, dtype)
 
 
-def _tensor(row: PointwiseOp, d: Draw, name: str, at: int) -> Tensor:
+def _tensor(row: PointwiseOp, d: Draw, name: str, position: int) -> Tensor:
     x = Within(d, row.domain).full()
     if name in ("condition", "mask"):
         return x > 0
-    if not at or row.name.endswith("_backward"):
+    if not position or row.name.endswith("_backward"):
         return x
     return {"row": lambda: x[0], "column": lambda: x[..., :1]}.get(d.option("second"), lambda: x)()
 
@@ -263,13 +263,13 @@ def samples_of(row: PointwiseOp) -> Maker:
 
     def build(d: Draw) -> dict[str, Any]:
         args: dict[str, Any] = {}
-        for at, (name, p) in enumerate(ops[row.name].spec.signature.parameters.items()):
+        for position, (name, p) in enumerate(ops[row.name].spec.signature.parameters.items()):
             if name in row.numbers:
                 args[name] = row.numbers[name]
             elif p.default is not p.empty and not (row.name.startswith("cl") and name == "min"):
                 args[name] = p.default
             else:
-                args[name] = _tensor(row, d, name, at)
+                args[name] = _tensor(row, d, name, position)
         return args
 
     return Maker(build, CASES)

@@ -165,10 +165,10 @@ def exponents(amax: Tensor, dtype: torch.dtype) -> Tensor:
     """E8M0 of amax / the largest FP8 number, rounded up: the biased exponent of a power of two."""
     value = amax * torch.full_like(amax, 1.0 / FP8_MAX[dtype])
     bits = value.view(torch.int32)
-    exponent, rest = bits >> 23, bits & 0x7FFFFF
+    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
     # subnormal numbers have no implied one: up to 2^-127 they round up to 2^-127 (E8M0 byte 0), above it to 2^-126
-    more = (rest > 0) & (exponent != 254) & ~((exponent == 0) & (rest <= 0x400000))
-    result = torch.where(more, exponent + 1, exponent)
+    round_up = (mantissa > 0) & (exponent != 254) & ~((exponent == 0) & (mantissa <= 0x400000))
+    result = torch.where(round_up, exponent + 1, exponent)
     result = torch.where(torch.isinf(value), torch.full_like(result, 254), result)
     return torch.where(torch.isnan(value), torch.full_like(result, 255), result).to(torch.uint8)
 
@@ -220,69 +220,64 @@ def _x(d: Draw) -> Tensor:
     return d.full(SCALES.get(d.option("scale"), 1.0))
 
 
-def _number(d: Draw, value: float) -> Tensor:
+def number(d: Draw, value: float) -> Tensor:
     return torch.full((1,), value, dtype=torch.float32, device=d.device)
 
 
 def _noop(d: Draw) -> Buffer:
-    return None if d.option("noop") is None else _number(d, d.option("noop"))
+    return None if d.option("noop") is None else number(d, d.option("noop"))
 
 
-def _bytes(d: Draw, needed: bool, shape: Any, dtype: torch.dtype = torch.uint8) -> Buffer:
+def buffer(d: Draw, needed: bool, shape: Any, dtype: torch.dtype = torch.uint8) -> Buffer:
     return torch.full(tuple(shape), 7, dtype=dtype, device=d.device) if needed else None
 
 
-def _pair(d: Draw) -> tuple[Buffer, Buffer]:
+def tensor_buffers(d: Draw, shape: Any) -> dict[str, Any]:
+    """The outputs of a quantization with one scale, as the option `ways` says: "both", "row" or "col"."""
     row, col = WAYS[d.option("ways", "both")]
-    return _bytes(d, row, d.case.shape), _bytes(d, col, transposed_shape(d.case.shape))
+    return {"y": buffer(d, row, shape), "yt": buffer(d, col, transposed_shape(shape)), "scale_inv": number(d, 0.0)}
+
+
+def block_buffers(d: Draw, shape: Any) -> dict[str, Any]:
+    """The outputs of a quantization with a scale for each block."""
+    (row, col), two_d = WAYS[d.option("ways", "both")], d.option("two_d", False)
+    return {
+        "y": buffer(d, row, shape),
+        "y_scale": buffer(d, row, block_scales(shape, two_d, False), torch.float32),
+        "yt": buffer(d, col, transposed_shape(shape)),
+        "yt_scale": buffer(d, col, block_scales(shape, two_d, True), torch.float32),
+    }
+
+
+def mx_buffers(d: Draw, shape: Any) -> dict[str, Any]:
+    """The outputs of a quantization to MXFP8."""
+    row, col = WAYS[d.option("ways", "both")]
+    return {
+        "y": buffer(d, row, shape),
+        "y_scale": buffer(d, row, mx_scales(shape, False)),
+        "yc": buffer(d, col, shape),
+        "yc_scale": buffer(d, col, mx_scales(shape, True)),
+    }
 
 
 def _cast_args(d: Draw) -> dict[str, Any]:
-    y, yt = _pair(d)
-    buffers = {"x": _x(d), "scale": _number(d, 37.5), "y": y, "yt": yt, "scale_inv": _number(d, 0.0)}
-    return {**buffers, "amax": _number(d, 0.25), "noop": _noop(d), "dtype": _fp8(d)}
+    buffers = {"scale": number(d, 37.5), **tensor_buffers(d, d.case.shape), "amax": number(d, 0.25)}
+    return {"x": _x(d), **buffers, "noop": _noop(d), "dtype": _fp8(d)}
 
 
 def _current_args(d: Draw) -> dict[str, Any]:
-    y, yt = _pair(d)
-    buffers = {"x": _x(d), "y": y, "yt": yt, "scale_inv": _number(d, 0.0), "noop": _noop(d), "dtype": _fp8(d)}
-    return {**buffers, "pow2": d.option("scale") == "small", "eps": d.option("eps", 0.0)}
+    options = {"pow2": d.option("scale") == "small", "eps": d.option("eps", 0.0)}
+    return {"x": _x(d), **tensor_buffers(d, d.case.shape), "noop": _noop(d), "dtype": _fp8(d), **options}
 
 
 def _block_args(d: Draw) -> dict[str, Any]:
-    (row, col), two_d = WAYS[d.option("ways", "both")], d.option("two_d", False)
-    y, yt = _pair(d)
-    y_scale, yt_scale = (
-        _bytes(d, want, block_scales(d.case.shape, two_d, way), torch.float32)
-        for want, way in ((row, False), (col, True))
-    )
-    buffers = {
-        "x": _x(d),
-        "y": y,
-        "y_scale": y_scale,
-        "yt": yt,
-        "yt_scale": yt_scale,
-        "noop": _noop(d),
-        "dtype": _fp8(d),
-    }
-    return {**buffers, "two_d": two_d, "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
+    options = {"two_d": d.option("two_d", False), "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
+    return {"x": _x(d), **block_buffers(d, d.case.shape), "noop": _noop(d), "dtype": _fp8(d), **options}
 
 
 def _mx_args(d: Draw) -> dict[str, Any]:
-    row, col = WAYS[d.option("ways", "both")]
-    shape = d.case.shape
-    y, yc = _bytes(d, row, shape), _bytes(d, col, shape)
-    y_scale, yc_scale = (_bytes(d, want, mx_scales(shape, way)) for want, way in ((row, False), (col, True)))
-    buffers = {
-        "x": _x(d),
-        "y": y,
-        "y_scale": y_scale,
-        "yc": yc,
-        "yc_scale": yc_scale,
-        "noop": _noop(d),
-        "dtype": _fp8(d),
-    }
-    return {**buffers, "two_d": d.option("two_d", False)}
+    options = {"two_d": d.option("two_d", False)}
+    return {"x": _x(d), **mx_buffers(d, d.case.shape), "noop": _noop(d), "dtype": _fp8(d), **options}
 
 
 CAST = Maker(_cast_args, CASES)
@@ -552,7 +547,7 @@ def amax_of(x: Tensor) -> Tensor:
 
 def _uncast_args(d: Draw) -> dict[str, Any]:
     data = bytes_of(_x(d).float() * 8, _fp8(d))
-    return {"data": data, "scale_inv": _number(d, 0.125), "dtype": _fp8(d), "out_dtype": d.dtype}
+    return {"data": data, "scale_inv": number(d, 0.125), "dtype": _fp8(d), "out_dtype": d.dtype}
 
 
 def _blocks_back_args(d: Draw) -> dict[str, Any]:
@@ -665,13 +660,13 @@ def fresh(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-TURN = Maker(
+TRANSPOSE = Maker(
     lambda d: {"data": (_x(d).float() * 8).to(_fp8(d)).view(torch.uint8)},
     (Case((5, 64)), Case((160, 144)), Case((2, 3, 48)), Case((0, 37)), Case((37,))),
 )
 
 
-@op(samples=TURN)
+@op(samples=TRANSPOSE)
 def bytes_transpose(data: Byte[Tensor, "..."]) -> Tensor:
     """Move the last dimension of a uint8 tensor to the front: y[k, ...] = data[..., k], contiguous."""
     columns = data.reshape(matrix(data.shape)).t().clone(memory_format=torch.contiguous_format)

@@ -50,8 +50,8 @@ EXACT = {torch.bool: Tol(0, 0), torch.int64: Tol(0, 0)}
 
 def _product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     """The two halves of a product of 32-bit words; int64 wraps around with the bits of the unsigned product."""
-    whole = a * b
-    return (whole >> 32) & LOW, whole & LOW
+    product = a * b
+    return (product >> 32) & LOW, product & LOW
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -112,20 +112,21 @@ Like = AnyTensor[Tensor, "...", real()]  # gives shape, dtype and device of the 
 
 
 def in_range(op: str, like: Tensor, low: float, high: float) -> None:
-    most = torch.finfo(like.dtype).max
-    if not (-most <= low <= high <= most and high - low <= most):
+    largest = torch.finfo(like.dtype).max
+    if not (-largest <= low <= high <= largest and high - low <= largest):
         expected = f"be at least {{low}}, with low, high and high - low finite in {dtype_name(like.dtype)}"
         raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
 
 
 def counted(op: str, like: Tensor, low: int, high: int) -> None:
     if like.dtype is torch.bool:
-        least, most = 0, 1
+        smallest, largest = 0, 1
     else:
         facts = (torch.finfo if like.dtype.is_floating_point else torch.iinfo)(like.dtype)
-        least, most = facts.min, facts.max
-    if not low < high or low < least or high - 1 > most:
-        expected = f"be above {{low}}, with low and high - 1 from {least} to {most}, as {dtype_name(like.dtype)} is"
+        smallest, largest = facts.min, facts.max
+    if not low < high or low < smallest or high - 1 > largest:
+        limits = f"from {smallest} to {largest}, as {dtype_name(like.dtype)} is"
+        expected = f"be above {{low}}, with low and high - 1 {limits}"
         raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
 
 
@@ -196,9 +197,9 @@ def _masked(d: Draw) -> dict[str, Any]:
     return {"dy": d.grad(), "mask": d.full() > 0, "p": d.option("p", 0.25)}
 
 
-def _wrong(maker: Maker, **wrong: tuple[Any, ...]) -> BadSamples:
+def _bad_bounds(maker: Maker, **bounds: tuple[Any, ...]) -> BadSamples:
     """Bad samples with wrong bounds: `high=(-1.0,)` makes one call."""
-    changes = [Change(name, v, f"high must be .*got .*{v}") for name, values in wrong.items() for v in values]
+    changes = [Change(name, v, f"high must be .*got .*{v}") for name, values in bounds.items() for v in values]
     return bad_samples(maker, *changes, case=Case((5, 64)))
 
 
@@ -349,7 +350,7 @@ RANDINT = _maker("like", *RANGES, low=0, high=100)
 @op(
     samples=UNIFORM,
     where=in_range,
-    errors=_wrong(UNIFORM, high=(-1.0, math.inf), low=(2.0, math.nan)),
+    errors=_bad_bounds(UNIFORM, high=(-1.0, math.inf), low=(2.0, math.nan)),
     fake=_like,
     traffic=_written,
 )
@@ -388,8 +389,8 @@ def philox_normal(
     pairs = is_double(like)
     bits = _bits(like, seed, pairs)
     radius = torch.sqrt(-2 * torch.log(_above_zero(bits[:, 0::2], pairs).double()))
-    turn = bits[:, 1::2].double() * (2 * math.pi * 2.0 ** (-64 if pairs else -32))
-    z = torch.stack([radius * torch.cos(turn), radius * torch.sin(turn)], 2)
+    angle = bits[:, 1::2].double() * (2 * math.pi * 2.0 ** (-64 if pairs else -32))
+    z = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], 2)
     return _shaped(z * std + mean, like)
 
 
@@ -414,8 +415,8 @@ def philox_cauchy(
     pairs = is_double(like)
     bits = (_bits(like, seed, pairs) >> 1) & ((1 << 63) - 1)  # angles from 0 to pi, the period of the tangent
     tangent = torch.tan(bits.double() * (2 * math.pi * 2.0 ** (-64 if pairs else -32)))
-    most = torch.finfo(like.dtype).max
-    return _shaped((tangent * sigma + median).clamp(-most, most), like)
+    largest = torch.finfo(like.dtype).max
+    return _shaped((tangent * sigma + median).clamp(-largest, largest), like)
 
 
 @op(samples=EXPONENTIAL, fake=_like, traffic=_written)
@@ -498,14 +499,14 @@ def _inverted(u: Tensor, rate: Tensor, negligible: float) -> Tensor:
 
 def _log_probability(k: Tensor, rate: Tensor) -> Tensor:
     """log(rate^k e^-rate / k!) without subtracting large numbers (Loader, 2000)."""
-    at = k.clamp(min=1)
-    v = (at - rate) / (at + rate)
+    positive = k.clamp(min=1)
+    v = (positive - rate) / (positive + rate)
     z = v * v
-    near = (at - rate) * v + 2 * at * v * z * (1 / 3 + z * (1 / 5 + z * (1 / 7 + z / 9)))
-    apart = torch.where(v.abs() < 0.1, near, at * (at / rate).log() + rate - at)
-    r = 1 / at
+    series = (positive - rate) * v + 2 * positive * v * z * (1 / 3 + z * (1 / 5 + z * (1 / 7 + z / 9)))
+    deviance = torch.where(v.abs() < 0.1, series, positive * (positive / rate).log() + rate - positive)
+    r = 1 / positive
     error = r * (1 / 12 - r * r * (1 / 360 - r * r / 1260))
-    return torch.where(k < 1, -rate, -0.5 * (2 * math.pi * at).log() - error - apart)
+    return torch.where(k < 1, -rate, -0.5 * (2 * math.pi * positive).log() - error - deviance)
 
 
 def _rejected(rate: Tensor, seed: Tensor, pairs: bool) -> Tensor:
@@ -553,14 +554,14 @@ def _high_product(a: Tensor, b: int) -> Tensor:
     """The upper 64 bits of the product of two unsigned 64-bit integers, as int64."""
     a0, a1, b0, b1 = a & LOW, (a >> 32) & LOW, b & LOW, b >> 32
     middle = a1 * b0 + ((a0 * b0 >> 32) & LOW)
-    other = a0 * b1 + (middle & LOW)
-    return a1 * b1 + ((middle >> 32) & LOW) + ((other >> 32) & LOW)
+    crossed = a0 * b1 + (middle & LOW)
+    return a1 * b1 + ((middle >> 32) & LOW) + ((crossed >> 32) & LOW)
 
 
 @op(
     samples=RANDINT,
     where=counted,
-    errors=_wrong(RANDINT, low=(100, 200), high=(-1,)),
+    errors=_bad_bounds(RANDINT, low=(100, 200), high=(-1,)),
     fake=_like,
     traffic=_written,
     tol=EXACT,
@@ -641,7 +642,7 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
 
 
 def _random_like(
-    op: str, own: Any, primitive: Any, x: Tensor, generator: torch.Generator | None, **numbers: float
+    op: str, fill: Any, primitive: Any, x: Tensor, generator: torch.Generator | None, **numbers: float
 ) -> Tensor:
     """Random numbers like x: from torch's function `own`, which fills a tensor, or from `primitive` with a new seed."""
     params = numbers.values()
@@ -649,7 +650,7 @@ def _random_like(
         fits(op, x.dtype, **numbers)
         if not x.is_cpu:
             return laid(x, lambda x: primitive(x, next_seed(x, generator), *params))
-    return own(torch.empty_like(x), *params, generator=generator)
+    return fill(torch.empty_like(x), *params, generator=generator)
 
 
 @op(space="aten")

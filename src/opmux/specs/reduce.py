@@ -49,25 +49,25 @@ class ReductionRule(NamedTuple):
     """The dtype of an op's result, and how the op treats integers, empty dimensions and dim=()."""
 
     gives: torch.dtype | None = None  # None: the dtype that x is cast to
-    whole: bool = False  # integers are accumulated in int64
+    int64_sums: bool = False  # integers are accumulated in int64
     empty: float | None = None  # the result of an empty reduction; None: it raises
-    none: bool = False  # whether dim=() means no dimension; else it means all, like None
+    empty_dim: bool = False  # whether dim=() means no dimension; else it means all, like None
 
 
 INF, NAN = math.inf, math.nan
 RULES = {
-    "sum": ReductionRule(whole=True, empty=0),
-    "nansum": ReductionRule(whole=True, empty=0),
+    "sum": ReductionRule(int64_sums=True, empty=0),
+    "nansum": ReductionRule(int64_sums=True, empty=0),
     "mean": ReductionRule(empty=NAN),
-    "prod": ReductionRule(whole=True, empty=1),
+    "prod": ReductionRule(int64_sums=True, empty=1),
     "amax": ReductionRule(),
     "amin": ReductionRule(),
     "max_dim": ReductionRule(),
     "min_dim": ReductionRule(),
     "argmax": ReductionRule(gives=torch.int64),
     "argmin": ReductionRule(gives=torch.int64),
-    "any": ReductionRule(gives=torch.bool, empty=0, none=True),
-    "all": ReductionRule(gives=torch.bool, empty=1, none=True),
+    "any": ReductionRule(gives=torch.bool, empty=0, empty_dim=True),
+    "all": ReductionRule(gives=torch.bool, empty=1, empty_dim=True),
     "count_nonzero": ReductionRule(gives=torch.int64, empty=0),
     "var": ReductionRule(empty=NAN),
     "std": ReductionRule(empty=NAN),
@@ -90,10 +90,10 @@ class ReductionCall(NamedTuple):
 # ---- parsing arguments ----------------------------------------------------------------------------------------------
 
 
-def dims_of(x: Tensor, dim: Any, none: bool = False) -> Dims:
-    """`dim` as non-negative dimensions; `none`: dim=() means no dimension."""
+def dims_of(x: Tensor, dim: Any, empty_dim: bool = False) -> Dims:
+    """`dim` as non-negative dimensions; `empty_dim`: dim=() means no dimension."""
     rank = max(x.dim(), 1)
-    dims = (dim,) if isinstance(dim, int) else tuple(range(rank)) if dim is None or not (dim or none) else dim
+    dims = (dim,) if isinstance(dim, int) else tuple(range(rank)) if dim is None or not (dim or empty_dim) else dim
     return tuple(d % rank for d in dims)
 
 
@@ -103,9 +103,9 @@ def count_of(x: Tensor, dims: Dims) -> int:
 
 def reduction_call(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = None) -> ReductionCall:
     rule = RULES[op]
-    dims = dims_of(x, dim, rule.none)
+    dims = dims_of(x, dim, rule.empty_dim)
     cast = dtype or x.dtype
-    if rule.whole and dtype is None and not cast.is_floating_point:
+    if rule.int64_sums and dtype is None and not cast.is_floating_point:
         cast = torch.int64
     if op == "logsumexp" and not cast.is_floating_point:
         cast = torch.get_default_dtype()
@@ -300,26 +300,26 @@ Indices = Int64[Tensor, "...", shape(reduced_shape, none=True)]
 X = Float[Tensor, "..."]
 
 
-class Back(NamedTuple):
+class GradientInputs(NamedTuple):
     """The inputs of a gradient, all of x's rank and in float32 (float64 if one of them is)."""
 
     x: Tensor
-    per: list[Tensor]  # gradients and results, with size 1 in the reduced dimensions
+    reduced: list[Tensor]  # gradients and results, with size 1 in the reduced dimensions
     dims: Dims
     n: int
 
     @classmethod
-    def of(cls, x: Tensor, dim: Dim, keepdim: bool, *per: Tensor) -> "Back":
+    def of(cls, x: Tensor, dim: Dim, keepdim: bool, *reduced: Tensor) -> "GradientInputs":
         """Give gradients and saved results a shape that broadcasts to x's."""
         dims = dims_of(x, dim)
-        cast = torch.float64 if torch.float64 in (x.dtype, *(t.dtype for t in per)) else torch.float32
-        return cls(x.to(cast), [opened(t, x, dims, keepdim).to(cast) for t in per], dims, count_of(x, dims))
+        cast = torch.float64 if torch.float64 in (x.dtype, *(t.dtype for t in reduced)) else torch.float32
+        return cls(x.to(cast), [restored(t, x, dims, keepdim).to(cast) for t in reduced], dims, count_of(x, dims))
 
     def total(self, v: Tensor) -> Tensor:
         return v.sum(self.dims, keepdim=True)
 
 
-def opened(t: Tensor, x: Tensor, dims: Dims, keepdim: bool) -> Tensor:
+def restored(t: Tensor, x: Tensor, dims: Dims, keepdim: bool) -> Tensor:
     """A result with the reduced dimensions restored, with size 1."""
     return t if keepdim else t.reshape([1 if d in dims else n for d, n in enumerate(x.shape)])
 
@@ -332,37 +332,37 @@ def _like(dx: Tensor, x: Tensor) -> Tensor:
 def sum_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The gradient of sum: dx = dy."""
     dims = dims_of(x, dim)
-    return _like(opened(dy, x, dims, keepdim), x)
+    return _like(restored(dy, x, dims, keepdim), x)
 
 
 def nansum_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The gradient of nansum: dx = dy, 0 where x is NaN."""
     dims = dims_of(x, dim)
-    return _like(opened(dy, x, dims, keepdim) * (x == x), x)
+    return _like(restored(dy, x, dims, keepdim) * (x == x), x)
 
 
 def mean_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The gradient of mean: dx = dy / n."""
     dims = dims_of(x, dim)
-    return _like(opened(wide(dy), x, dims, keepdim) / max(count_of(x, dims), 1), x)
+    return _like(restored(wide(dy), x, dims, keepdim) / max(count_of(x, dims), 1), x)
 
 
 def prod_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The gradient of prod: dx = dy * the product of all other elements, also if some of them are 0."""
-    b = Back.of(x, dim, keepdim, dy)
+    b = GradientInputs.of(x, dim, keepdim, dy)
     zero = b.x == 0
     zeros = b.total(zero)
     others = torch.where(zero, 1.0, b.x)
     p = _product(others, ReductionCall(b.dims, b.x.dtype, b.x.dtype, b.n), True)
     alone = torch.where(zero, torch.where(zeros == 1, p, 0.0), torch.where(zeros == 0, p / others, 0.0))
-    return _like(b.per[0] * alone, x)
+    return _like(b.reduced[0] * alone, x)
 
 
 def _extreme_bwd() -> Callable[..., Tensor]:
     def reference(dy: DY, x: X, y: Y, dim: Dim = None, keepdim: bool = False) -> Tensor:
         dims = dims_of(x, dim)
-        hit = x == opened(y, x, dims, keepdim)
-        part = _wide(opened(dy, x, dims, keepdim), dy.dtype) / hit.sum(dims, keepdim=True)
+        hit = x == restored(y, x, dims, keepdim)
+        part = _wide(restored(dy, x, dims, keepdim), dy.dtype) / hit.sum(dims, keepdim=True)
         return _like(torch.where(hit, part, part * 0.0), x)  # if y is NaN, no x equals it, and all gradients are NaN
 
     return reference
@@ -371,15 +371,15 @@ def _extreme_bwd() -> Callable[..., Tensor]:
 def _pick_bwd() -> Callable[..., Tensor]:
     def reference(dvalues: DY, x: X, indices: Indices, dim: OneDim, keepdim: bool = False) -> Tensor:
         dims = dims_of(x, dim)
-        g, at = (opened(t, x, dims, keepdim) for t in (dvalues.to(x.dtype), indices))
+        g, chosen = (restored(t, x, dims, keepdim) for t in (dvalues.to(x.dtype), indices))
         index = torch.arange(x.shape[dims[0]] if x.dim() else 1, device=x.device)
         index = index.view([-1 if d == dims[0] else 1 for d in range(x.dim())])
-        return torch.where(index == at, g, torch.zeros_like(g))  # scatter_ crashes on an mkldnn gradient
+        return torch.where(index == chosen, g, torch.zeros_like(g))  # scatter_ crashes on an mkldnn gradient
 
     return reference
 
 
-def _var_slope(b: Back, correction: float | None) -> Tensor:
+def _var_slope(b: GradientInputs, correction: float | None) -> Tensor:
     """The derivative of the variance by x. As in torch, its sign is inverted if correction is larger than n."""
     freedom = b.n - (1 if correction is None else correction)
     rate = 2 / freedom if freedom else INF
@@ -393,22 +393,22 @@ def _std_rate(dstd: Tensor, std: Tensor) -> Tensor:
 
 def var_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
     """The gradient of var: dx = dy * 2 * (x - mean(x)) / (n - correction)."""
-    b = Back.of(x, dim, keepdim, dy)
-    return _like(b.per[0] * _var_slope(b, correction), x)
+    b = GradientInputs.of(x, dim, keepdim, dy)
+    return _like(b.reduced[0] * _var_slope(b, correction), x)
 
 
 def std_bwd(dy: DY, x: X, y: Y, dim: Dim = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
     """The gradient of std: dx = dy * (x - mean(x)) / (y * (n - correction)), 0 where y is 0."""
-    b = Back.of(x, dim, keepdim, dy, y)
-    return _like(_std_rate(*b.per) * _var_slope(b, correction), x)
+    b = GradientInputs.of(x, dim, keepdim, dy, y)
+    return _like(_std_rate(*b.reduced) * _var_slope(b, correction), x)
 
 
 def var_mean_bwd(
     dvar: DY, dmean: DY, x: X, dim: Dim = None, keepdim: bool = False, correction: float | None = 1
 ) -> Tensor:
     """The gradient of var_mean: dx = dvar * 2 * (x - mean(x)) / (n - correction) + dmean / n."""
-    b = Back.of(x, dim, keepdim, dvar, dmean)
-    return _like(b.per[0] * _var_slope(b, correction) + b.per[1] / max(b.n, 1), x)
+    b = GradientInputs.of(x, dim, keepdim, dvar, dmean)
+    return _like(b.reduced[0] * _var_slope(b, correction) + b.reduced[1] / max(b.n, 1), x)
 
 
 def std_mean_bwd(
@@ -421,15 +421,15 @@ def std_mean_bwd(
     correction: float | None = 1,
 ) -> Tensor:
     """The gradient of std_mean: dx = dstd * (x - mean(x)) / (std * (n - correction)) + dmean / n."""
-    b = Back.of(x, dim, keepdim, dstd, dmean, std)
-    rate = _std_rate(b.per[0], b.per[2])
-    return _like(rate * _var_slope(b, correction) + b.per[1] / max(b.n, 1), x)
+    b = GradientInputs.of(x, dim, keepdim, dstd, dmean, std)
+    rate = _std_rate(b.reduced[0], b.reduced[2])
+    return _like(rate * _var_slope(b, correction) + b.reduced[1] / max(b.n, 1), x)
 
 
 def logsumexp_bwd(dy: DY, x: X, y: Y, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The gradient of logsumexp: dx = dy * exp(x - y)."""
-    b = Back.of(x, dim, keepdim, dy, y)
-    return _like(b.per[0] * torch.exp(b.x - b.per[1]), x)
+    b = GradientInputs.of(x, dim, keepdim, dy, y)
+    return _like(b.reduced[0] * torch.exp(b.x - b.reduced[1]), x)
 
 
 def vector_norm_bwd(dy: DY, x: X, y: Y, ord: float = 2, dim: Dim = None, keepdim: bool = False) -> Tensor:
@@ -437,19 +437,19 @@ def vector_norm_bwd(dy: DY, x: X, y: Y, ord: float = 2, dim: Dim = None, keepdim
 
     For inf and -inf, dy * sign(x) is shared evenly among the elements with |x| = y.
     """
-    b = Back.of(x, dim, keepdim, dy, y)
-    g, norm = b.per
-    far = b.x.abs()
+    b = GradientInputs.of(x, dim, keepdim, dy, y)
+    g, norm = b.reduced
+    magnitude = b.x.abs()
     if ord == 0:
         slope = torch.zeros_like(b.x)
     elif ord in (INF, -INF):
-        hit = (far == norm).to(b.x.dtype)
+        hit = (magnitude == norm).to(b.x.dtype)
         slope = torch.where(norm == norm, b.x.sgn() * hit / b.total(hit), 0.0)
     elif ord == 2:
         slope = torch.where(norm == 0, 0.0, b.x / norm)
     else:
-        slope = b.x.sgn() * (far / norm) ** (ord - 1)
-        slope = torch.where((norm == 0) | (far == 0), 0.0, slope)
+        slope = b.x.sgn() * (magnitude / norm) ** (ord - 1)
+        slope = torch.where((norm == 0) | (magnitude == 0), 0.0, slope)
     return _like(g * slope, x)
 
 
@@ -478,7 +478,7 @@ SHAPES = (
     Case((4, 1, 6), options={"dim": 1}),
     Case((0, 37)),
 )
-NOTHING = (Case((5, 0)), Case((0, 3), options={"dim": 0}), Case((2, 0, 3), options={"dim": None}))
+EMPTY = (Case((5, 0)), Case((0, 3), options={"dim": 0}), Case((2, 0, 3), options={"dim": None}))
 WIDER = Case((5, 64), options={"wider": True})
 TO = {
     torch.float16: torch.float32,
@@ -524,12 +524,12 @@ def _back_maker(name: str, forward: Any, params: Sequence[str], cases: Sequence[
     """Samples of a backward: the forward's arguments, its results by name, and gradients of their shapes."""
 
     def build(d: Draw) -> dict[str, Any]:
-        own = _arguments(name, d, forward.spec.names)
-        results = forward.reference(*own.values())
+        args = _arguments(name, d, forward.spec.names)
+        results = forward.reference(*args.values())
         results = results if isinstance(results, tuple) else (results,)
         named = dict(zip(forward.spec.out, results, strict=True))
         make = Draw(Case(tuple(results[0].shape), options={"of": d.case.id}), d.dtype, d.device)
-        return {p: own[p] if p in own else named[p] if p in named else make.full() for p in params}
+        return {p: args[p] if p in args else named[p] if p in named else make.full() for p in params}
 
     return Maker(build, tuple(cases))
 
@@ -619,7 +619,7 @@ def _backward(
 # The relative error of a product is the sum of those of its factors.
 PROD_TOL = {torch.float32: Tol(1e-5, 1e-5), torch.float64: Tol(1e-6, 1e-7)}
 ZEROS = (Case((5, 64), options={"zeros": 1}), Case((5, 64), options={"zeros": 2, "dim": 0}))
-FAR = (
+CORRECTIONS = (
     Case((5, 64), options={"correction": 0}),
     Case((5, 64), options={"correction": None, "dim": 0}),
     Case((5, 64), options={"correction": 2.5, "dim": None}),
@@ -628,18 +628,18 @@ NORMS = tuple(
     Case((5, 64), options={"ord": p, "dim": dim, "zeros": zeros})
     for p, dim, zeros in ((0, 1, 2), (1, 0, 0), (INF, 1, 0), (-INF, None, 0), (3, 0, 0), (0.5, 1, 1), (-1.5, 1, 0))
 )
-FEW = tuple(c for c in SHAPES if c.shape not in ((3, 2, 2, 5, 2), (2, 3, 4, 17)) or c.options["dim"] == (0, 2))
+FEWER_SHAPES = tuple(c for c in SHAPES if c.shape not in ((3, 2, 2, 5, 2), (2, 3, 4, 17)) or c.options["dim"] == (0, 2))
 
-_backward(_forward("sum", sum_, more=(*NOTHING, WIDER), grad="sum_bwd"), sum_bwd, looks="x")
+_backward(_forward("sum", sum_, more=(*EMPTY, WIDER), grad="sum_bwd"), sum_bwd, looks="x")
 _backward(
-    _forward("nansum", nansum, more=(*NOTHING, WIDER, *ZEROS), cases=FEW, grad="nansum_bwd"),
+    _forward("nansum", nansum, more=(*EMPTY, WIDER, *ZEROS), cases=FEWER_SHAPES, grad="nansum_bwd"),
     nansum_bwd,
     more=ZEROS,
-    cases=FEW,
+    cases=FEWER_SHAPES,
 )
 _backward(_forward("mean", mean, more=(WIDER,), bad=NO_INTS, where=is_float, grad="mean_bwd"), mean_bwd, looks="x")
 _backward(
-    _forward("prod", prod, more=(*NOTHING, WIDER, *ZEROS), grad="prod_bwd", tol=PROD_TOL),
+    _forward("prod", prod, more=(*EMPTY, WIDER, *ZEROS), grad="prod_bwd", tol=PROD_TOL),
     prod_bwd,
     more=ZEROS,
     tol=PROD_TOL,
@@ -666,14 +666,14 @@ for _name, _words in (("amax", "largest"), ("amin", "smallest")):
             f"The {_words} element along dim and its first index.",
             bad=NO_EMPTY,
             where=has_elements,
-            cases=FEW,
+            cases=FEWER_SHAPES,
             grad=f"{_name}_bwd",
             out="values indices",
             dim=ONE,
         ),
         _pick_bwd(),
         f"The gradient of {_name}: dvalues at the index, else 0.",
-        cases=FEW,
+        cases=FEWER_SHAPES,
         where=is_dense,
         dim=ONE,
     )
@@ -685,25 +685,25 @@ for _name, _words in (("amax", "largest"), ("amin", "smallest")):
         more=ZEROS,
         bad=NO_EMPTY,
         where=has_elements,
-        cases=FEW,
+        cases=FEWER_SHAPES,
         dim=MAYBE,
     )
-_forward("any", any_, more=(*NOTHING, *ZEROS, Case((5, 64), options={"scale": 0.0}), Case((3, 4), options={"dim": ()})))
-_forward("all", all_, more=(*NOTHING, *ZEROS))
-_forward("count_nonzero", count_nonzero, more=(*NOTHING, *ZEROS))
+_forward("any", any_, more=(*EMPTY, *ZEROS, Case((5, 64), options={"scale": 0.0}), Case((3, 4), options={"dim": ()})))
+_forward("all", all_, more=(*EMPTY, *ZEROS))
+_forward("count_nonzero", count_nonzero, more=(*EMPTY, *ZEROS))
 for _name, _words in (("var", "variance"), ("std", "standard deviation")):
     _doc = f"The {_words}; squares are divided by n - correction."
     _back = var_bwd if _name == "var" else std_bwd
-    _backward(_forward(_name, _moment(_name), _doc, more=FAR, grad=f"{_name}_bwd"), _back, more=FAR)
+    _backward(_forward(_name, _moment(_name), _doc, more=CORRECTIONS, grad=f"{_name}_bwd"), _back, more=CORRECTIONS)
     _doc = f"The {_words} and the mean; squares are divided by n - correction."
     _name, _back = f"{_name}_mean", var_mean_bwd if _name == "var" else std_mean_bwd
     _backward(
-        _forward(_name, _moments(_name), _doc, more=FAR, grad=f"{_name}_bwd", out=_name.replace("_", " ")),
+        _forward(_name, _moments(_name), _doc, more=CORRECTIONS, grad=f"{_name}_bwd", out=_name.replace("_", " ")),
         _back,
-        more=FAR,
+        more=CORRECTIONS,
     )
-LOUD = (Case((5, 64), options={"scale": 50.0}), Case((5, 64), options={"scale": 50.0, "dim": 0}))
-_backward(_forward("logsumexp", logsumexp, more=LOUD, grad="logsumexp_bwd"), logsumexp_bwd, more=LOUD)
+LARGE = (Case((5, 64), options={"scale": 50.0}), Case((5, 64), options={"scale": 50.0, "dim": 0}))
+_backward(_forward("logsumexp", logsumexp, more=LARGE, grad="logsumexp_bwd"), logsumexp_bwd, more=LARGE)
 _backward(
     _forward(
         "vector_norm",

@@ -39,7 +39,7 @@ def rows_of(table: Tensor) -> int:
 
 def tables_fit(
     op: str,
-    lead: str,
+    name_of_x: str,
     x: Tensor,
     layout: str,
     cp_size: int,
@@ -48,7 +48,7 @@ def tables_fit(
     cu_seqlens: Tensor | None = None,
     **tables: Tensor,
 ) -> None:
-    """Raise unless the tables have a row for each position of x (named `lead`) and at most `width` columns."""
+    """Raise unless the tables have a row for each position of x (named `name_of_x`) and at most `width` columns."""
     batch, length = LAYOUTS[layout]
     n, shape = x.shape[length] * cp_size, tuple(x.shape)
     sequences = x.shape[batch] if batch is not None else 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -56,22 +56,22 @@ def tables_fit(
         got, dims = str(tuple(table.shape)), table.dim()
         each = dims == 3 and table.shape[0] in (1, None if batch is None else sequences)
         if not (dims == 2 or each or (dims == 4 and table.shape[1:3] == (1, 1))):
-            expected = f"be [positions, d2], [positions, 1, 1, d2], or [batch of {{{lead}}}, positions, d2]"
+            expected = f"be [positions, d2], [positions, 1, 1, d2], or [batch of {{{name_of_x}}}, positions, d2]"
             raise BadArgument.of(op, name, expected, got)
         if table.shape[-1] > width:
-            raise BadArgument.of(op, name, f"have at most {width} columns, the size of a head of {{{lead}}}", got)
+            raise BadArgument.of(op, name, f"have at most {width} columns, the size of a head of {{{name_of_x}}}", got)
         if batch is not None and n > rows_of(table):
-            long = f"the length of {{{lead}}} {shape}" + (f" times {{cp_size}} = {cp_size}" if cp_size > 1 else "")
+            long = f"the length of {{{name_of_x}}} {shape}" + (f" times {{cp_size}} = {cp_size}" if cp_size > 1 else "")
             raise BadArgument.of(op, name, f"have {n} positions or more, {long}", got)
     if batch is not None and cp_size > 1 and x.shape[length] % 2:
-        raise BadArgument.of(op, lead, f"have an even length, as {{cp_size}} is {cp_size}", str(shape))
+        raise BadArgument.of(op, name_of_x, f"have an even length, as {{cp_size}} is {cp_size}", str(shape))
     if starts is not None and starts.shape[0] != sequences:
         raise BadArgument.of(op, "starts", f"have shape ({sequences},), one for each sequence", shown(starts))
 
 
 def heads_fit(
     op: str,
-    lead: str,
+    name_of_x: str,
     x: Tensor,
     angles: Tensor,
     starts: Tensor | None,
@@ -81,14 +81,14 @@ def heads_fit(
 ) -> None:
     """Raise unless x has the dimensions of the layout, and cu_seqlens is given for "thd" and for no other layout."""
     if x.dim() != len(layout):
-        raise BadArgument.of(op, lead, f"have {len(layout)} dimensions, as {{layout}} is {layout}", shown(x))
+        raise BadArgument.of(op, name_of_x, f"have {len(layout)} dimensions, as {{layout}} is {layout}", shown(x))
     packed = layout == "thd"
     if packed != (cu_seqlens is not None):
         expected = f"be {'a Tensor' if packed else 'None'}, as {{layout}} is {layout}"
         raise BadArgument.of(op, "cu_seqlens", expected, "None" if packed else "a Tensor")
     if cu_seqlens is not None and cu_seqlens.shape[0] < 2:
         raise BadArgument.of(op, "cu_seqlens", "have at least 2 elements", shown(cu_seqlens))
-    tables_fit(op, lead, x, layout, cp_size, x.shape[-1], starts, cu_seqlens, angles=angles)
+    tables_fit(op, name_of_x, x, layout, cp_size, x.shape[-1], starts, cu_seqlens, angles=angles)
 
 
 def x_fits(
@@ -313,22 +313,22 @@ HeadsLayout = Annotated[str, one_of("bhsd", "bshd")]
 def pair_fits(op: str, names: tuple[str, str], q: Tensor, k: Tensor, cos: Tensor, layout: str, per_pair: bool) -> None:
     """Raise unless q and k have one batch, length and head size, and cos a row for each position."""
     (batch, length), shape = LAYOUTS[layout], tuple(q.shape)
-    lead, other = names
+    first, other = names
     for dim, word in ((batch, "batch"), (length, "length"), (3, "head size")):
         if k.shape[dim] != q.shape[dim]:
-            expected = f"have the {word} of {{{lead}}} {shape}, {q.shape[dim]}, in dimension {dim}"
+            expected = f"have the {word} of {{{first}}} {shape}, {q.shape[dim]}, in dimension {dim}"
             raise BadArgument.of(op, other, expected, shown(k))
     sizes = (q.shape[batch], q.shape[length])
     if not (
         (cos.dim() == 2 and cos.shape[0] == sizes[1])
         or (cos.dim() == 3 and cos.shape[1] == sizes[1] and cos.shape[0] in (1, sizes[0]))
     ):
-        expected = f"have {sizes[1]} rows, the length of {{{lead}}} {shape}, after a batch of 1 or {sizes[0]} if any"
+        expected = f"have {sizes[1]} rows, the length of {{{first}}} {shape}, after a batch of 1 or {sizes[0]} if any"
         raise BadArgument.of(op, "cos", expected, shown(cos))
     width = q.shape[-1] // 2 if per_pair else q.shape[-1]
     if cos.shape[-1] > width or (not per_pair and cos.shape[-1] % 2):
         expected = f"have at most {width} columns" if per_pair else f"have an even number of columns, at most {width}"
-        raise BadArgument.of(op, "cos", f"{expected}, as {{{lead}}} is {shape}", shown(cos))
+        raise BadArgument.of(op, "cos", f"{expected}, as {{{first}}} is {shape}", shown(cos))
 
 
 def q_and_k_fit(op: str, q: Tensor, k: Tensor, cos: Tensor, layout: str, per_pair: bool) -> None:

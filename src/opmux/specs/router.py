@@ -355,15 +355,15 @@ def fused_topk_with_score_function_bwd(
     """
     with torch.no_grad():
         saved = intermediate_output
-        here = unmapped(routing_map, grad_probs.shape[-1], routing_map_format, bool(use_dense_indices))
-        g = torch.where(here, grad_probs.float() * (1.0 if scaling_factor is None else scaling_factor), 0.0)
+        routed_to = unmapped(routing_map, grad_probs.shape[-1], routing_map_format, bool(use_dense_indices))
+        g = torch.where(routed_to, grad_probs.float() * (1.0 if scaling_factor is None else scaling_factor), 0.0)
         if score_function == "softmax":
-            p = saved if use_pre_softmax else torch.where(here, saved, 0.0)
+            p = saved if use_pre_softmax else torch.where(routed_to, saved, 0.0)
             grad_logits.copy_(p * (g - (g * p).sum(-1, keepdim=True)))
             return
         scores = score(saved, score_function) if score_function == "sqrtsoftplus" else saved
         if topk > 1:
-            g = torch.where(here, share_slope(g, torch.where(here, scores, 0.0)), 0.0)
+            g = torch.where(routed_to, share_slope(g, torch.where(routed_to, scores, 0.0)), 0.0)
         grad_logits.copy_(slope(g, saved, scores, score_function))
 
 

@@ -6,13 +6,13 @@ number. Equal elements stay in the order of their indices; torch leaves their or
 
 from .index import declare
 
-KEPT = "dim: int = -1, keepdim: bool = False"
+DIM_AND_KEEPDIM = "dim: int = -1, keepdim: bool = False"
 SEARCH = "*, out_int32: bool = False, right: bool = False"
 
 TABLE = {
     "sort": "self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None",
     "topk": "self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True",
-    "kthvalue": f"self: Tensor, k: int, {KEPT}",
+    "kthvalue": f"self: Tensor, k: int, {DIM_AND_KEEPDIM}",
     "median": "self: Tensor, dim: int | None = None, keepdim: bool | None = None",
     "nanmedian": "self: Tensor, dim: int | None = None, keepdim: bool | None = None",
     "searchsorted": f"sorted_sequence: Tensor, self: Tensor | Number, {SEARCH}, side: str | None = None, "
@@ -25,7 +25,7 @@ TABLE = {
     "dim: int | None = None",
     "bincount": "self: Tensor, weights: Tensor | None = None, minlength: int = 0",
     "histc": "self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0",
-    "mode": f"self: Tensor, {KEPT}",
+    "mode": f"self: Tensor, {DIM_AND_KEEPDIM}",
     "unique_dim": "self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, "
     "return_counts: bool = False",
     "segment_reduce": "data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None, "

@@ -117,9 +117,9 @@ class LigerFunction:
             cls.calls, cls.arguments, known = staticmethod(calls), LigerArguments.parse(owner, takes), parameters(calls)
             targets = {plain(name): names.get(name, plain(name)) for name in cls.arguments.names}
             cls.targets = {name: target for name, target in targets.items() if target in known}
-            left = targets.keys() - cls.targets.keys() - WITHOUT_EFFECT - set(reads.split())
-            if left:
-                raise TypeError(f"{cls.__name__}: {calls.__name__} has no {', '.join(sorted(left))}")
+            unknown = targets.keys() - cls.targets.keys() - WITHOUT_EFFECT - set(reads.split())
+            if unknown:
+                raise TypeError(f"{cls.__name__}: {calls.__name__} has no {', '.join(sorted(unknown))}")
             apply = lambda *args, **kwargs: cls.call(cls.arguments.by_name(cls.arguments.in_order(args, kwargs)))
             cls.apply = staticmethod(cls.arguments.describe(apply, cls.__doc__))
         elif "apply" in vars(cls):
@@ -167,19 +167,19 @@ def functional(
     """
     theirs, home = function.arguments, function.home()
     declared = LigerArguments.parse(name, ", ".join(theirs.names) if takes is None else takes, theirs, names)
-    required, count, called = declared.required, len(declared.names), function.__name__
+    required, count, function_name = declared.required, len(declared.names), function.__name__
     order = {plain(names.get(n, n)): i for i, n in enumerate(declared.names)}
-    left = {plain(n): default for n, default in zip(theirs.names, theirs.defaults) if plain(n) not in order}
-    order |= {n: count + i for i, n in enumerate(left)}
-    defaults, places = (*declared.defaults, *left.values()), [order[plain(n)] for n in theirs.names]
-    reordered = None if places == list(range(len(order))) else operator.itemgetter(*places)
+    remaining = {plain(n): default for n, default in zip(theirs.names, theirs.defaults) if plain(n) not in order}
+    order |= {n: count + i for i, n in enumerate(remaining)}
+    defaults, positions = (*declared.defaults, *remaining.values()), [order[plain(n)] for n in theirs.names]
+    reordered = None if positions == list(range(len(order))) else operator.itemgetter(*positions)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         passed = len(args)
         if kwargs or not required <= passed <= count:
             args, passed = declared.in_order(args, kwargs), count
         args += defaults[passed:]
-        output = getattr(home, called).apply(*(args if reordered is None else reordered(args)))
+        output = getattr(home, function_name).apply(*(args if reordered is None else reordered(args)))
         return output if result is None else result(output)
 
     return declared.describe(call, function.__doc__)
@@ -231,7 +231,7 @@ class LigerModule(nn.Module):
             cls.function = function
             declared = LigerArguments.parse(f"{cls.__name__}.forward", inputs, function.arguments, names)
             targets = [plain(names.get(name, name)) for name in declared.names]
-            home, called = function.home(), function.__name__
+            home, function_name = function.home(), function.__name__
             defaults = tuple(function.arguments.by_name(function.arguments.defaults).items())
 
             def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -239,7 +239,7 @@ class LigerModule(nn.Module):
                 for name in self.settings.names:
                     named[name] = getattr(self, name)
                 values = [named.get(name, default) for name, default in defaults]
-                return self.result(getattr(home, called).apply(*values))
+                return self.result(getattr(home, function_name).apply(*values))
 
             cls.forward = declared.describe(forward, None, "self")
         if options:

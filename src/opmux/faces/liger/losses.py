@@ -196,11 +196,11 @@ def fused_linear_cross_entropy_forward(
     options = ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, accum_dtype
     options = *options, use_token_scaling, return_token_accuracy, return_predicted_tokens
     extras: list[Any] = []
-    shown: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def loss(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         first, *extras[:] = LigerFusedLinearCrossEntropyFunction.apply(x, w, target, b, ce_weight, *options)
-        shown[:] = [first.detach()]
+        outputs[:] = [first.detach()]
         return first if token_grad_output is None else first * token_grad_output
 
     inputs = _input, weight, bias
@@ -211,7 +211,7 @@ def fused_linear_cross_entropy_forward(
         needs[1] = weight_requires_grad
     leaves = [None if t is None else t.detach().requires_grad_(n) for t, n in zip(inputs, needs, strict=True)]
     _, gradients = with_gradients(loss, *leaves)
-    return *shown, *extras, *gradients
+    return *outputs, *extras, *gradients
 
 
 def fused_linear_cross_entropy_backward(

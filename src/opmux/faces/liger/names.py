@@ -168,8 +168,8 @@ def _tables() -> dict[str, Homes]:
         tables[f"transformers.{module}"] = _homes(exported + rest, _file_of(module))
     tables["transformers.functional"] = {n: f for f, names in FUNCTIONAL.items() for n in names.split()}
     tables |= {"chunked_loss": {}, "chunked_loss.functional": {}}
-    for name, (module, word) in CHUNKED.items():
-        loss, function = f"LigerFusedLinear{word}Loss", f"LigerFusedLinear{word}Function"
+    for name, (module, suffix) in CHUNKED.items():
+        loss, function = f"LigerFusedLinear{suffix}Loss", f"LigerFusedLinear{suffix}Function"
         tables["chunked_loss"][loss] = tables["chunked_loss.functional"][name] = "chunked"
         tables[f"chunked_loss.{module}"] = _homes(f"{loss} {function}", "chunked")
     tables["megatron"] = _homes(" ".join(MEGATRON.values()), "megatron")
