@@ -104,9 +104,9 @@ def test_listing_nvidias_impls_imports_no_library():
         (4096, 4096, 4096, (1, 128), None),
         (64, 4096, 4096, (1, 128), "more than 64 rows and columns; the result has 64 and 4096"),
         (4096, 64, 4096, (1, 128), "more than 64 rows and columns; the result has 4096 and 64"),
-        (128, 128, 100, (1, 128), "multiples of 16 bytes; there are 100 to multiply"),
-        (128, 128, 0, (1, 128), "multiples of 16 bytes; there are 0 to multiply"),
-        (128, 100, 128, (1, 128), "multiples of 16 bytes; there are 128 to multiply and 200 to write"),
+        (128, 128, 100, (1, 128), "multiples of 16 bytes; the factors have 100"),
+        (128, 128, 0, (1, 128), "multiples of 16 bytes; the factors have 0"),
+        (128, 100, 128, (1, 128), "multiples of 16 bytes; the factors have 128 and the result 200"),
         (128, 128, 128, (1, 1), "these are of 1x128 and 1x128"),
         (128, 128, 128, (128, 1), "these are of 128x128 and 1x128"),
     ],
@@ -500,7 +500,7 @@ def test_flaggems_impls_agree_with_the_reference(installs, op):
 def test_flaggems_rms_norm_declines_an_offset():
     when = impl_named("rms_norm_flag_gems").when
     x, w = torch.ones(2, 8), torch.ones(8)
-    assert when(x, w, 1e-6, 0.0) is True and when(x, w, 1e-6, 1.0) == "has no offset"
+    assert when(x, w, 1e-6, 0.0) is True and when(x, w, 1e-6, 1.0) == "takes no offset"
 
 
 @pytest.mark.parametrize("op", ["attention", "attention_bwd"])

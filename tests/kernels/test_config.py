@@ -135,7 +135,7 @@ def test_ending_an_inner_recording_does_not_end_the_outer(tiles):
 # ---- rejected values ------------------------------------------------------------------------------------------------
 
 WRONG = [
-    ("BLOCK_K", "16", "BLOCK_K is no size of it. Allowed: num_warps, num_stages, BLOCK_M, BLOCK_N, FAST"),
+    ("BLOCK_K", "16", "BLOCK_K is not one of its sizes. Allowed: num_warps, num_stages, BLOCK_M, BLOCK_N, FAST"),
     ("num_warps", "3", "num_warps = 3. Allowed: a power of two"),
     ("num_warps", "64", "2048 threads (warps of 32). Allowed: up to 1024"),
     ("num_warps", "0", "num_warps = 0. Allowed: a power of two"),
@@ -259,7 +259,7 @@ def test_candidates_come_from_the_vendors_yaml(tiles, folder):
         ("made_up.rows: [{gen: true, param_map: {META: {BLOCK_M: m}}}]", "names a list 'm', and there is none"),
         ("made_up.rows: [{gen: true, param_map: {META: [4]}}]", "META = [4]. Allowed"),
         ("made_up.rows: [{gen: true, param_map: {maxnreg: [4]}}]", "unknown field maxnreg"),
-        ("made_up.rows: [{META: {BLOCK_K: 4}}]", "BLOCK_K is no size of it"),
+        ("made_up.rows: [{META: {BLOCK_K: 4}}]", "BLOCK_K is not one of its sizes"),
         ("made_up.rows: [", "is not valid YAML"),
         ("- 4", "expected tunables"),
     ],

@@ -33,8 +33,7 @@ def attention_bwd(
     p = AttentionProblem.of(q, k, v, -1, 0 if causal else -1, scale, precision)
     makes = {"dq": like(q), "dk": like(k), "dv": like(v)}
     stats = OutputSpec.of(q.shape[:3], spec.stats_dtype(q))
-    inputs = {"do": do, "q": q, "k": k, "v": v, "o": o}
-    return backward_plan(p, inputs, makes, stats, (p.heads * p.queries, p.queries), strided(lse=lse))
+    return backward_plan(p, do, q, k, v, o, makes, stats, (p.heads * p.queries, p.queries), strided(lse=lse))
 
 
 @planned(spec.attention_varlen, state={"precision": precision})
@@ -78,5 +77,4 @@ def attention_varlen_bwd(
     p = AttentionProblem.of(q, k, v, left, right, scale, precision, (cu_q.shape[0] - 1, max_q, max_k))
     makes = {"dq": Zeros(like(q)), "dk": Zeros(like(k)), "dv": Zeros(like(v))}
     stats = OutputSpec.of((q.shape[1], q.shape[0]), spec.stats_dtype(q))
-    inputs = {"do": do, "q": q, "k": k, "v": v, "o": o}
-    return backward_plan(p, inputs, makes, stats, (0, q.shape[0]), strided(lse=lse, cu_q=cu_q, cu_k=cu_k))
+    return backward_plan(p, do, q, k, v, o, makes, stats, (0, q.shape[0]), strided(lse=lse, cu_q=cu_q, cu_k=cu_k))

@@ -140,8 +140,9 @@ def attention_general_bwd(
     makes["dbias"] = none if bias is None or not bias_grad else OutputSpec.of(bias.shape, bias.dtype)
     makes["dsink"] = none if sink is None else OutputSpec.of(sink.shape, sink.dtype)
     stats = OutputSpec.of(q.shape[:3], stats_dtype(q))
-    inputs = {"do": do, "q": q, "k": k, "v": v, "o": o}
-    plan = backward_plan(p, inputs, makes, Zeros(stats) if padded else stats, (heads * rows, rows), strided(lse=lse))
+    plan = backward_plan(
+        p, do, q, k, v, o, makes, Zeros(stats) if padded else stats, (heads * rows, rows), strided(lse=lse)
+    )
     makes, steps = dict(plan.makes), list(plan.steps)
     if bias is not None and bias_grad:
         if p.empty or not p.keys:
@@ -156,8 +157,8 @@ def attention_general_bwd(
             sums = sink_tiles(dtype=q.dtype).config(WIDE=wide_of(q.dtype))
             steps.append(Launch(backward_sink, (heads,), sums, numbers))
     small = strided(slopes=slopes, sink=sink, cu_q=cu_q, cu_k=cu_k, q_sizes=q_sizes, k_sizes=k_sizes)
-    made = Plan(makes, steps, plan.strided, plan.before)
-    return _finished(made, q, seed if p.options.dropout_p else None, [*copied, *small])
+    plan = Plan(makes, steps, plan.strided, plan.before)
+    return _finished(plan, q, seed if p.options.dropout_p else None, [*copied, *small])
 
 
 def _bias_launch(p: AttentionProblem, bias: Tensor, numbers: Mapping[str, Any], lse: tuple[int, int]) -> Launch:

@@ -211,33 +211,40 @@ class AttentionProblem(NamedTuple):
         return Launch(kernel, grid, config, numbers)
 
 
+def _output(output: OutputSpec | Zeros) -> OutputSpec:
+    return output.output if isinstance(output, Zeros) else output
+
+
 def forward_plan(
     p: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, makes: Mapping[str, Any], lse: tuple[int, int]
 ) -> Plan:
     if p.empty:
         return Plan(makes)
-    layouts_of = {name: Layout.of(t) for name, t in (("q", q), ("k", k), ("v", v))}
-    made = makes["o"].output if isinstance(makes["o"], Zeros) else makes["o"]
-    layouts = {name: at.strides for name, at in layouts_of.items()} | {"o": strides_of(made.stride)}
+    input_layouts = {name: Layout.of(t) for name, t in (("q", q), ("k", k), ("v", v))}
+    layouts = {name: layout.strides for name, layout in input_layouts.items()}
+    layouts["o"] = strides_of(_output(makes["o"]).stride)
     tiles = fwd_tiles(**p.facts())
     grid = (-(-p.queries // tiles["BLOCK_M"]), p.batch * p.heads)
-    return Plan(
-        makes, [p.launch(forward, tiles, grid, layouts, lse, p.heads)], [n for n, at in layouts_of.items() if at.copied]
-    )
+    copied = [n for n, layout in input_layouts.items() if layout.copied]
+    return Plan(makes, [p.launch(forward, tiles, grid, layouts, lse, p.heads)], copied)
 
 
 def backward_plan(
     p: AttentionProblem,
-    given: Mapping[str, Tensor],
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
     makes: Mapping[str, Any],
     stats: OutputSpec | Zeros,
     lse: tuple[int, int],
     copied: list[str],
 ) -> Plan:
-    found = {name: Layout.of(t) for name, t in given.items()}
-    output = lambda made: made.output if isinstance(made, Zeros) else made
-    layouts = {name: at.strides for name, at in found.items()}
-    layouts |= {name: strides_of(output(makes[name]).stride) for name in ("dq", "dk", "dv")}
+    inputs = {"do": do, "q": q, "k": k, "v": v, "o": o}
+    input_layouts = {name: Layout.of(t) for name, t in inputs.items()}
+    layouts = {name: layout.strides for name, layout in input_layouts.items()}
+    layouts |= {name: strides_of(_output(makes[name]).stride) for name in ("dq", "dk", "dv")}
     steps = []
     if not p.empty:
         tiles = bwd_q_tiles(**p.facts())
@@ -248,14 +255,14 @@ def backward_plan(
     if p.batch and p.kv_heads and p.keys:
         tiles = bwd_kv_tiles(**p.facts())
         read = ("q", "k", "v", "do")
-        engine = tiles["ENGINE"] and p.full and all(fits_engine(given[n], layouts[n]) for n in read)
+        engine = tiles["ENGINE"] and p.full and all(fits_engine(inputs[n], layouts[n]) for n in read)
         tiles = tiles.changed({"ENGINE": engine}, "attention.bwd_kv")
         before = {n: aligned_copy(None) for n in read} if engine else {}
         grid = (-(-p.keys // tiles["BLOCK_N"]), p.batch * p.kv_heads)
         names = {n: layouts[n] for n in ("q", "k", "v", "do", "dk", "dv")}
         steps.append(p.launch(backward_kv, tiles, grid, names, lse, p.kv_heads))
-    wrong = [n for n, at in found.items() if at.copied]
-    return Plan({**makes, "delta": stats}, steps, [*wrong, *copied], before)
+    strided = [n for n, layout in input_layouts.items() if layout.copied]
+    return Plan({**makes, "delta": stats}, steps, [*strided, *copied], before)
 
 
 def fits_engine(t: Tensor, strides: tuple[int, int, int]) -> bool:

@@ -80,7 +80,7 @@ class Tiles:
             ours = {"num_warps": "threads", "num_stages": "stages"}.get(name, name)
             if ours not in new:
                 allowed = ", ".join(("num_warps", "num_stages", *self.sizes))
-                raise BadTiles(f"{where}: {name} is no size of it. Allowed: {allowed}")
+                raise BadTiles(f"{where}: {name} is not one of its sizes. Allowed: {allowed}")
             _check_value(name, value, new[ours], where)
             new[ours] = value * warp_size() if name == "num_warps" else value
         if new["threads"] > MOST_THREADS:
@@ -169,7 +169,7 @@ class Tunable:
         except BadTiles as error:
             tiles, unfit = default, str(error)
         if unfit:
-            _say_once(f"tuned tiles are passed over: {key} in {tuning.path(chip)}: {unfit}")
+            _say_once(f"ignoring tuned tiles: {key} in {tuning.path(chip)}: {unfit}")
             return None
         return Choice(tiles, "cache")
 

@@ -214,7 +214,7 @@ def scaled_when(
 ) -> bool | str:
     check_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
     if (a_scale.numel() > 1 or b_scale.numel() > 1) and not by_rows(a, b, a_scale, b_scale, out_dtype):
-        return "takes one scale each, or one for each row of both and a result of bfloat16"
+        return "takes one scale per matrix, or one per row of both matrices with a bfloat16 result"
     return fp8_limits(a, b, a_dtype is b_dtype is E5M2, bias, out_dtype)
 
 
@@ -228,11 +228,11 @@ def fp8_limits(a: Tensor, b: Tensor, both_e5m2: bool, bias: Tensor | None, out_d
     """What cuBLAS multiplies in FP8, as torch calls it: rows in multiples of 16 bytes, no two e5m2."""
     (m, k), n = a.shape, b.shape[0]
     if k % 16 or n % 16 or not (m and n and k):
-        return f"takes inputs and columns in multiples of 16, and rows; there are {k}, {n} and {m}"
+        return f"takes an inner size and columns in multiples of 16, and at least one row; there are {k}, {n} and {m}"
     if both_e5m2:
-        return "multiplies no two matrices of float8_e5m2"
+        return "takes at most one matrix of float8_e5m2"
     if bias is not None and bias.dtype is not out_dtype:
-        return "adds a bias of the result's dtype"
+        return "takes a bias of the result's dtype"
     if a.stride() != (k, 1) or b.stride() != (k, 1):
         return "takes contiguous matrices"
     return True
@@ -297,14 +297,14 @@ def block_when(
     check_block_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype)
     m, k = a.shape
     if a_rows == b_rows == 128:
-        return "multiplies no two matrices with scales of 128x128"
+        return "takes at most one matrix with scales of 128x128"
     if m % 4:  # cuBLAS needs scales of rows that are aligned to 16 bytes
         return f"takes rows in multiples of 4; there are {m}"
     supported = fp8_limits(a, b, a_dtype is b_dtype is E5M2, None, out_dtype)
     if supported is not True:
         return supported
     works = blockwise(a_rows, b_rows, a_dtype, b_dtype, k % 512 == 0, out_dtype, a.device)
-    return True if works else "this torch or chip has none"
+    return True if works else "this torch or chip has no such product"
 
 
 @functools.cache

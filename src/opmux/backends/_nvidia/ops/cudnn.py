@@ -23,7 +23,7 @@ def limits(x: Tensor, eps: float = 1.0) -> bool | str:
     if x.dtype not in DTYPES or x.dim() not in (4, 5) or not x.is_contiguous():
         return "takes contiguous float16 and float32 of 4 and 5 dimensions"
     if x.shape[1] < 2 or x.shape[2:].numel() < 2 or not x.numel() or x.shape[0] > 65535 or eps <= 0:
-        return "takes several channels, several places, 1 to 65535 samples, and an eps above 0"
+        return "takes at least 2 channels and 2 positions, 1 to 65535 samples, and an eps above 0"
     return True
 
 

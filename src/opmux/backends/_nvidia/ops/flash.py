@@ -1,6 +1,6 @@
-"""Attention through the flash kernels that are part of torch; and what every library's attention shares.
+"""Attention through the flash kernels that are part of torch; and code that the attention of all libraries shares.
 
-`when` checks the arguments first, so that a caller's mistake is raised there, as the reference raises it.
+`when` checks the arguments first, so that an invalid one raises the reference's error there.
 """
 
 import math
@@ -24,7 +24,6 @@ check_general = checks(general_spec.attention_general)
 check_general_bwd = checks(general_spec.attention_general_bwd)
 HALVES = frozenset({torch.float16, torch.bfloat16})
 GRID = 65535  # limit of batches and heads, which are dimensions of a grid
-
 
 Limits = Callable[..., bool | str]
 
@@ -97,7 +96,7 @@ def limits(
 ) -> bool | str:
     """Whether a library's kernels support these tensors: True, or why not. They support any scale and gradient.
 
-    `square`: the kernels align a causal mask to the top left, which is ours only for as many keys as queries.
+    `square`: the kernels align a causal mask to the top left, which equals our mask only for as many keys as queries.
     """
     b, h, sq, d = q.shape
     sk = k.shape[2]
@@ -108,7 +107,8 @@ def limits(
     if not (b and h and sq and sk) or b > GRID or h > GRID:
         return f"takes 1 to {GRID} batches and heads, and sequences that are not empty"
     if causal and (sq > sk or (square and sq != sk)):
-        return f"takes causal with {'as' if square else 'at least as'} many keys as queries; there are {sk} for {sq}"
+        least = "as" if square else "at least as"
+        return f"takes a causal mask with {least} many keys as queries; there are {sk} for {sq}"
     return True
 
 
@@ -183,7 +183,7 @@ def varlen_limits(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, max_q: int, max
     if d % 8 or not 0 < d <= 256 or v.shape[2] != d:
         return f"dims must be equal, a multiple of 8 and at most 256; they are {d} and {v.shape[2]}"
     if not (q.numel() and k.numel() and max_q and max_k) or not 1 < cu_q.shape[0] <= GRID or q.shape[1] > GRID:
-        return f"takes 1 to {GRID} sequences and heads, and some tokens"
+        return f"takes 1 to {GRID} sequences and heads, and at least one token"
     return True
 
 

@@ -151,15 +151,15 @@ def fits(
         if not x.dim() or not x.numel() or x.shape[-1] > 65536:
             return "takes rows of 1 to 65536 elements"
         if any(args[i].shape != x.shape for i in full) or any(args[i].numel() * x.shape[-1] != x.numel() for i in rows):
-            return "takes tensors that fit together"
+            return "takes tensors whose shapes fit together"
         sides = [args[i] for i in cols if args[i] is not None]
         if any(t.shape != x.shape[-1:] for t in sides):
-            return "takes tensors that fit together"
+            return "takes tensors whose shapes fit together"
         if {(t.dtype, t.device) for t in sides} | {(args[i].dtype, args[i].device) for i in full} != {
             (x.dtype, x.device)
         }:
             return "takes tensors of one dtype on one device"
-        return zero is None or args[zero] == 0 or "has no offset"
+        return zero is None or args[zero] == 0 or "takes no offset"
 
     return when
 

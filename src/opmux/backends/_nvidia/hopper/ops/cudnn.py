@@ -31,13 +31,13 @@ WIDEST = 128
 def usable() -> bool | str:
     """True, or why not: needs cuDNN 9, and not torch's setting that changes the layout of lse."""
     if os.environ.get("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "0") not in ("", "0"):
-        return "not with TORCH_CUDNN_SDPA_AVOID_RECOMPILE"
+        return "TORCH_CUDNN_SDPA_AVOID_RECOMPILE is set"
     return cudnn(9)
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor, scale: float | None, do: Tensor | None, causal: bool) -> bool | str:
     if do is not None and torch.are_deterministic_algorithms_enabled():
-        return "adds in any order, while deterministic algorithms are enabled"
+        return "is not deterministic, and deterministic algorithms are enabled"
     if q.shape[2] == 1 or k.shape[2] == 1:
         return "takes sequences of more than 1"
     return limits(q, k, v, scale, do, causal, widest=WIDEST, square=True)

@@ -38,7 +38,7 @@ def usable() -> bool | str:
     try:
         _kernels()
     except ImportError as error:
-        return f"triton {triton.__version__} has another Gluon: {error}"
+        return f"triton {triton.__version__} has an incompatible Gluon: {error}"
     return True
 
 

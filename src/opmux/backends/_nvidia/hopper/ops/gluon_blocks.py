@@ -40,7 +40,7 @@ def takes(
     if (a_rows, b_rows) != (1, 128):
         return f"takes scales of 1x128 and 128x128; these are of {a_rows}x128 and {b_rows}x128"
     if k % 16 or not k or n * out_dtype.itemsize % 16:
-        return f"takes rows in multiples of 16 bytes; there are {k} to multiply and {n * out_dtype.itemsize} to write"
+        return f"takes rows in multiples of 16 bytes; the factors have {k} and the result {n * out_dtype.itemsize}"
     if min(m, n) <= 64:
         return f"takes more than 64 rows and columns; the result has {m} and {n}"
     return True
