@@ -11,9 +11,9 @@ TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 MODERN := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 JOBS ?= 2
 PYTEST := $(RUN) pytest -q -n $(JOBS)
-# A file of tests stays on one worker, which makes what its tests share once.
+# All tests of a file run on one worker, so that their shared fixtures are built once.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# What `make test-touched` compares with: the last commit that is more than a day old; everything if there is none.
+# `make test-touched` compares with this: the last commit that is more than a day old; all tests run if there is none.
 BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
 
 .DEFAULT_GOAL := help
@@ -27,7 +27,7 @@ help:  ## list the targets
 setup: .venv/.ready  ## make .venv with everything in it, and compile the C++ (PYTHON=... picks the interpreter)
 	@$(BIN)/opmux build || true
 
-# torch goes in alone and pinned: resolved together with the rest, pip may settle on a build with all of CUDA.
+# torch is installed first and pinned: together with the other packages, pip may choose a build with all of CUDA.
 .venv/.torch: constraints.txt
 	@$(PYTHON) $(MODERN) 2>/dev/null || { \
 	  echo "opmux needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>/dev/null || echo not there)."; \
@@ -44,12 +44,12 @@ setup: .venv/.ready  ## make .venv with everything in it, and compile the C++ (P
 	@touch $@
 
 .venv/.ready: .venv/.torch pyproject.toml
-	@echo "[3/3] installing opmux, its tools for tests and pages, and Transformer Engine's Python layer (about a minute)"
+	@echo "[3/3] installing opmux, the tools for tests and docs, and Transformer Engine's Python layer (about a minute)"
 	@$(INSTALL) --no-build-isolation -e ".[test,te,docs]"
 	@touch $@
 	@echo "ready"
 
-# Compiles the same as `opmux build`. Needs no more than torch, and keeps the second core busy while pip installs the rest.
+# Compiles the same libraries as `opmux build`. It needs only torch, so it runs while pip installs the other packages.
 libraries: .venv/.torch
 	@$(RUN) compileall -q -j 2 src
 	@PYTHONPATH=src:tests/shared $(BIN)/python tests/shared/libraries.py
@@ -70,7 +70,7 @@ format: .venv/.ready  ## let ruff fix and format
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
 
-# The type checker has one thread: it runs beside the first tests.
+# The type checker has one thread, so it runs in parallel with the first tests.
 ready:
 	@$(MAKE) --no-print-directory -j 2 setup libraries
 	@$(MAKE) --no-print-directory style
@@ -83,7 +83,7 @@ test-all: test  ## the same, then every other test, and another processor's roun
 	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow --rest'
 	@$(MAKE) --no-print-directory other-rounding
 
-# After `make test`, REST=--rest leaves out what that has run whole.
+# After `make test`, REST=--rest skips the files of which it has run all tests.
 test-touched: ready  ## every test of what changed since BASE=<commit>; by default since yesterday
 	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow $(REST) --touched "$(BASE)"'
 
@@ -101,15 +101,15 @@ opinfo: .venv/.ready  ## every sample of PyTorch's OpInfo through our interprete
 	PYTHONPATH=src TRITON_INTERPRET=1 $(BIN)/python tests/faces/opinfo.py --processes $(JOBS) --seconds 36000 \
 	  --unit-seconds 1800 --json opinfo.json --dtypes float32 bfloat16 float16 float64 int64 int32 bool complex64
 
-bench: .venv/.ready  ## what a call through the dispatcher costs
+bench: .venv/.ready  ## measure the cost of a call through the dispatcher
 	$(BIN)/python benchmarks/dispatch.py
 
-docs: .venv/.ready  ## write the pages of docs/ that follow from the code
+docs: .venv/.ready  ## write the generated pages of docs/
 	PYTHONPATH=src $(BIN)/python tools/docs.py
 
 site: docs  ## build the documentation as web pages in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
-clean:  ## remove what was built; .venv stays
+clean:  ## remove all build outputs except .venv
 	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

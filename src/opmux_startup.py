@@ -1,14 +1,14 @@
-"""Run by Python at each start (opmux_startup.pth): an unmodified `import transformer_engine` runs on opmux.
+"""Makes an unmodified `import transformer_engine` run on opmux. Python runs this at each start (opmux_startup.pth).
 
-`pip install opmux[te]` installs NVIDIA's Python layer without its compiled extension. Its own loader then raises, and
-with it every program that imports the layer because it found it: accelerate, peft, transformers' Trainer. So the first
-import of the layer installs `opmux.te`. Until then nothing is imported, and a start of Python takes 0.5 ms longer.
+`pip install opmux[te]` installs NVIDIA's Python layer without its compiled extension. The layer's own loader then
+raises, and so does every program that imports the layer because it is installed: accelerate, peft, transformers'
+Trainer. So the first import of the layer installs `opmux.te`. Until then nothing is imported, and a start of Python
+takes 0.5 ms longer.
 
-A vendor's package that was written for FlagGems imports `backend_utils`: where no other module has that name, opmux's
-is found, so that the vendor's own tests can import the package directly.
+A vendor's package that was written for FlagGems imports `backend_utils`. If no other module has that name, the import
+gets opmux's module, so that the vendor's own tests can import the package directly.
 
-Nothing is done for the layer where NVIDIA's extension is installed, and nothing at all with
-OPMUX_TE_STARTUP=0.
+The layer is left unchanged if NVIDIA's extension is installed. OPMUX_TE_STARTUP=0 turns everything here off.
 """
 
 import os
@@ -20,7 +20,7 @@ EXTENSIONS = ("transformer-engine-cu12", "transformer-engine-cu13", "transformer
 
 
 class Finder:
-    """Finds the layer as Python does, and has `opmux.te` installed before its first line runs."""
+    """Finds the layer as Python does, and installs `opmux.te` before the layer's first line runs."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):

@@ -31,10 +31,10 @@ def status(name: str) -> str:
 
 
 def page() -> str:
-    found: dict[str, list[str]] = {kind: [] for kind in (OURS, COMPOSED, VIEW, LEFT, NOT_YET)}
+    by_kind: dict[str, list[str]] = {kind: [] for kind in (OURS, COMPOSED, VIEW, LEFT, NOT_YET)}
     for name in left.flaggems_names():
-        found[status(name)].append(name)
-    mine = ours()
+        by_kind[status(name)].append(name)
+    implemented = ours()
     lines = [
         "# Coverage of ATen",
         "",
@@ -43,49 +43,49 @@ def page() -> str:
         "",
         "| | overloads |",
         "|---|---|",
-        f"| computed by kernels of ours | {len(found[OURS])} |",
-        f"| composed by ATen of other ops, which are overridden | {len(found[COMPOSED])} |",
-        f"| views: no kernel runs | {len(found[VIEW])} |",
-        f"| left to torch, for the reason given | {len(found[LEFT])} |",
-        f"| not yet | {len(found[NOT_YET])} |",
+        f"| computed by kernels of ours | {len(by_kind[OURS])} |",
+        f"| composed by ATen of other ops, which are overridden | {len(by_kind[COMPOSED])} |",
+        f"| views: no kernel runs | {len(by_kind[VIEW])} |",
+        f"| left to torch, for the reason given | {len(by_kind[LEFT])} |",
+        f"| not yet | {len(by_kind[NOT_YET])} |",
         f"| all | {len(left.flaggems_names())} |",
         "",
-        f"With overloads that are not in FlagGems' list, opmux overrides {len(mine)}.",
+        f"With overloads that are not in FlagGems' list, opmux overrides {len(implemented)}.",
         "An override of a composed op would lose its gradient, so opmux overrides the ops it calls.",
         "",
-        f"## Ours: {len(found[OURS])}",
+        f"## Ours: {len(by_kind[OURS])}",
         "",
-        *_table("computed by", found[OURS], lambda n: _primitive(mine[n])),
+        *_table("computed by", by_kind[OURS], lambda n: _primitive(implemented[n])),
         "",
-        f"## Composed by ATen: {len(found[COMPOSED])}",
+        f"## Composed by ATen: {len(by_kind[COMPOSED])}",
         "",
-        *_table("of", found[COMPOSED], left.parts),
+        *_table("of", by_kind[COMPOSED], left.parts),
         "",
-        f"## Views: {len(found[VIEW])}",
+        f"## Views: {len(by_kind[VIEW])}",
         "",
-        " ".join(f"`{name}`" for name in found[VIEW]),
+        " ".join(f"`{name}`" for name in by_kind[VIEW]),
         "",
-        f"## Left to torch: {len(found[LEFT])}",
+        f"## Left to torch: {len(by_kind[LEFT])}",
         "",
-        *_table("because", found[LEFT], lambda n: str(left.reason(n))),
+        *_table("because", by_kind[LEFT], lambda n: str(left.reason(n))),
         "",
     ]  # fmt: skip
-    if found[NOT_YET]:
-        rows = _table("family", found[NOT_YET], lambda n: left.not_yet().get(n, ""))
-        lines += [f"## Not yet: {len(found[NOT_YET])}", "", *rows, ""]
+    if by_kind[NOT_YET]:
+        rows = _table("family", by_kind[NOT_YET], lambda n: left.not_yet().get(n, ""))
+        lines += [f"## Not yet: {len(by_kind[NOT_YET])}", "", *rows, ""]
     for chip, of in MEASURED.items():
         lines += _speeds(chip, decisions.FILES.shipped(of))
     return "\n".join(lines)
 
 
 def _speeds(chip: str, known: Mapping[str, decisions.Speed]) -> list[str]:
-    found = {name: mean(ratios(speed)) for name, speed in known.items() if ratios(speed)}
-    slow = sorted((r, name) for name, r in found.items() if r < SLOW)
+    means = {name: mean(ratios(speed)) for name, speed in known.items() if ratios(speed)}
+    slow = sorted((r, name) for name, r in means.items() if r < SLOW)
     return [
         f"## Speed on {chip}",
         "",
-        f"For {len(found)} overloads a speed is shipped: torch's time on the device over ours at the largest size, the",
-        f"geometric mean over dtypes. Over all of them it is {mean(found.values()):.2f}. {len(slow)} are below {SLOW},",
+        f"For {len(means)} overloads a speed is shipped: torch's time on the device over ours at the largest size, the",
+        f"geometric mean over dtypes. Over all of them it is {mean(means.values()):.2f}. {len(slow)} are below {SLOW},",
         'and `mode="auto"` leaves them to torch wherever they are slower:',
         "",
         ", ".join(f"`{name}` {r:.2f}" for r, name in slow) + ".",
@@ -98,9 +98,13 @@ def _primitive(overload: overloads.Overload) -> str:
     return f"`{spec.name}` ({spec.family})"
 
 
-def _table(about: str, found: Iterable[str], words: Callable[[str], str]) -> list[str]:
+def _table(about: str, names: Iterable[str], text_of: Callable[[str], str]) -> list[str]:
     """A table with one row for all overloads that share a description."""
     rows: dict[str, list[str]] = {}
-    for name in found:
-        rows.setdefault(words(name), []).append(f"`{name}`")
-    return [f"| overloads | {about} |", "|---|---|", *(f"| {' '.join(names)} | {of} |" for of, names in rows.items())]
+    for name in names:
+        rows.setdefault(text_of(name), []).append(f"`{name}`")
+    return [
+        f"| overloads | {about} |",
+        "|---|---|",
+        *(f"| {' '.join(listed)} | {description} |" for description, listed in rows.items()),
+    ]

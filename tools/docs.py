@@ -47,8 +47,8 @@ def _op_table(rows: list[Spec]) -> list[str]:
     """The table of a family's ops, without empty columns."""
     cells = [_op_row(s) for s in rows]
     names = ("op", "meaning", "returns", "backward", "writes")
-    kept = [i for i in range(len(names)) if any(row[i] for row in cells)]
-    table = [[names[i] for i in kept], ["---" for _ in kept], *([row[i] for i in kept] for row in cells)]
+    columns = [i for i in range(len(names)) if any(row[i] for row in cells)]
+    table = [[names[i] for i in columns], ["---" for _ in columns], *([row[i] for i in columns] for row in cells)]
     return [f"| {' | '.join(row)} |" if row[0] != "---" else f"|{'|'.join(row)}|" for row in table]
 
 
@@ -112,35 +112,36 @@ def tex_page() -> str:
     registry = get_default_manager().registry
     registry.list_operators()  # loads every family and its kernels
 
-    def named(spec: Spec, wanted: Callable[[OpImpl], bool]) -> str:
+    def named(spec: Spec, accepts: Callable[[OpImpl], bool]) -> str:
         """The ops that have such an impl: the function itself, or its parts."""
-        if any(map(wanted, registry.impls(spec.key))):
+        if any(map(accepts, registry.impls(spec.key))):
             return "itself"
-        parts = [p for p in spec.parts.values() if any(map(wanted, registry.impls(p.key)))]
+        parts = [p for p in spec.parts.values() if any(map(accepts, registry.impls(p.key)))]
         is_cast = lambda p: p.family in ("quant", "fused_quant")
         casts = ["the casts"] if any(map(is_cast, parts)) and spec.family != "tex_quantize" else []
         return ", ".join([p.name for p in parts if not is_cast(p) or not casts] + casts)
 
     ours = lambda impl: impl.kind is BackendImplKind.DEFAULT and impl.vendor is None
     library = lambda impl: impl.of_vendor("nvidia") and not impl.impl_id.endswith("transformer_engine")
-    found = sorted((s for s in specs if s.space == "tex"), key=lambda s: (s.family, s.name))
-    here = [s for s in found if s.name not in UNAVAILABLE]
+    declared = sorted((s for s in specs if s.space == "tex"), key=lambda s: (s.family, s.name))
+    available = [s for s in declared if s.name not in UNAVAILABLE]
     rows: list[str] = []
-    for i, spec in enumerate(found):
-        if not i or found[i - 1].family != spec.family:
+    for i, spec in enumerate(declared):
+        if not i or declared[i - 1].family != spec.family:
             head = ["", "| function | meaning | reference | Triton | NVIDIA |", "|---|---|---|---|---|"]
             rows += ["", f"### {spec.family.removeprefix('tex_')}", *head]
         needs = UNAVAILABLE.get(spec.name)
         reference = f"needs {_needs(needs)}" if needs else "yes"
         call, meaning, *_ = _op_row(spec)
         rows.append(f"| {call} | {meaning} | {reference} | {named(spec, ours)} | {named(spec, library)} |")
-    kernels = sum(bool(named(s, ours)) for s in here)
+    kernels = sum(bool(named(s, ours)) for s in available)
     guide = SRC / "faces" / "tex" / "README.md"
     lines = [guide.read_text(encoding="utf-8").rstrip(), "", "## Every function", ""]
+    triton = "Triton kernels of ours"
     lines += [
         "Made by `make docs` from the specs; do not edit below.",
-        f"{len(found)} functions: {len(here)} run here, {kernels} of them on Triton kernels of ours, all or in part;",
-        f"{len(found) - len(here)} need several GPUs or a library that is not built in, and say so.",
+        f"{len(declared)} functions: {len(available)} run here, {kernels} of them on {triton}, all or in part;",
+        f"{len(declared) - len(available)} need several GPUs or a library that is not built in, and say so.",
         "",
         "| column | meaning |",
         "|---|---|",
@@ -189,11 +190,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("dir", nargs="?", type=Path, default=Path("docs"))
     options = parser.parse_args(argv)
     stale = []
-    made = [(options.dir / name, page()) for name, page in PAGES.items()]
+    pages = [(options.dir / name, page()) for name, page in PAGES.items()]
     package = options.dir.resolve().parent / "src" / "opmux"
     if package.is_dir():
-        made += [(package / name, text) for name, text in stubs.stubs()]
-    for path, text in made:
+        pages += [(package / name, text) for name, text in stubs.stubs()]
+    for path, text in pages:
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             stale.append(str(path))
             if not options.check:

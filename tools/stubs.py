@@ -34,10 +34,10 @@ QUALIFIED = {torch.Tensor: "Tensor", torch.dtype: "torch.dtype", torch.device: "
 
 def ops_stub() -> str:
     """`opmux.ops`: the primitives and fused ops, each under its name in `opmux.ops`."""
-    found: dict[str, Spec] = {}
+    declared: dict[str, Spec] = {}
     for space in reversed(NAME_LOOKUP["ops"]):
-        found |= {s.name: s for s in specs if s.space == space and s.primitive and not s.name.startswith("_")}
-    body = "\n\n".join(_function(s.name, s.signature, s.doc) for _, s in sorted(found.items()))
+        declared |= {s.name: s for s in specs if s.space == space and s.primitive and not s.name.startswith("_")}
+    body = "\n\n".join(_function(s.name, s.signature, s.doc) for _, s in sorted(declared.items()))
     return HEAD.format(doc="The ops of opmux.ops.").replace("from enum import IntEnum\n", "") + body + "\n"
 
 

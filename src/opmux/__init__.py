@@ -81,8 +81,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _MODULE_OF:
-        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        return found
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        return value
     raise AttributeError(f"module 'opmux' has no attribute '{name}'")
 
 

@@ -1,6 +1,6 @@
 """`python -m opmux`: the same as the command `opmux`."""
 
-from .tools.cli import main
+from .tools.start import main
 
 if __name__ == "__main__":
     main()

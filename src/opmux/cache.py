@@ -46,12 +46,12 @@ class NotTrusted(PermissionError):
 
 def root() -> Path | None:
     """OPMUX_CACHE_DIR, else opmux in XDG_CACHE_HOME or ~/.cache; None with neither the setting nor a home directory."""
-    asked = CACHE_DIR.get()
+    configured = CACHE_DIR.get()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     if not Path(base).is_absolute():  # XDG specification: a relative path is ignored
         base = "~/.cache"
     try:
-        return Path(asked or Path(base, "opmux")).expanduser().absolute()
+        return Path(configured or Path(base, "opmux")).expanduser().absolute()
     except RuntimeError:  # this user has no home directory, as in many containers
         return None
 
@@ -76,23 +76,23 @@ def check(folder: Path) -> None:
     real = Path(os.path.realpath(folder))
     for path in dict.fromkeys((*reversed(folder.parents), folder, *reversed(real.parents), real)):
         try:
-            found = os.lstat(path)
+            status = os.lstat(path)
         except FileNotFoundError:
             continue
         # In a user namespace root may not have uid 0; root's files have the same owner as "/".
-        if found.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
-            raise NotTrusted(f"{path} belongs to another user ({_user(found.st_uid)}), who could put files there")
-        if stat.S_ISDIR(found.st_mode) and _open_to_others(found):
-            if path != real and found.st_mode & stat.S_ISVTX:
+        if status.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
+            raise NotTrusted(f"{path} belongs to another user ({_user(status.st_uid)}), who could put files there")
+        if stat.S_ISDIR(status.st_mode) and _open_to_others(status):
+            if path != real and status.st_mode & stat.S_ISVTX:
                 continue
-            mode = stat.S_IMODE(found.st_mode)
+            mode = stat.S_IMODE(status.st_mode)
             raise NotTrusted(f"other users can write to {path} (mode {mode:04o}): close it with `chmod go-w {path}`")
 
 
-def _open_to_others(found: os.stat_result) -> bool:
-    if found.st_mode & stat.S_IWOTH:
+def _open_to_others(status: os.stat_result) -> bool:
+    if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(found.st_mode & stat.S_IWGRP) and not _is_our_own_group(found.st_gid)
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_our_own_group(status.st_gid)
 
 
 def _is_our_own_group(gid: int) -> bool:
@@ -131,13 +131,13 @@ def _open_trusted(path: str, flags: int) -> int:
             raise NotTrusted(f"{path} is a symbolic link") from None
         raise
     try:
-        found = os.fstat(opened)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
             raise NotTrusted(f"{path} is not a regular file")
-        if pwd is not None and found.st_uid not in (os.geteuid(), 0):
-            raise NotTrusted(f"{path} belongs to another user ({_user(found.st_uid)})")
-        if pwd is not None and _open_to_others(found):
-            raise NotTrusted(f"other users can write to {path} (mode {stat.S_IMODE(found.st_mode):04o})")
+        if pwd is not None and status.st_uid not in (os.geteuid(), 0):
+            raise NotTrusted(f"{path} belongs to another user ({_user(status.st_uid)})")
+        if pwd is not None and _open_to_others(status):
+            raise NotTrusted(f"other users can write to {path} (mode {stat.S_IMODE(status.st_mode):04o})")
     except BaseException:
         os.close(opened)
         raise
@@ -242,14 +242,14 @@ class _NoLocks(OSError):
 
 def _wait(take: Callable[[Path], Callable[[], None] | None], path: Path, timeout: float) -> Callable[[], None]:
     """Wait for a lock; returns the function that releases it."""
-    start, told = time.monotonic(), False
+    start, logged = time.monotonic(), False
     while (release := take(path)) is None:
         waited = time.monotonic() - start
         if waited >= timeout:
             stale = ". Remove the file if no process uses it" if take is _create else ""
             raise TimeoutError(f"another process has held {path} for {timeout:g} s{stale}")
-        if waited >= NOTICE and not told:
-            told = True
+        if waited >= NOTICE and not logged:
+            logged = True
             # a wait in the background delays nothing that the user sees
             level = logging.WARNING if threading.current_thread() is threading.main_thread() else logging.INFO
             logger.log(level, "waiting for another process that holds %s, %g s at most", path, timeout)

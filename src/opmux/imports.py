@@ -1,13 +1,13 @@
-"""Our modules under other libraries' names: a table of them, and the finder through which every import of them goes.
+"""Our modules under other libraries' names: a table of them, and the finder that imports them.
 
 | who adds a `Grant` to the finder | for which names | until |
 |---|---|---|
-| `faces/compat.py` | those of a library | `uninstall` |
-| `foreign_names` | those that plugins and vendors' packages import | the package is imported |
+| `faces/compat.py` | a library's names | `uninstall` |
+| `foreign_names` | names that plugins and vendors' packages import | the package is imported |
 | `faces/te/boot.py` | `transformer_engine_torch` and `.plugin(s)`; it changes the layer's modules | `uninstall` |
 | `opmux_startup.py` | `transformer_engine.plugin(s)`, `backend_utils` | the process ends |
 
-An installed library keeps its names unless a grant shadows it: this finder only serves names that no other one finds.
+An installed library keeps its names unless a grant shadows it: this finder only serves names that no other finder has.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Grant:
     shadows: tuple[str, ...] = ()  # rows to serve even if another finder finds the name
     # Called for modules of the layer that are not ours, with the name and the spec of other finders. Returns a changed
     # spec, or None to use that spec unchanged.
-    change: Callable[[str, ModuleSpec | None], ModuleSpec | None] = lambda name, found: None
+    change: Callable[[str, ModuleSpec | None], ModuleSpec | None] = lambda name, spec: None
     distributions: Callable[..., Iterable[Any]] = lambda context: ()  # find_distributions of importlib.metadata
     thread: int | None = None  # the thread that adds and removes the grant; a forked child has no other threads
 
@@ -93,16 +93,16 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def add(self, grant: Grant) -> None:
         with lock.held:
             self.grants = (*self.grants, grant)
-            self._place()
+            self._update_meta_path()
 
     def remove(self, grant: Grant) -> None:
         self.keep(lambda other: other is not grant)
 
-    def keep(self, wanted: Callable[[Grant], bool]) -> None:
-        """Remove the grants that are not `wanted`, and the modules that no remaining grant serves."""
+    def keep(self, is_kept: Callable[[Grant], bool]) -> None:
+        """Remove the grants for which `is_kept` is false, and the modules that no remaining grant serves."""
         with lock.held:
-            self.grants = tuple(grant for grant in self.grants if wanted(grant))
-            self._place()
+            self.grants = tuple(grant for grant in self.grants if is_kept(grant))
+            self._update_meta_path()
             for name in [n for n in tuple(self.given) if not self._granted(n)]:
                 if self.serves(name):
                     del sys.modules[name]
@@ -111,7 +111,7 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                     del self._parents[name]
                 del self.given[name]
 
-    def _place(self) -> None:
+    def _update_meta_path(self) -> None:
         """Move this finder to the front of `sys.meta_path`, or remove it if there is no grant.
 
         Each change makes a new list: if a finder were removed in place, an import in another thread would skip the next
@@ -146,19 +146,19 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def _changed(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
         """The layer's own module with the changes of all grants, the oldest first; None if no grant changes it."""
-        found, changed = self.others(name, path, target), None
+        spec, changed = self.others(name, path, target), None
         for grant in self.grants:
-            changed = grant.change(name, changed or found) or changed
+            changed = grant.change(name, changed or spec) or changed
         return changed
 
     def others(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """What the other finders find. `opmux_startup`'s finder is skipped for our names, because it calls this one."""
+        """The spec of the other finders. For our names `opmux_startup`'s is skipped, because it calls this one."""
         for other in list(sys.meta_path):
             calls_us = name != LAYER and getattr(other, "__module__", "") == "opmux_startup"
             if other is self or calls_us or not hasattr(other, "find_spec"):
                 continue
-            if (found := other.find_spec(name, path, target)) is not None:
-                return found
+            if (spec := other.find_spec(name, path, target)) is not None:
+                return spec
         return None
 
     def find_distributions(self, context: Any = None) -> Iterator[Any]:
@@ -169,10 +169,10 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         name = module.__name__
-        for each, ours in (_table(ROWS[name]) if name in ROWS else {name: _ours(name)}).items():
+        for foreign, ours in (_table(ROWS[name]) if name in ROWS else {name: _ours(name)}).items():
             if not ours:
                 module.__dict__["__getattr__"] = functools.partial(_child, name)
-            self.give(each, ours or module)
+            self.give(foreign, ours or module)
 
     def load(self, name: str) -> None:
         """Load a module without importing its parents."""
@@ -208,13 +208,13 @@ def _table(row: ForeignModule) -> Mapping[str, str | types.ModuleType]:
 def _ours(name: str) -> str | types.ModuleType | None:
     """Our module for a foreign name, or the module's name; "" for an empty package, None if there is none."""
     row = _row(name)
-    table, above = _table(row) if row is not None else {}, name
-    while above and above not in table:
-        above = above.rpartition(".")[0]
-    ours = table.get(above)
-    if above == name:
+    table, ancestor = _table(row) if row is not None else {}, name
+    while ancestor and ancestor not in table:
+        ancestor = ancestor.rpartition(".")[0]
+    ours = table.get(ancestor)
+    if ancestor == name:
         return ours
-    ours = f"{ours}{name[len(above) :]}" if ours and isinstance(ours, str) else None
+    ours = f"{ours}{name[len(ancestor) :]}" if ours and isinstance(ours, str) else None
     try:
         return ours if ours is not None and importlib.util.find_spec(ours) is not None else None
     except ModuleNotFoundError:  # the parent is not a package
@@ -234,7 +234,7 @@ _FROM_START = Grant((*PLUGINS, "backend_utils"))
 
 
 def at_start(name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """For `opmux_startup`: called when one of the names above is first imported; serves them now and later."""
+    """Find one of the names above; `opmux_startup` calls this at the first import. Later imports find them directly."""
     if _FROM_START not in finder.grants:
         finder.add(_FROM_START)
     return finder.find_spec(name, path, target)
@@ -268,14 +268,14 @@ def _after_fork() -> None:
 lock.after_fork.append(_after_fork)
 
 
-def _tolerant(name: str, found: ModuleSpec | None) -> ModuleSpec | None:
+def _tolerant(name: str, spec: ModuleSpec | None) -> ModuleSpec | None:
     """The installed layer, or an empty package if its import fails; unchanged if the layer has plugins of its own."""
-    if name != LAYER or found is None or found.loader is None:
+    if name != LAYER or spec is None or spec.loader is None:
         return None
-    if finder.others(PLUGINS[0], found.submodule_search_locations or []) is not None:
+    if finder.others(PLUGINS[0], spec.submodule_search_locations or []) is not None:
         return None
-    found.loader = _Tolerant(found.loader)
-    return found
+    spec.loader = _Tolerant(spec.loader)
+    return spec
 
 
 class _Tolerant(importlib.abc.Loader):
@@ -286,13 +286,13 @@ class _Tolerant(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        there = set(sys.modules)
+        before = set(sys.modules)
         try:
             self._loader.exec_module(module)
         except Exception as error:
             why = f"{LAYER} is installed but cannot be imported: {type(error).__name__}: {error}"
             logger.debug("%s", why)
-            for name in [n for n in sys.modules if n.startswith(f"{LAYER}.") and n not in there]:
+            for name in [n for n in sys.modules if n.startswith(f"{LAYER}.") and n not in before]:
                 del sys.modules[name]
             module.__dict__.update(__path__=[], __getattr__=functools.partial(_absent, why))
             finder.give(LAYER, module)
@@ -311,8 +311,8 @@ def _load_plugins() -> None:
     """
     if PLUGINS[0] in sys.modules:
         return
-    loaded, found = sys.modules.get(LAYER), finder.others(LAYER)
-    path = found.submodule_search_locations if loaded is None and found is not None else getattr(loaded, "__path__", [])
+    loaded, spec = sys.modules.get(LAYER), finder.others(LAYER)
+    path = spec.submodule_search_locations if loaded is None and spec is not None else getattr(loaded, "__path__", [])
     if finder.others(PLUGINS[0], path or []) is None:
         for name in PLUGINS[:2]:
             finder.load(name)

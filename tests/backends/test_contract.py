@@ -906,7 +906,7 @@ def test_an_unknown_name_in_get_unused_ops_warns_with_the_nearest_one(case):
         ("- activation.flat\n", "expected tunables, each with a list of configs"),
         ("activation.flat:\n  - META: {BLOKC: 256}\n", "BLOKC is no size of it. Allowed: num_warps"),
         ("activation.flat:\n  - META: {BLOCK: 300}\n", "BLOCK = 300. Allowed: a power of two"),
-        ("activation.flat:\n  - {META: {BLOCK: 256}, num_wraps: 4}\n", "num_wraps means nothing here"),
+        ("activation.flat:\n  - {META: {BLOCK: 256}, num_wraps: 4}\n", "unknown field num_wraps"),
     ],
 )
 def test_a_mistake_in_tune_configs_raises_and_names_the_file(case, text, says):

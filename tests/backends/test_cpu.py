@@ -36,6 +36,7 @@ KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES
 @pytest.fixture(scope="module", autouse=True)
 def built():
     try:
+        native.compile()
         native.load("rms_norm")
     except NotSupported as error:
         pytest.skip(str(error))
@@ -272,7 +273,7 @@ def test_invalid_arguments_raise_the_errors_of_the_reference(name):
 
 # Runs each case in a fork of one process that has imported everything and called nothing.
 ORIGIN = """
-import json, logging, os, sys, torch, opmux, opmux.ops
+import json, logging, os, sys, time, torch, opmux, opmux.ops
 
 from opmux.backends._cpu.ops import native
 from opmux.core import specs
@@ -290,6 +291,9 @@ def check():
     x, w = torch.randn(3, 64, requires_grad=True), torch.ones(64)
     opmux.explain("rms_norm", x, w)
     facts = {"early": [len(tries), native._NativeState.loaded], "runtimes": [native.runtimes()]}
+    opmux.ops.rms_norm(x, w)
+    while native._NativeState.compiling:
+        time.sleep(0.1)
     for _ in range(3):
         y, rstd = opmux.ops.rms_norm(x, w)
         y.sum().backward()
@@ -342,7 +346,7 @@ def facts(tmp_path_factory):
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
-def test_the_kernels_are_built_by_the_first_call_and_not_before(facts):
+def test_the_kernels_are_loaded_by_the_first_call_and_not_before(facts):
     found = facts["here"]
     assert found["early"] == [0, False]
     assert found["right"] and found["loaded"] and found["tries"] == 1 and found["said"] == []
@@ -353,7 +357,7 @@ def test_the_kernels_are_built_by_the_first_call_and_not_before(facts):
 @pytest.mark.parametrize("case", SAYS)
 def test_without_the_kernels_the_references_run_and_one_warning_says_why(case, facts):
     found = facts[case]
-    assert found["right"] and not found["loaded"] and found["tries"] == 1
+    assert found["right"] and not found["loaded"] and found["tries"] == (case == "a library that does not load")
     (warning,) = found["said"]
     assert re.search(f"^the cpu kernels cannot be built: .*{SAYS[case]}", warning), warning
     assert "-> 'reference.torch'" in found["why"] and "cannot be built" in found["why"]

@@ -29,6 +29,7 @@ KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES
 @pytest.fixture(scope="module", autouse=True)
 def built():
     try:
+        native.compile()
         native.load("rms_norm")
     except NotSupported as error:
         pytest.skip(str(error))

@@ -152,7 +152,7 @@ def test_attention_results_have_the_specs_shapes_dtypes_and_strides(fn, when, or
     """For all samples that the impl accepts, through torch's own meta kernels."""
     spec = specs.find(fn.op)
     laid = lambda t: (
-        attention_spec.room(t.transpose(1, 2)).transpose(1, 2) if torch.is_tensor(t) and t.dim() == 4 else t
+        attention_spec.empty_result(t.transpose(1, 2)).transpose(1, 2) if torch.is_tensor(t) and t.dim() == 4 else t
     )
     taken = []
     for sample in spec.samples(BF16, META):

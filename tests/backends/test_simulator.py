@@ -59,8 +59,8 @@ def refused(simulated) -> dict:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("cuda", "'cuda' is a device type of torch's own"),
-        ("npu0", "named with small letters and _, such as 'npu'; got 'npu0'"),
+        ("cuda", "'cuda' is one of torch's own device types"),
+        ("npu0", "name has small letters and _, such as 'npu'; got 'npu0'"),
         ("many", "count = 65. Allowed: 1 to 64 devices"),
         ("triton", r"triton was imported before simulate\('txda'\).*call simulate first, or set TRITON_INTERPRET=1"),
         ("backward", r"backward\(\) ran in this process before simulate\('txda'\).*Call simulate first"),

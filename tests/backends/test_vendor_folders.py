@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 import triton
 
 from opmux.kernels.lib import config, launch, rows
-from opmux.tools.tile_checks import questions
+from opmux.tools.tile_checks import typical_facts
 
 ROOT = Path(__file__).parents[2]
 BF16 = torch.bfloat16
@@ -208,7 +208,7 @@ def test_vendor_tiles_are_valid_for_every_tunable_they_name(tunables, chip):
     assert set(named) <= set(tunables)
     changed = tried = 0
     for name in named:
-        for facts in questions(tunables[name]):
+        for facts in typical_facts(tunables[name]):
             with config.as_on(chip):
                 changed += tunables[name].look(**facts).source == "heuristics"
             if facts.get("n", 1000) == 1000:
@@ -222,7 +222,7 @@ def test_tiles_fit_the_on_chip_buffer(tunables, chip):
     room = package(chip.vendor).info.target(chip.arch).shared_memory
     fitting = 0
     for name, every in buffers.HELD.items():
-        for facts in questions(tunables[name]):
+        for facts in typical_facts(tunables[name]):
             with config.as_on(chip):
                 tiles = tunables[name](**facts)
             for held in every:

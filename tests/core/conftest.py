@@ -17,10 +17,10 @@ def clean_plugins():
     """Plugins that a test loads into its own registry must not count as loaded in the process."""
     from opmux.core import discovery
 
-    before = dict(discovery._seen)
+    before = dict(discovery._handled)
     yield
-    discovery._seen.clear()
-    discovery._seen.update(before)
+    discovery._handled.clear()
+    discovery._handled.update(before)
 
 
 @pytest.fixture

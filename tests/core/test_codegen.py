@@ -48,8 +48,8 @@ def test_an_error_inside_an_op_shows_the_generated_lines(plug):
 
     plug("rms_norm", "vendor.acme", BackendImplKind.VENDOR, fails, vendor="acme", when=lambda *a: True)
     text = shown(lambda: opmux.ops.rms_norm(x, w))
-    for line in ("return _t({})", "_found = _run({})", "return _fall_back("):
+    for line in ("return _t({})", "_returned = _run({})", "return _fall_back("):
         assert line.format("x, weight, eps, offset, casting") in text
     plug("gelu_tanh_bwd", "vendor.acme", BackendImplKind.VENDOR, fails, vendor="acme")
     text = shown(lambda: opmux.ops.gelu_tanh(x).sum().backward())
-    assert 'File "<opmux backward of gelu_tanh' in text and "_found = _target(_grad_y, x)" in text
+    assert 'File "<opmux backward of gelu_tanh' in text and "_returned = _target(_grad_y, x)" in text

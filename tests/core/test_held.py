@@ -27,7 +27,7 @@ def test_a_tensor_is_created_once(cache):
 def test_the_oldest_tensor_is_evicted(cache):
     for n in range(5):
         cache.get(n, lambda n=n: torch.ones(n), cuda=False)
-    assert list(cache.found) == [2, 3, 4]
+    assert list(cache.cached) == [2, 3, 4]
 
 
 def test_empty_cache_releases_memory(cache):
@@ -43,7 +43,7 @@ def test_memory_of_captured_graphs_is_kept(cache, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert cache.get("before", lambda: torch.ones(3), cuda=True) is before
     new = cache.get("new", lambda: torch.ones(4), cuda=True)
-    assert "new" not in cache.found, "memory of the graph is the graph's"
+    assert "new" not in cache.cached, "memory of the graph is the graph's"
     held.empty_cache()
     assert cache.get("before", lambda: torch.ones(3), cuda=True) is before, "a replay reads it"
     assert cache.get("new", lambda: torch.ones(4), cuda=True) is not new
@@ -54,7 +54,7 @@ def held_tensors(value, depth=3):
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, held.HeldTensors):
-        yield from held_tensors(value.found, depth)
+        yield from held_tensors(value.cached, depth)
     elif depth and isinstance(value, dict):
         for item in list(value.values()):
             yield from held_tensors(item, depth - 1)

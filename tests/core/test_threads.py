@@ -128,7 +128,7 @@ def test_ctrl_c_while_a_scope_is_entered_does_not_hide_a_later_one(monkeypatch):
         if len(told) == 1:
             raise KeyboardInterrupt
 
-    for name, value in {"_watchers": [watch], "_live": {}, "_told": False}.items():
+    for name, value in {"_watchers": [watch], "_live": {}, "_notified": False}.items():
         monkeypatch.setattr(policies, name, value)
     with pytest.raises(KeyboardInterrupt) as kept:
         policies._track(policies.Scope((), None))

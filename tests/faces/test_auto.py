@@ -253,7 +253,7 @@ def test_a_recording_ends_when_its_block_ends(tmp_path):
     with opmux.use(mode="all"):
         torch.softmax(torch.randn(2, 4), -1)
     assert [c["count"] for c in lines((tmp_path / "calls").read_text())] == [2]
-    with pytest.raises(OSError):
+    with pytest.raises(record.BadSink, match="missing/calls.*No such file or directory. Name a file in a folder"):
         opmux.use(record=tmp_path / "missing" / "calls")
 
 

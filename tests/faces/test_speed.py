@@ -117,7 +117,7 @@ def test_factories_are_called_with_the_size_and_the_device(sources, name):
 def test_cases_of_an_overload_are_few_and_distinct(sources):
     for name in ("_softmax", "cat", "_to_copy", "sum.dim_IntList"):
         made = list(sources.cases(table()[name], 1 << 13, torch.float32))
-        assert 0 < len(made) <= cases.CASES and len({c.looks for c in made}) == len(made), name
+        assert 0 < len(made) <= cases.CASES and len({c.layout for c in made}) == len(made), name
         assert {c.numel for c in made} == {1 << 13}, name
 
 
@@ -200,4 +200,4 @@ def test_the_report_counts_the_overloads_that_a_measurement_covers(capsys):
     speed = decisions.Speed((1.0, 1.0), {torch.float32: (decisions.Times(1 << 16, 2.0, 1.0),)})
     forms = {"_softmax.out": "_softmax", "add_.Tensor": "add.Tensor", "add.out": "add.Tensor"}
     command._report(screen.out(), {"_softmax": speed, "_softmax.out": speed, "add.Tensor": speed}, {}, forms)
-    assert "1 of them stand for 2 in-place and out= forms" in capsys.readouterr().out
+    assert "1 of them decide for 2 in-place and out= overloads" in capsys.readouterr().out

@@ -66,7 +66,7 @@ def test_every_byte_is_decoded_exactly(fp8):
 @both
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_quantization_with_one_scale_equals_the_reference(fp8, shape):
-    x, y, yt = numbers(shape), bytes_like(shape), bytes_like(spec.turned(shape))
+    x, y, yt = numbers(shape), bytes_like(shape), bytes_like(spec.transposed_shape(shape))
     for rows, columns in ((y, None), (None, yt), (y, yt)):
         equal(spec.fp8_cast_into, kernels.fp8_cast_into, x, one(3.7), rows, columns, one(), one(0.1), None, fp8)
         equal(spec.fp8_current_into, kernels.fp8_current_into, x, rows, columns, one(), None, fp8, False, 0.0)
@@ -84,7 +84,7 @@ def test_block_quantization_equals_the_reference(fp8, shape, two_d):
     x = numbers(shape)
     pairs = [
         (bytes_like(s), torch.zeros(spec.block_scales(shape, two_d, way), device=DEVICE))
-        for s, way in ((shape, False), (spec.turned(shape), True))
+        for s, way in ((shape, False), (spec.transposed_shape(shape), True))
     ]
     for pow2 in (False, True):
         for row, col in ((pairs[0], (None, None)), ((None, None), pairs[1]), pairs):

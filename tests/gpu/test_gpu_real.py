@@ -42,14 +42,14 @@ def all_right(found):
 def test_ops_conform_at_real_sizes(family):
     with settled():
         mine = [s for s in specs if s.family == family and s.space in ("opmux", "aten") and s.samples is not None]
-        all_right(first_of_each(real.cases(real.Wanted(mine, {}), CUDA)))
+        all_right(first_of_each(real.cases(real.CaseSelection(mine, {}), CUDA)))
 
 
 @pytest.mark.parametrize("family", ["activation", "channel_norm", "norm", "pointwise", "reduce", "scan", "softmax"])
 def test_aten_overrides_conform_at_real_sizes(family):
     with settled():
         mine = {n: o for n, o in table().items() if o.family == family}
-        all_right(first_of_each(real.cases(real.Wanted([], mine), CUDA)))
+        all_right(first_of_each(real.cases(real.CaseSelection([], mine), CUDA)))
 
 
 def test_the_list_of_families_is_complete():

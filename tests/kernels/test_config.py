@@ -252,11 +252,11 @@ def test_candidates_come_from_the_vendors_yaml(tiles, folder):
     [
         ("made_up.rows: 4", "expected a list of configs"),
         ("made_up.rows: [{META: 4}]", "META = 4. Allowed: sizes by name"),
-        ("made_up.rows: [{BLOCK_M: 4}]", "BLOCK_M means nothing here. Allowed: gen, META, num_warps, num_stages"),
+        ("made_up.rows: [{BLOCK_M: 4}]", "unknown field BLOCK_M. Allowed: gen, META, num_warps, num_stages"),
         ("made_up.rows: [{gen: true}]", "gen needs a param_map"),
         ("made_up.rows: [{gen: true, param_map: {META: {BLOCK_M: m}}}]", "names a list 'm', and there is none"),
         ("made_up.rows: [{gen: true, param_map: {META: [4]}}]", "META = [4]. Allowed"),
-        ("made_up.rows: [{gen: true, param_map: {maxnreg: [4]}}]", "maxnreg means nothing here"),
+        ("made_up.rows: [{gen: true, param_map: {maxnreg: [4]}}]", "unknown field maxnreg"),
         ("made_up.rows: [{META: {BLOCK_K: 4}}]", "BLOCK_K is no size of it"),
         ("made_up.rows: [", "is not valid YAML"),
         ("- 4", "expected tunables"),

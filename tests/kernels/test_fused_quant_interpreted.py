@@ -160,9 +160,9 @@ def buffers(shape, kind, two_d=False):
     if kind == "mx":
         return [b for way in (False, True) for b in (fresh(shape), fresh(quant.mx_scales(shape, way)))]
     if kind != "blocks":
-        return [fresh(shape), fresh(quant.turned(shape)), torch.zeros(1)]
+        return [fresh(shape), fresh(quant.transposed_shape(shape)), torch.zeros(1)]
     scales = [fresh(quant.block_scales(shape, two_d, way), torch.float32) for way in (False, True)]
-    return [fresh(shape), scales[0], fresh(quant.turned(shape)), scales[1]]
+    return [fresh(shape), scales[0], fresh(quant.transposed_shape(shape)), scales[1]]
 
 
 def equal(got, want):

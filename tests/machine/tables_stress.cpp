@@ -135,7 +135,7 @@ int main(int, char** given) {
   ended = true;
   threads[8].join();
   threads[9].join();
-  const int64_t left = living.load();
+  const int64_t left = live_records.load();
   const uint64_t before = world->hits.load();
   for (int i = 0; i < 10; ++i) {  // the table still records new calls
     world->call(1'000'001, 64);
@@ -144,5 +144,5 @@ int main(int, char** given) {
   std::printf("%llu %llu %llu %lld\n", static_cast<unsigned long long>(world->keys), static_cast<unsigned long long>(before),
               static_cast<unsigned long long>(world->by_class), static_cast<long long>(left));
   world.reset();
-  check(living.load() <= 0, "all records are freed");
+  check(live_records.load() <= 0, "all records are freed");
 }

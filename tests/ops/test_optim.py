@@ -162,7 +162,7 @@ def test_master_weights_keep_steps_too_small_for_bfloat16():
 def test_parameter_remainders_equal_master_weights():
     """Bit for bit: a bfloat16 with 16 more bits takes the same steps as float32."""
     master = weights()
-    halves = [optim.parted(t) for t in master]
+    halves = [optim.split(t) for t in master]
     p, rest = [h.clone() for h, _ in halves], [low.clone() for _, low in halves]
     assert all(torch.equal(optim.joined(a, b), t) for a, b, t in zip(p, rest, master, strict=True))
     assert all(

@@ -46,7 +46,7 @@ def same_bytes(got, want, fp8):
 
 
 def cast(x, scale, fp8, turned=False):
-    y, yt = torch.empty(x.shape, dtype=torch.uint8), torch.empty(quant.turned(x.shape), dtype=torch.uint8)
+    y, yt = torch.empty(x.shape, dtype=torch.uint8), torch.empty(quant.transposed_shape(x.shape), dtype=torch.uint8)
     amax, inv = torch.zeros(1), torch.zeros(1)
     quant.fp8_cast_into(x, torch.tensor([scale]), y, yt if turned else None, inv, amax, None, fp8)
     return y, yt, inv, amax

@@ -45,7 +45,7 @@ def launching_by(launch, monkeypatch):
     get_default_manager().prepare()  # loading plugins later would clear the launches recorded in C++
     # A context of another test may still refer to a policy scope.
     monkeypatch.setattr(policy, "_live", {})
-    monkeypatch.setattr(policy, "_told", False)
+    monkeypatch.setattr(policy, "_notified", False)
     monkeypatch.setattr(launching._LaunchingState, "paused", set())
     before = launching._LaunchingState.driver
     launching.drive(driver_of(launch))

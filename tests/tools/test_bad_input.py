@@ -175,3 +175,11 @@ def test_every_command_works_in_a_locale_without_unicode(shell):
     assert done.returncode == 0, done.stderr
     left = json.loads(done.stdout.splitlines()[-1])
     assert left == {" ".join(words): 2 if "☃" in words else 0 for words in commands}, done.stderr
+
+
+def test_without_its_packages_the_command_says_what_to_install():
+    """`pip install --no-deps` leaves the installed PyTorch alone, and installs nothing else either."""
+    code = "import sys; sys.modules['typer'] = None; from opmux.tools.start import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == ("opmux: the command needs typer, which is not installed: pip install typer rich PyYAML\n")

@@ -407,7 +407,7 @@ def test_the_memory_bound_preset_uses_large_tensors(monkeypatch):
         ("silu_mul", (1024, 131072)),
     ]
     assert all(math.prod(c.shape) * 2 == 256 << 20 for c in made.cases)
-    assert made.notes == ["not here yet: no_such_op"]
+    assert made.notes == ["not available yet: no_such_op"]
     assert [c.shape for c in cases.plan(["silu_mul"], "p", [(3, 4)], [], 256, "cuda").cases] == [(3, 4)]
 
 

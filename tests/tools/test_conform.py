@@ -213,7 +213,7 @@ def found(acme):
 
 def test_the_first_line_says_that_the_device_is_simulated(acme):
     first = acme[0].stdout.splitlines()[0]
-    assert first.startswith("acme on a SIMULATED acm: no such device is here")
+    assert first.startswith("acme on a SIMULATED acm: this machine has no such device")
     assert acme[1]["facts"]["how"] == "simulated"
 
 
@@ -299,7 +299,7 @@ def test_unchecked_ops_are_listed_with_a_reason(acme):
     assert said == {
         "aten::_nnpack_available": "PyTorch has no samples that call this overload",
         "dropout": "the op declares no samples",
-        "acme.words": "its tiles are asked for by something else than torch.dtype, bool, int",
+        "acme.words": "its tiles depend on something else than torch.dtype, bool, int",
     }
     assert "not checked: aten::_nnpack_available: PyTorch has no samples" in acme[0].stdout
     assert "failed as expected" in acme[0].stdout and ", 3 not checked (" in acme[0].stdout
@@ -434,7 +434,7 @@ def test_list_shows_impls_and_checks(cli, monkeypatch):
         ("[a.value]\nreason = 'x'", "there is no check 'value'. did you mean 'values'?"),
         ("[a.values]", "a reason is required"),
         ("[a.values]\nreason = ' '", "a reason is required"),
-        ("[a.values]\nreason = 'x'\nwhy = 'y'", "why means nothing here. Allowed: reason, impl"),
+        ("[a.values]\nreason = 'x'\nwhy = 'y'", "unknown field why. Allowed: reason, impl"),
         ("[a.values]\nreason = 'x'\nimpl = 3", "Allowed: the id of an impl"),
         ("a = 3", "a row is [op.check]"),
     ],
@@ -483,12 +483,12 @@ def test_a_difference_is_described_in_one_sentence():
 
 def test_the_two_halves_of_a_weight_are_compared_as_one_number():
     """The last bit of the whole weight may differ, although a carry then changes both tensors entirely."""
-    from opmux.specs.optim import parted
+    from opmux.specs.optim import split
 
     spec = specs.find("multi_tensor_adam_param_remainder")
 
     def written(weight):
-        p, rest = parted(torch.tensor([weight]))
+        p, rest = split(torch.tensor([weight]))
         return {"tensor_lists[1][0] (written)": p, "tensor_lists[4][0] (written)": rest}
 
     middle = 1 + 2**-8  # half way between two bfloat16 values

@@ -81,8 +81,8 @@ def test_a_call_with_fewer_samples_is_still_valid(name):
         small = calls.scaled(row, 1 << 14)
         if small is None:
             continue
-        assert [k.shape[2:] for k in small.looks if len(k.shape) > 3] == [
-            k.shape[2:] for k in row.looks if len(k.shape) > 3
+        assert [k.shape[2:] for k in small.tensor_specs if len(k.shape) > 3] == [
+            k.shape[2:] for k in row.tensor_specs if len(k.shape) > 3
         ] or name == "mul.Tensor"
         arguments = calls.Arguments(small, f32, CPU)
         assert calls.results(calls.OverloadSchema(name), *arguments.fresh())
@@ -224,10 +224,10 @@ def test_a_wrong_kernel_of_an_aten_overload_is_found(monkeypatch):
 
 def test_cases_of_all_ops_are_interleaved(monkeypatch):
     monkeypatch.setattr(real, "our_impls", lambda spec, device: [spec])
-    found = real.cases(real.Wanted([op_named(n) for n in ("rms_norm", "softmax", "silu")], {}), CPU)
+    found = real.cases(real.CaseSelection([op_named(n) for n in ("rms_norm", "softmax", "silu")], {}), CPU)
     assert {c.op for c in found[:3]} == {"rms_norm", "softmax", "silu"}
     assert {c.dtype for c in found if c.op == "softmax"} == {bf16, f32, torch.float16, f64}
-    only = real.Wanted([op_named("rms_norm")], {}, (bf16,), ("gemma*",))
+    only = real.CaseSelection([op_named("rms_norm")], {}, (bf16,), ("gemma*",))
     assert {m for c in real.cases(only, CPU) for m in c.models} == {"gemma-2-9b", "gemma-3-4b"}
 
 

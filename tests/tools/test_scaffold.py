@@ -123,12 +123,12 @@ def test_a_device_type_that_cannot_be_simulated_is_reported(cli, tmp_path):
         (("Acme", "--device", "npu"), "with a letter first: acme"),
         (("9lives", "--device", "npu"), "with a letter first, such as acme"),
         (("../acme", "--device", "npu"), "cannot be a vendor's name"),
-        (("nvidia", "--device", "cuda"), "a vendor 'nvidia' is known already: "),
+        (("nvidia", "--device", "cuda"), "a vendor 'nvidia' exists already: "),
         (("flagos", "--device", "npu"), "'flagos' has another meaning where a vendor is named"),
         (("torch", "--device", "npu"), "'torch' has another meaning"),
         (("acme", "--device", "NPU 1"), "--device 'NPU 1' is no name of a device type"),
-        (("acme", "--device", "cpu"), "Triton, which the package is for, does not run there"),
-        (("acme", "--device", "npu", "--in-tree", "--out", "."), "a checkout of opmux, and --out . is none"),
+        (("acme", "--device", "cpu"), "the package needs Triton, which does not run there"),
+        (("acme", "--device", "npu", "--in-tree", "--out", "."), "a checkout of opmux; --out . is not one"),
         (("acme",), "Missing option '--device'"),
         ((), "Missing argument 'NAME'"),
     ],
@@ -146,7 +146,7 @@ def test_an_existing_folder_is_not_overwritten(cli, tmp_path, make):
     make(tmp_path / "opmux-acme")
     before = files(tmp_path)
     done = cli("new-backend", "acme", "--device", "npu")
-    assert done.exit_code == 2 and "opmux-acme is there already, and stays as it is" in done.stderr
+    assert done.exit_code == 2 and "opmux-acme exists and is not overwritten" in done.stderr
     assert files(tmp_path) == before
 
 
@@ -154,7 +154,7 @@ def test_an_existing_folder_is_not_overwritten(cli, tmp_path, make):
 def test_an_existing_vendor_in_the_tree_is_not_overwritten(cli, checkout, there):
     (checkout / there).mkdir()
     done = cli("new-backend", "acme", "--device", "npu", "--in-tree", "--out", str(checkout))
-    assert done.exit_code == 2 and f"{there} is there already" in done.stderr
+    assert done.exit_code == 2 and f"{there} exists and is not overwritten" in done.stderr
     assert len(files(checkout)) == 2
 
 
@@ -164,7 +164,7 @@ def test_a_vendor_registered_in_code_is_known(cli, tmp_path):
         done = cli("new-backend", "bolt", "--device", "npu")
     finally:
         vendors.forget("bolt")
-    assert done.exit_code == 2 and "a vendor 'bolt' is known already" in done.stderr and files(tmp_path) == []
+    assert done.exit_code == 2 and "a vendor 'bolt' exists already" in done.stderr and files(tmp_path) == []
 
 
 def test_a_failing_disk_leaves_no_files(cli, tmp_path, checkout, monkeypatch):

@@ -67,7 +67,7 @@ def test_dispatch_selects_by_the_measured_times(cli, slow):
     done = cli(*asked)
     assert done.exit_code == 0, done.output
     file = FILES.path(speed_files.chip_of("cpu"))
-    assert file is not None and f"kept in {file}" in done.stdout
+    assert file is not None and f"stored in {file}" in done.stdout
     assert "1 calls measured, 1 classes with a choice" in done.stdout
     kept = json.loads(file.read_text())
     assert kept["format"] == 2 and kept["made_for"]["chip"] == "cpu" and list(kept["entries"]) == [LABEL]
@@ -116,7 +116,7 @@ def test_times_measured_before_the_device_was_lost_are_stored(cli, slow, put, tm
     done = cli("tune", "--providers", "linear", *shapes, "--json", str(file))
     assert (
         done.exit_code == 2
-        and "what was measured before is kept: linear 8x16x32 float32: RuntimeError: CUDA" in done.stderr
+        and "the measurements before that are stored: linear 8x16x32 float32: RuntimeError: CUDA" in done.stderr
     )
     assert list(FILES.read(file)) == [LABEL]
 
@@ -147,7 +147,7 @@ def test_running_out_of_time_is_reported(cli, slow, tmp_path):
 
 def test_ops_with_a_single_implementation_are_reported(cli, cache):
     done = cli("tune", "--providers", "linear", "--shape", "4x16x32", "--device", "cpu")
-    assert "nothing to keep: no op has two implementations here" in done.stdout and not cache.exists()
+    assert "nothing to store: no op has two implementations here" in done.stdout and not cache.exists()
 
 
 def test_list_names_the_file_and_clear_removes_it(cli, monkeypatch):

@@ -143,7 +143,7 @@ def test_a_script_is_stopped_after_its_time_limit(shell):
     (shell.folder / "endless.py").write_text("while True: pass")
     process = shell.start("-m", "opmux", "warm", "endless.py", "--chip", "sm_90", "--seconds", "0.5")
     out, _ = process.communicate(timeout=120)
-    assert process.returncode == 1 and "0.5 s are over" in out
+    assert process.returncode == 1 and "the time limit of 0.5 s was reached" in out
 
 
 def test_ctrl_c_leaves_no_process_running(shell, model):

@@ -52,8 +52,8 @@ class Adapter:
     @cached_property
     def signature(self) -> inspect.Signature:
         """The function's signature, without `call`."""
-        found = inspect.signature(self.fn)
-        return found.replace(parameters=list(found.parameters.values())[1:])
+        full = inspect.signature(self.fn)
+        return full.replace(parameters=list(full.parameters.values())[1:])
 
     def parameters(self) -> list[inspect.Parameter]:
         return list(self.signature.parameters.values())
@@ -119,14 +119,14 @@ def adapt(
     parts = tuple(fn.spec for fn in (over if isinstance(over, Iterable) else (over,)))
 
     def declare(fn: Fn) -> Any:
-        made: Any = fn
+        declared: Any = fn
         for target in targets:
             space, _, name = target.rpartition("::")
             adapter = Adapter(target, parts, fn, dict(names or {}), checks)
             if space and not Namespace.named(space).torchs:
-                made = op(adapter.reference(), space=space, name=name, adapter=adapter, **declaration)
+                declared = op(adapter.reference(), space=space, name=name, adapter=adapter, **declaration)
             elif not ADAPTERS.declare(name, adapter):
                 raise BadSpec(f"aten::{name} is adapted twice, by {ADAPTERS[name].fn.__module__} and {fn.__module__}")
-        return made
+        return declared
 
     return declare

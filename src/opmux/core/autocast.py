@@ -24,28 +24,28 @@ _available = {device: torch.amp.is_autocast_available(device) for device in ("cp
 CASTABLE = (torch.float16, torch.bfloat16, torch.float32)  # autocast leaves float64 alone
 
 
-def recovering(spec: Spec, again: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def recovering(spec: Spec, differentiable: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """The `recover` of an op's public function: casts the arguments, then calls the differentiable `again()`."""
 
-    def recover(before: Callable[..., Any], error: Exception, args: tuple, kwargs: dict) -> Any:
+    def recover(recover_inner: Callable[..., Any], error: Exception, args: tuple, kwargs: dict) -> Any:
         try:
-            return before(error, args, kwargs)
+            return recover_inner(error, args, kwargs)
         except BadArgument:
             dtype = _common_dtype(spec, args, kwargs)
             if dtype is None:
                 raise
-        return again()(*(_cast(a, dtype) for a in args), **{k: _cast(v, dtype) for k, v in kwargs.items()})
+        return differentiable()(*(_cast(a, dtype) for a in args), **{k: _cast(v, dtype) for k, v in kwargs.items()})
 
     return recover
 
 
 def _common_dtype(spec: Spec, args: tuple, kwargs: dict) -> torch.dtype | None:
     """The dtype to cast to; None if autocast is off, or if the error is not about dtypes."""
-    found = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
-    dtypes = {t.dtype for t in found}
+    floats = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+    dtypes = {t.dtype for t in floats}
     if spec.mutates or len(dtypes) < 2 or not dtypes <= set(CASTABLE):
         return None
-    dtype = dtype_on(found[0].device.type)
+    dtype = dtype_on(floats[0].device.type)
     if dtype is None or spec.flops is not None:
         return dtype
     return torch.float32  # also the widest of float16 and bfloat16

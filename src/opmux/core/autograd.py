@@ -38,10 +38,10 @@ def {name}({params}):
 # two Python calls.
 FORWARD = """\
 def forward(_ctx, _run, {names}):
-    _found = _run({passed})
+    _returned = _run({passed})
 {unpack}
     _ctx.to_save = {saved}
-    _ctx.kept = {kept}
+    _ctx.saved_objects = {objects}
 {options}
     return {outs}
 """
@@ -52,12 +52,12 @@ def backward(_ctx, {grads}):
         return _create_graph(_ctx, {grads_tuple})
 {unneeded}
 {saved}
-    {kept} = _ctx.kept
+    {objects} = _ctx.saved_objects
 {merge}
     try:
-        _found = _target({args})
+        _returned = _target({args})
     except Exception as _error:
-        _found = _recover(_error, {packed}, {{}})
+        _returned = _recover(_error, {packed}, {{}})
 {unpack}
     return {returned}
 """
@@ -108,11 +108,11 @@ def with_gradient(
     run: Callable[..., Any] = lambda *_, **__: entry.raw(*args, **kwargs)
     if chain is not None and own is not None:
         # an autograd.Function has its own saved tensors and backward; if it fails, the fallback uses ours
-        call, place = own
+        call, index = own
         try:
-            return chain.examined(place, call(*args, **kwargs), args, kwargs)
+            return chain.examined(index, call(*args, **kwargs), args, kwargs)
         except Exception as raised:
-            if place == 0:
+            if index == 0:
                 run = functools.partial(_recover_from, raised, chain.recover, args, kwargs)
     try:
         try:
@@ -150,9 +150,9 @@ def _apply_of(spec: Spec, entry: EntryPoint, backward: EntryPoint) -> Callable[.
     apply = entry.apply
     if apply is None:
         body = _make_forward_and_backward(spec, backward)
-        made: Any = type(name_of(spec), (torch.autograd.Function,), {n: staticmethod(f) for n, f in body.items()})
-        below: Any = super(torch.autograd.Function, made)
-        apply = entry.apply = below.apply
+        function: Any = type(name_of(spec), (torch.autograd.Function,), {n: staticmethod(f) for n, f in body.items()})
+        parent: Any = super(torch.autograd.Function, function)
+        apply = entry.apply = parent.apply
     return apply
 
 
@@ -183,8 +183,8 @@ def _is_special(name: str, kind: str) -> str:
     """A Python expression that is true if an argument is not a plain tensor."""
     if kind == "mixed":
         return f"not _all_plain({name})"
-    ask = f"type({name}) not in _plain or _wrapped({name})"
-    return ask if kind == "tensor" else f"({name} is not None and ({ask}))"
+    condition = f"type({name}) not in _plain or _wrapped({name})"
+    return condition if kind == "tensor" else f"({name} is not None and ({condition}))"
 
 
 def _all_plain(value: Any) -> bool:
@@ -204,12 +204,12 @@ class Saved:
 
     def values(self, ctx: Any) -> tuple[SavedValues, dict[int, Any]]:
         """Saved values by source, and the non-tensor arguments by position."""
-        found: SavedValues = dict(zip(self.tensors, ctx.saved_tensors, strict=True))
-        numbers = dict(zip(self.others, ctx.kept[1:], strict=True))
+        values: SavedValues = dict(zip(self.tensors, ctx.saved_tensors, strict=True))
+        numbers = dict(zip(self.others, ctx.saved_objects[1:], strict=True))
         for i, value in numbers.items():
-            if found.get(("in", i)) is None:
-                found["in", i] = value
-        return found, numbers
+            if values.get(("in", i)) is None:
+                values["in", i] = value
+        return values, numbers
 
 
 def _make_forward_and_backward(spec: Spec, backward: EntryPoint) -> dict[str, Callable[..., Any]]:
@@ -231,11 +231,11 @@ def _make_forward_and_backward(spec: Spec, backward: EntryPoint) -> dict[str, Ca
         "_gradients": functools.partial(results_of, plan.backward),
         "_shape_only": shape_only,
     }
-    made = {}
+    functions = {}
     for name, text in (("forward", _forward_text(spec, saved)), ("backward", _backward_text(spec, saved))):
         lines = [line for line in text.splitlines(keepends=True) if line.strip()]
-        made[name] = codegen.function("".join(lines), name, f"{name} of {spec.name}", names)
-    return made
+        functions[name] = codegen.function("".join(lines), name, f"{name} of {spec.name}", names)
+    return functions
 
 
 def _forward_text(spec: Spec, saved: Saved) -> str:
@@ -248,10 +248,10 @@ def _forward_text(spec: Spec, saved: Saved) -> str:
         elif kind == "in" and saved.kinds[name] == "mixed":
             name = f"{name} if isinstance({name}, _Tensor) else None"
         saves.append(name)
-    keeps = ["_backward_pair()"]
+    objects = ["_backward_pair()"]
     for name in (spec.names[i] for i in saved.others):
         mixed = saved.kinds[name] == "mixed"
-        keeps.append(f"None if isinstance({name}, _Tensor) else {name}" if mixed else name)
+        objects.append(f"None if isinstance({name}, _Tensor) else {name}" if mixed else name)
     constants = [o for o, d in zip(outs, plan.differentiable, strict=True) if not d]
     options = [f"    _ctx.non_differentiable = {_tuple(constants)}"] if constants else []
     # By default autograd replaces a missing gradient by zeros, which launches one kernel per unused result.
@@ -264,7 +264,7 @@ def _forward_text(spec: Spec, saved: Saved) -> str:
         passed=CallingConvention.of(spec.name, spec.signature, differentiable=False).passed,
         unpack=_unpack(outs, "_results"),
         saved=_tuple(saves),
-        kept=_tuple(keeps),
+        objects=_tuple(objects),
         options="\n".join(options),
         outs=", ".join(outs),
     )
@@ -277,9 +277,9 @@ def _backward_text(spec: Spec, saved: Saved) -> str:
     value = {("in", i): n for i, n in enumerate(spec.names)} | {("look", i): n for i, n in enumerate(spec.names)}
     value |= {("out", i): f"_out_{n}" for i, n in enumerate(spec.out)} | {("grad", i): n for i, n in enumerate(grads)}
     in_graph = {spec.names[i] for kind, i in saved.tensors if kind == "in"}
-    merge = [f"    {n} = _kept_{n} if {n} is None else {n}" for n in mixed if n in in_graph]
-    merge += [f"    {n} = _kept_{n}" for n in mixed if n not in in_graph]
-    keeps = [f"_kept_{spec.names[i]}" if spec.names[i] in mixed else spec.names[i] for i in saved.others]
+    merge = [f"    {n} = _saved_{n} if {n} is None else {n}" for n in mixed if n in in_graph]
+    merge += [f"    {n} = _saved_{n}" for n in mixed if n not in in_graph]
+    objects = [f"_saved_{spec.names[i]}" if spec.names[i] in mixed else spec.names[i] for i in saved.others]
     results = [f"_d_{spec.names[i]}" for i in plan.targets]
     returned = ["None"] * (1 + len(spec.names))
     for i, result in zip(plan.targets, results, strict=True):
@@ -298,7 +298,7 @@ def _backward_text(spec: Spec, saved: Saved) -> str:
         grads_tuple=_tuple(grads),
         unneeded=f"    if {' or '.join(unneeded)}:\n        return {no_gradients}" if unneeded else "",
         saved=f"    {_tuple([value[s] for s in saved.tensors])} = _ctx.saved_tensors" if saved.tensors else "",
-        kept=_tuple(["(_target, _recover)", *keeps]),
+        objects=_tuple(["(_target, _recover)", *objects]),
         merge="\n".join(merge),
         args=", ".join(value[s] for s in plan.sources),
         packed=_tuple([value[s] for s in plan.sources]),
@@ -314,9 +314,9 @@ def _tuple(names: list[str]) -> str:
 def _unpack(names: list[str], convert: str) -> str:
     """Source lines that unpack what an impl returned: a tuple of results, or a single tensor."""
     if len(names) == 1:
-        return f"    {names[0]} = _found if type(_found) is _Tensor else {convert}(_found)[0]"
-    wrong = f"    if type(_found) is not tuple or len(_found) != {len(names)}:\n        _found = {convert}(_found)\n"
-    return wrong + f"    {_tuple(names)} = _found"
+        return f"    {names[0]} = _returned if type(_returned) is _Tensor else {convert}(_returned)[0]"
+    wrong = f"type(_returned) is not tuple or len(_returned) != {len(names)}"
+    return f"    if {wrong}:\n        _returned = {convert}(_returned)\n    {_tuple(names)} = _returned"
 
 
 def shape_only(value: Tensor) -> Tensor:
@@ -324,10 +324,9 @@ def shape_only(value: Tensor) -> Tensor:
 
     The element is shared by all calls, because allocating it takes longer than the rest of a forward.
     """
-    one = (
-        value.new_empty(()) if dispatch_modes() else _element(value.dtype, value.device)
-    )  # a mode may return a fake tensor
-    return one.expand(value.shape)
+    if dispatch_modes():  # a mode may return a fake tensor
+        return value.new_empty(()).expand(value.shape)
+    return _element(value.dtype, value.device).expand(value.shape)
 
 
 @functools.cache
@@ -349,7 +348,7 @@ def results_of(spec: Spec, results: Any) -> tuple:
 
 
 def differentiable_backward(
-    spec: Spec, grads: tuple, found: SavedValues, numbers: dict[int, Any], needed: tuple[bool, ...]
+    spec: Spec, grads: tuple, saved_values: SavedValues, numbers: dict[int, Any], needed: tuple[bool, ...]
 ) -> list[Any]:
     """Gradients that torch can differentiate again: runs the backward's reference on values that are in the graph.
 
@@ -358,35 +357,35 @@ def differentiable_backward(
     """
     plan = spec.gradient
     saved = [i for kind, i in plan.sources if kind == "out" and not plan.differentiable[i]]
-    constants = [i for i in saved if _is_float(found["out", i])]
+    constants = [i for i in saved if _is_float(saved_values["out", i])]
     if constants:
-        again = _recomputed(spec, found, numbers)
-        if again is None:
+        recomputed = _recomputed(spec, saved_values, numbers)
+        if recomputed is None:
             with torch.no_grad():
-                results = plan.backward.reference(*backward_args(plan, grads, found))
+                results = plan.backward.reference(*backward_args(plan, grads, saved_values))
             return _raise_if_differentiated_again(spec, gradients_by_argument(plan, results, needed))
-        found = {**found, **{("out", i): again[i] for i in constants}}
-    return gradients_by_argument(plan, plan.backward.reference(*backward_args(plan, grads, found)), needed)
+        saved_values = {**saved_values, **{("out", i): recomputed[i] for i in constants}}
+    return gradients_by_argument(plan, plan.backward.reference(*backward_args(plan, grads, saved_values)), needed)
 
 
-def _recomputed(spec: Spec, found: SavedValues, numbers: dict[int, Any]) -> tuple | None:
+def _recomputed(spec: Spec, saved_values: SavedValues, numbers: dict[int, Any]) -> tuple | None:
     """The results of the forward, recomputed from its saved arguments; None if some were not saved.
 
     An optional argument that the backward does not take (a bias) does not affect the results that it takes.
     """
     known = {spec.names[i]: v for i, v in numbers.items()}
     if spec.recompute is not None:
-        known |= {(spec.out if kind == "out" else spec.names)[i]: v for (kind, i), v in found.items()}
+        known |= {(spec.out if kind == "out" else spec.names)[i]: v for (kind, i), v in saved_values.items()}
         return spec.recompute(**known)
-    known |= {spec.names[i]: v for (kind, i), v in found.items() if kind == "in"}
+    known |= {spec.names[i]: v for (kind, i), v in saved_values.items() if kind == "in"}
     if any(spec.names[i] not in known for i in spec.required):
         return None
     left_out = {n: None for n, kind in _kinds(spec).items() if kind != "plain"}
     return results_of(spec, spec.reference(**left_out | known))
 
 
-def backward_args(plan: Gradient, grads: tuple, found: SavedValues) -> list[Any]:
-    return [grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources]
+def backward_args(plan: Gradient, grads: tuple, saved_values: SavedValues) -> list[Any]:
+    return [grads[i] if kind == "grad" else saved_values[kind, i] for kind, i in plan.sources]
 
 
 def gradients_by_argument(plan: Gradient, results: Any, needed: tuple[bool, ...]) -> list[Any]:
@@ -403,10 +402,10 @@ def _raise_if_differentiated_again(spec: Spec, gradients: list[Any]) -> list[Any
 
     (`once_differentiable` checks only the incoming gradient, so it does not catch `y.sum()`.)
     """
-    words = f"{spec.key} can be differentiated once: its backward has no gradient of its own".encode()
-    raises = torch._C._functions.DelayedError(words, sum(g is not None for g in gradients))  # pyright: ignore[reportAttributeAccessIssue]
-    made = raises(*(g.detach().requires_grad_() for g in gradients if g is not None))
-    marked = iter(made if isinstance(made, tuple) else (made,))
+    message = f"{spec.key} can be differentiated once: its backward has no gradient of its own".encode()
+    raises = torch._C._functions.DelayedError(message, sum(g is not None for g in gradients))  # pyright: ignore[reportAttributeAccessIssue]
+    outputs = raises(*(g.detach().requires_grad_() for g in gradients if g is not None))
+    marked = iter(outputs if isinstance(outputs, tuple) else (outputs,))
     return [None if g is None else next(marked) for g in gradients]
 
 

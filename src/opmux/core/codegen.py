@@ -5,8 +5,10 @@ The source is stored in `linecache`, so that tracebacks, debuggers and `inspect.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
+import operator
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -36,7 +38,7 @@ def _remember(text: str, where: str) -> str:
 
 def lookup(
     make: Any,
-    look: str,
+    tensor_key: str,
     names: dict[str, Any],
     value: str = "{0}",
     then: str = "",
@@ -46,32 +48,35 @@ def lookup(
 ) -> Any:
     """A function with `make`'s parameters that returns its cached result from `_found`, or calls `_make(key, *args)`.
 
-    Each argument of `make` gives one part of the cache key: `look` if it is annotated `Tensor` or `Tensor | None` (also
-    `*args: Tensor`); a tuple if it is a list (also for `int | list[int]` if `value` is the default); else `value`.
-    `look` and `value` are expressions of "{0}". A tuple literal takes half the time of a loop over the arguments.
+    Each argument of `make` gives one part of the cache key: `tensor_key` if its annotation is `Tensor` or
+    `Tensor | None` (also `*args: Tensor`); a tuple if it is a list (also for `int | list[int]` if `value` is the
+    default); else `value`. A tuple literal takes half the time of a loop over the arguments.
 
-    Args: then: source appended to the result; "(x, eps)" calls it. params: replaces `make`'s parameters, if `then`
-    needs more. calls: expressions for parameters of `make` that are not passed. also: further names in `params`, each
-    with its expression in the key; `_make` gets them after `make`'s own.
+    Args:
+        tensor_key, value: expressions of "{0}".
+        then: source appended to the result; "(x, eps)" calls it.
+        params: replaces `make`'s parameters, if `then` needs more.
+        calls: expressions for parameters of `make` that are not passed.
+        also: further names in `params`, each with its expression in the key; `_make` gets them after `make`'s own.
     """
     signature = inspect.signature(make, eval_str=True)
     own, passed, key = [], [], []
     for p in signature.parameters.values():
-        name = calls.get(p.name, p.name)
+        name, annotation = calls.get(p.name, p.name), plain(p.annotation)
         if p.kind is p.VAR_POSITIONAL:
             own.append(f"*{name}")
             passed.append(f"*{name}")
-            key.append(f"*[({look.format('t')}) for t in {name}]" if p.annotation is Tensor else f"*{name}")
+            key.append(f"*[({tensor_key.format('t')}) for t in {name}]" if annotation is Tensor else f"*{name}")
             continue
         own.append(name)
         passed.append(name)
-        if p.annotation is Tensor:
-            key.append(look.format(name))
-        elif p.annotation == Tensor | None:
-            key.append(f"None if {name} is None else ({look.format(name)})")
-        elif typing.get_origin(p.annotation) is list:
+        if annotation is Tensor:
+            key.append(tensor_key.format(name))
+        elif annotation == Tensor | None:
+            key.append(f"None if {name} is None else ({tensor_key.format(name)})")
+        elif typing.get_origin(annotation) is list:
             key.append(f"tuple({name})")
-        elif value == "{0}" and any(typing.get_origin(a) is list for a in typing.get_args(p.annotation)):
+        elif value == "{0}" and any(typing.get_origin(a) is list for a in typing.get_args(annotation)):
             key.append(f"tuple({name}) if type({name}) is list else {name}")
         else:
             key.append(value.format(name))
@@ -85,3 +90,14 @@ def lookup(
         f"    return found{then}\n"
     )
     return function(text, make.__name__, f"lookup of {make.__module__}.{make.__name__}", dict(names))
+
+
+def plain(annotation: Any) -> Any:
+    """An annotation without rules: `Float[Tensor, "n"] | None` becomes `Tensor | None`."""
+    if hasattr(annotation, "__metadata__"):
+        return plain(annotation.__origin__)
+    parts = typing.get_args(annotation)
+    if not any(hasattr(p, "__metadata__") for p in parts):
+        return annotation
+    kind = typing.get_origin(annotation)
+    return list[plain(parts[0])] if kind is list else functools.reduce(operator.or_, map(plain, parts))  # type: ignore[misc]

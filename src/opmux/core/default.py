@@ -10,7 +10,7 @@ from typing import Any
 from . import discovery, extension, knobs
 from . import policy as policies
 from .choosing import NO_SPEEDS, Refused, Speeds
-from .entry import CallingConvention, EntryPlan, EntryPoint, Pair, reraise
+from .entry import EntryPoint, Pair, reraise
 from .errors import BadPolicy, OpmuxError, UnknownName
 from .explain import Explanation
 from .lock import lock
@@ -48,8 +48,8 @@ class DefaultManager(OpManager):
         """Load plugins one by one; after an interruption it continues with the plugin that was being loaded."""
         if not self._settings_checked:
             self._settings_checked = True
-            for words in knobs.unknown_settings():
-                logger.warning("%s", words)
+            for message in knobs.unknown_settings():
+                logger.warning("%s", message)
         self._register_declared()
         if not discovery.load(self.registry, self._plugins):
             return False
@@ -134,19 +134,6 @@ class DefaultManager(OpManager):
         self._checked_tokens.clear()
         super()._registered(keys)
 
-    def _plan(
-        self,
-        key: str,
-        policy: SelectionPolicy,
-        form: CallingConvention,
-        typed: bool,
-        device: str | None = None,
-        as_part: bool = False,
-    ) -> EntryPlan:
-        self.load_kernels(specs.get(key))
-        self.prepare()
-        return super()._plan(key, policy, form, typed, device, as_part)
-
     def bind_derived(self, spec: Derived, entry: EntryPoint, device: str) -> None:
         """Bind the entry of a derived op for one device type under the process's policy."""
         entry.keep = True
@@ -179,18 +166,18 @@ class DefaultManager(OpManager):
     def _cached_lift(
         self, key: tuple[str, SelectionPolicy | None], make: Callable[[], Iterable[OpImpl]]
     ) -> tuple[OpImpl, ...]:
-        found = self._lifted.get(key)
-        if found is None:
-            epoch, found = self.epoch, tuple(make())
+        impls = self._lifted.get(key)
+        if impls is None:
+            epoch, impls = self.epoch, tuple(make())
             with lock.held:
                 if epoch == self.epoch:
-                    self._lifted[key] = found
-        return found
+                    self._lifted[key] = impls
+        return impls
 
     def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> list[OpImpl]:
         """One impl for each kind and vendor that implements a part. It prefers the parts of that kind or vendor."""
         taken = {i.impl_id for i in own}
-        made = []
+        lifted = []
         for token, kind, vendor in sorted({t for p in spec.parts.values() for t in self._tokens(p, policy)}, key=str):
             impl_id = "default.flagos" if vendor is None else f"{kind}.{vendor}"
             if kind is BackendImplKind.REFERENCE or impl_id in taken:
@@ -200,32 +187,32 @@ class DefaultManager(OpManager):
             devices = self._devices_of(parts)
             assert spec.adapter is not None
             fn, of = spec.adapter.bind(calls), tuple(parts.items())
-            made.append(OpImpl(spec.key, impl_id, kind, vendor, fn, devices=devices, parts=of, as_passed=True))
-        return made
+            lifted.append(OpImpl(spec.key, impl_id, kind, vendor, fn, devices=devices, parts=of, as_passed=True))
+        return lifted
 
     def _tokens(self, part: Spec, policy: SelectionPolicy, field: int | None = None) -> set[Any]:
         """The (token, kind, vendor) of all impls of a part, or one field of them."""
         own = self.registry.impls(part.key)
-        found = {_token(i) for i in (*own, *self._lift(part.key, own, policy))}
-        return found if field is None else {f[field] for f in found}
+        tokens = {_token(i) for i in (*own, *self._lift(part.key, own, policy))}
+        return tokens if field is None else {f[field] for f in tokens}
 
     def _devices_of(self, parts: dict[str, str]) -> frozenset[str] | None:
         """The device types on which any of the parts can run; None for all."""
-        found = [i.devices for key, token in parts.items() for i in self.registry.impls(key) if matches(token, i)]
-        return None if None in found else frozenset().union(*(d for d in found if d is not None)) or None
+        device_sets = [i.devices for key, token in parts.items() for i in self.registry.impls(key) if matches(token, i)]
+        return None if None in device_sets else frozenset().union(*(d for d in device_sets if d is not None)) or None
 
     def static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
         """Also refuse a composition if no impl of any of its parts can run."""
         refusal = super().static_refusal(key, impl, device)
         parts = impl.parts if refusal is None else ()
-        found = [
+        refusals = [
             (part, self.static_refusal(part, i, device))
             for part, token in parts
             for i in self.registry.impls(part)
             if matches(token, i)
         ]
-        if found and all(why for _, why in found):
-            part, why = found[0]
+        if refusals and all(why for _, why in refusals):
+            part, why = refusals[0]
             return Refused(impl, why.stage, f"{self._name(part)}: {why.reason}")  # type: ignore[union-attr]
         return refusal
 
@@ -310,9 +297,9 @@ def set_policy(
     deny: Any = None,
 ) -> None:
     """Change the policy of the whole process. Takes the arguments of `policy`; omitted ones keep their value."""
-    made = policies.get_global_policy().over(PolicyLayer.of(prefer, strict, per_op, allow, deny))
-    _check_now(made)
-    policies.set_global_policy(made)
+    changed = policies.get_global_policy().over(PolicyLayer.of(prefer, strict, per_op, allow, deny))
+    _check_now(changed)
+    policies.set_global_policy(changed)
 
 
 def policy_context(policy: SelectionPolicy) -> PolicyScope:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import knobs, machine
-from .errors import PluginError, nearest
+from .errors import PluginError, nearest, suggestion
 from .extension import extensions
 from .loading import Transaction, all_or_nothing
 from .log import logger
@@ -42,12 +42,12 @@ class Plugin:
 
 Handled = dict[tuple[str, str], Plugin]  # key: (name, target)
 
-_seen: Handled = {}
+_handled: Handled = {}
 
 
 def plugins() -> list[Plugin]:
     """Every plugin that was found, in the order of loading."""
-    return list(_seen.values())
+    return list(_handled.values())
 
 
 def load(registry: OpRegistry, done: Handled | None = None) -> bool:
@@ -57,16 +57,16 @@ def load(registry: OpRegistry, done: Handled | None = None) -> bool:
     later because this thread is importing it.
     """
     done = {} if done is None else done
-    _seen.clear()
-    found = sorted(_discover(), key=lambda f: (f[0].name, f[0].source))
-    _check_lists([plugin for plugin, _ in found])
+    _handled.clear()
+    discovered = sorted(_discover(), key=lambda f: (f[0].name, f[0].source))
+    _check_lists([plugin for plugin, _ in discovered])
     later = False
-    for plugin, fetch in found:
+    for plugin, fetch in discovered:
         where = plugin.name, plugin.target
         if where not in done:
             _load_one(plugin, fetch, registry, get_global_policy().strict, done)
         if where in done:
-            _seen[where] = done[where]
+            _handled[where] = done[where]
         later = later or where not in done
     return not later
 
@@ -79,21 +79,21 @@ def _discover() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
                 continue
             targets.add(entry.value)
             dist = entry.dist
-            found = Plugin(
+            plugin = Plugin(
                 entry.name,
                 f"entry point {group}",
                 entry.value,
                 dist.name if dist else None,
                 dist.version if dist else None,
             )
-            if _blocked(found) is None:
+            if _blocked(plugin) is None:
                 modules.add(entry.value.partition(":")[0])
-            yield found, entry.load
+            yield plugin, entry.load
     named = knobs.PLUGIN_MODULES.look()
     for name in dict.fromkeys(named.value or ()):
         if name not in modules:
-            found = Plugin(name, named.source, name)
-            yield found, lambda name=name: importlib.import_module(name)
+            plugin = Plugin(name, named.source, name)
+            yield plugin, lambda name=name: importlib.import_module(name)
 
 
 def plugins_are_named() -> bool:
@@ -108,48 +108,48 @@ def _is_installed(path: tuple[str, ...]) -> bool:
     return any(importlib.metadata.entry_points(group=group) for group in groups)
 
 
-def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, strict: bool, done: Handled) -> None:
+def _load_one(plugin: Plugin, fetch: Callable[[], Any], registry: OpRegistry, strict: bool, done: Handled) -> None:
     """Load a plugin completely or not at all. It is not added to `done` if this thread is importing it already."""
-    where, refusal = (found.name, found.target), _blocked(found)
+    where, refusal = (plugin.name, plugin.target), _blocked(plugin)
     if refusal is not None:
-        done[where] = replace(found, status="blocked", reason=refusal)
+        done[where] = replace(plugin, status="blocked", reason=refusal)
         return
     try:
-        all_or_nothing(lambda loading: _load_staged(found, fetch, registry, loading, done))
+        all_or_nothing(lambda loading: _load_staged(plugin, fetch, registry, loading, done))
     except _StillImporting:
         return
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # a vendor's module may call sys.exit if its chip is missing
-        message = f"plugin '{found.name}' ({found.source}) could not be loaded: {type(error).__name__}: {error}"
+        message = f"plugin '{plugin.name}' ({plugin.source}) could not be loaded: {type(error).__name__}: {error}"
         if strict:
             raise PluginError(message) from error
-        done[where] = replace(found, status="broken", reason=f"{type(error).__name__}: {error}")
-        logger.error("%s; nothing of it is registered\n%s", message, traceback.format_exc().rstrip())
+        done[where] = replace(plugin, status="broken", reason=f"{type(error).__name__}: {error}")
+        logger.error("%s; none of its impls is registered\n%s", message, traceback.format_exc().rstrip())
 
 
 def _load_staged(
-    found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading: Transaction, done: Handled
+    plugin: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading: Transaction, done: Handled
 ) -> None:
     staged, loading.tagged = registry.stage(), []
     before, modules_before = _contents(staged), set(sys.modules)
     settings = {name: os.environ.get(name) for name in knobs.variables()}
-    loading.first = lambda: _forget_modules(found, modules_before)
+    loading.first = lambda: _forget_modules(plugin, modules_before)
     loading.note(lambda: _restore(settings), None)
     with machine.current().foreign_names():
-        module = importlib.import_module(_module(found))  # waits if another thread is importing it
+        module = importlib.import_module(_module(plugin))  # waits if another thread is importing it
         if getattr(getattr(module, "__spec__", None), "_initializing", False):
             raise _StillImporting
-        plugin = fetch()
-        _check_api(found, plugin)
-        origin = Origin(found.name, found.distribution, found.version, getattr(plugin, "__file__", None))
-        of_vendor = machine.current().register_vendor(plugin, origin)
-        by_import = _registered_by_import(found, registry, {plugin.name for plugin in done.values()})
-        if not of_vendor or callable(getattr(plugin, "register", None)):
-            register = _register(plugin)
+        loaded = fetch()
+        _check_api(plugin, loaded)
+        origin = Origin(plugin.name, plugin.distribution, plugin.version, getattr(loaded, "__file__", None))
+        of_vendor = machine.current().register_vendor(loaded, origin)
+        by_import = _registered_by_import(plugin, registry, {p.name for p in done.values()})
+        if not of_vendor or callable(getattr(loaded, "register", None)):
+            register = _register(loaded)
             if register is None and not by_import and not loading.tagged:
                 raise PluginError(
-                    f"plugin '{found.name}' ({found.target}) is {type(plugin).__name__}: expected a module or an "
+                    f"plugin '{plugin.name}' ({plugin.target}) is {type(loaded).__name__}: expected a module or an "
                     f"object with register(registry), a callable that takes the registry, or a module whose import "
                     f"registers impls or backends"
                 )
@@ -158,39 +158,39 @@ def _load_staged(
     for row in loading.tagged:
         staged.register_impl(row.impl)
     after = _contents(staged)
-    gone = sorted(where for where, impl in before.items() if after.get(where) is not impl)
-    if gone:
-        raise PluginError(f"plugin '{found.name}' removed or replaced {gone}: a plugin may only add impls")
+    removed = sorted(where for where, impl in before.items() if after.get(where) is not impl)
+    if removed:
+        raise PluginError(f"plugin '{plugin.name}' removed or replaced {removed}: a plugin may only add impls")
     added = [(key, impl) for (key, impl_id), impl in after.items() if (key, impl_id) not in before]
-    _log_new_ops(found, [k for k, _ in added])
+    _log_new_ops(plugin, [k for k, _ in added])
     for key, impl in added:
         staged._origins[key, impl.impl_id] = Origin(
-            found.name, found.distribution, found.version, staged.origin(key, impl.impl_id).file
+            plugin.name, plugin.distribution, plugin.version, staged.origin(key, impl.impl_id).file
         )
     for key, impl in by_import:
-        registry.set_origin(key, impl.impl_id, Origin(found.name, found.distribution, found.version, origin.file))
+        registry.set_origin(key, impl.impl_id, Origin(plugin.name, plugin.distribution, plugin.version, origin.file))
     impls = tuple(f"{specs.short_name(k)}={i.impl_id}" for k, i in (*added, *by_import))
-    made = replace(found, status="loaded", impls=impls)
-    loading.note(lambda: done.pop((found.name, found.target), None), None)
+    record = replace(plugin, status="loaded", impls=impls)
+    loading.note(lambda: done.pop((plugin.name, plugin.target), None), None)
     registry.adopt(staged)
-    done[found.name, found.target] = made
-    logger.debug("plugin '%s' (%s): %s", found.name, found.source, ", ".join(made.impls) or "no impl")
+    done[plugin.name, plugin.target] = record
+    logger.debug("plugin '%s' (%s): %s", plugin.name, plugin.source, ", ".join(record.impls) or "no impl")
 
 
 class _StillImporting(Exception):
     """This thread is importing the plugin, and the import calls an op: the plugin's register() does not exist yet."""
 
 
-def _module(found: Plugin) -> str:
-    return found.target.partition(":")[0].strip()
+def _module(plugin: Plugin) -> str:
+    return plugin.target.partition(":")[0].strip()
 
 
-def _forget_modules(found: Plugin, modules_before: set[str]) -> None:
+def _forget_modules(plugin: Plugin, modules_before: set[str]) -> None:
     """Remove the modules of the plugin's package from sys.modules, so that a later load imports them again.
 
     Extension modules stay in sys.modules: most of them cannot be loaded twice.
     """
-    own = _module(found).partition(".")[0]
+    own = _module(plugin).partition(".")[0]
     for name in [n for n in tuple(sys.modules) if n not in modules_before and n.partition(".")[0] == own]:
         loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
         if not isinstance(loader, importlib.machinery.ExtensionFileLoader):
@@ -210,12 +210,12 @@ def _contents(registry: OpRegistry) -> dict[tuple[str, str], OpImpl]:
     return {(key, impl.impl_id): impl for key in registry for impl in registry.impls(key)}
 
 
-def _registered_by_import(found: Plugin, registry: OpRegistry, others: set[str]) -> list[tuple[str, OpImpl]]:
+def _registered_by_import(plugin: Plugin, registry: OpRegistry, others: set[str]) -> list[tuple[str, OpImpl]]:
     """The impls that modules of the plugin's package have registered by a decorator on import.
 
     Those of other plugins in the same package are left out.
     """
-    package = _module(found).partition(".")[0]
+    package = _module(plugin).partition(".")[0]
     rows = ((key, impl) for key in registry for impl in registry.impls(key))
     own = ((key, impl) for key, impl in rows if _module_of(impl.fn).partition(".")[0] == package)
     return [(key, impl) for key, impl in own if registry.origin(key, impl.impl_id).plugin not in others]
@@ -225,9 +225,9 @@ def _module_of(value: Any) -> str:
     return getattr(value, "__module__", None) or ""
 
 
-def _blocked(found: Plugin) -> str | None:
+def _blocked(plugin: Plugin) -> str | None:
     """Why the allow and block lists exclude a plugin; None if they do not. Evaluated before the plugin is imported."""
-    names = _names_of(found)
+    names = _names_of(plugin)
     if names & _normal(knobs.BLOCK_PLUGINS.get() or ()):
         return "named in OPMUX_BLOCK_PLUGINS"
     allowed = knobs.ALLOW_PLUGINS.get()
@@ -236,15 +236,15 @@ def _blocked(found: Plugin) -> str | None:
     return None
 
 
-def _names_of(found: Plugin) -> set[str]:
+def _names_of(plugin: Plugin) -> set[str]:
     """The names by which the lists identify a plugin: its distribution, because entry point names are not unique.
 
     A module from OPMUX_PLUGIN_MODULES has no distribution. It is identified by its own name or that of a parent
     package.
     """
-    if found.distribution is not None:
-        return _normal([found.distribution])
-    parts = _module(found).split(".")
+    if plugin.distribution is not None:
+        return _normal([plugin.distribution])
+    parts = _module(plugin).split(".")
     return _normal(".".join(parts[:n]) for n in range(1, len(parts) + 1))
 
 
@@ -256,9 +256,9 @@ def _normal(names: Iterable[str]) -> set[str]:
 _warned: set[tuple[str, str]] = set()
 
 
-def _check_lists(found: list[Plugin]) -> None:
+def _check_lists(discovered: list[Plugin]) -> None:
     """Warn once about a list entry that matches no plugin: a misspelt entry would block or allow nothing."""
-    known = {name for plugin in found for name in _names_of(plugin)}
+    known = {name for plugin in discovered for name in _names_of(plugin)}
     for knob in (knobs.ALLOW_PLUGINS, knobs.BLOCK_PLUGINS):
         for name in knob.get() or ():
             if _normal([name]) <= known or (knob.name, name) in _warned:
@@ -268,31 +268,30 @@ def _check_lists(found: list[Plugin]) -> None:
                 "%s names '%s', which is neither a distribution with a plugin nor a module of OPMUX_PLUGIN_MODULES%s",
                 knob.name,
                 name,
-                _hint(name, found),
+                _hint(name, discovered),
             )
 
 
-def _hint(name: str, found: list[Plugin]) -> str:
-    means = sorted({str(p.distribution) for p in found if p.distribution and _normal([name]) <= _other_names(p)})
+def _hint(name: str, discovered: list[Plugin]) -> str:
+    means = sorted({str(p.distribution) for p in discovered if p.distribution and _normal([name]) <= _other_names(p)})
     if means:
         return f": use the name of its distribution, {', '.join(means)}"
-    close = nearest(name, sorted({p.distribution or _module(p) for p in found}))
-    return f": did you mean '{close}'?" if close else ""
+    return suggestion(name, sorted({p.distribution or _module(p) for p in discovered}), ": did you mean '{}'?")
 
 
-def _other_names(found: Plugin) -> set[str]:
+def _other_names(plugin: Plugin) -> set[str]:
     """Other names that a user may take for the plugin's name."""
-    module = _module(found)
-    return _normal((found.name, module, module.partition(".")[0]))
+    module = _module(plugin)
+    return _normal((plugin.name, module, module.partition(".")[0]))
 
 
-def _check_api(found: Plugin, plugin: Any) -> None:
-    wants = getattr(plugin, "OPMUX_API", None)
-    if wants is None:  # a function, class or object: read OPMUX_API from its module
-        wants = getattr(sys.modules.get(_module_of(plugin)), "OPMUX_API", None)
-    if wants is not None and wants != API_VERSION:
+def _check_api(plugin: Plugin, loaded: Any) -> None:
+    required = getattr(loaded, "OPMUX_API", None)
+    if required is None:  # a function, class or object: read OPMUX_API from its module
+        required = getattr(sys.modules.get(_module_of(loaded)), "OPMUX_API", None)
+    if required is not None and required != API_VERSION:
         raise PluginError(
-            f"plugin '{found.name}' is written for plugin interface {wants}, this opmux has {API_VERSION}: "
+            f"plugin '{plugin.name}' is written for plugin interface {required}, this opmux has {API_VERSION}: "
             f"install a matching version of either"
         )
 
@@ -306,11 +305,11 @@ def _register(plugin: Any) -> Callable[[OpRegistry], Any] | None:
     return plugin if callable(plugin) and not isinstance(plugin, type) else None
 
 
-def _log_new_ops(found: Plugin, keys: list[str]) -> None:
+def _log_new_ops(plugin: Plugin, keys: list[str]) -> None:
     """Log the ops that only the plugin knows; warn if such a name is close to a known op's."""
     known = specs.short_names()
     for key in dict.fromkeys(k for k in keys if k not in specs.by_key):
         close = nearest(key, known)
         hint = f"; did it mean '{close}'?" if close else ""
-        say = logger.warning if close else logger.debug
-        say("plugin '%s' adds an op of its own, '%s'%s", found.name, key, hint)
+        log = logger.warning if close else logger.debug
+        log("plugin '%s' adds an op of its own, '%s'%s", plugin.name, key, hint)

@@ -71,8 +71,8 @@ class Memory:
         self.clean: dict[tuple[str, str, Case, bool], int] = {}  # the bool: whether the calls write
 
     def failed(self, key: str, impl_id: str, case: Case | None) -> Failure | None:
-        found = self.failures.get((key, impl_id))
-        return None if found is None else found.get(None) or found.get(case)
+        cases = self.failures.get((key, impl_id))
+        return None if cases is None else cases.get(None) or cases.get(case)
 
     def only_failed(self, key: str, impl_id: str) -> Failure | None:
         """An impl's failure, if the impl has not succeeded since for any other dtype and shape class; else None.
@@ -85,9 +85,9 @@ class Memory:
             return None
         return next(iter(cases.values()))
 
-    def forget(self, gone: Callable[[str, str], bool]) -> None:
-        self.failures = {k: v for k, v in self.failures.items() if not gone(k[0], k[1])}
-        self.clean = {k: v for k, v in self.clean.items() if not gone(k[0], k[1])}
+    def forget(self, is_removed: Callable[[str, str], bool]) -> None:
+        self.failures = {k: v for k, v in self.failures.items() if not is_removed(k[0], k[1])}
+        self.clean = {k: v for k, v in self.clean.items() if not is_removed(k[0], k[1])}
 
     def record_success(self, key: str, impl_id: str, case: Case, writing: bool) -> None:
         proof = (key, impl_id, case, writing)
@@ -122,7 +122,7 @@ class Chain:
         self._why = next((c.after[self.order[0]] for c in candidates if self.order[0] in c.after), None)
         # Dtypes and shapes for which the first candidate is called directly: it has not failed and is proven. Two sets,
         # as calls that write are proven separately from calls that do not (an output buffer may be optional).
-        self._seen: tuple[set[Any], set[Any]] = (set(), set())
+        self._direct: tuple[set[Any], set[Any]] = (set(), set())
         self._typed = typed  # whether calls have all arguments of the op's own signature
         self._logged: set[str] = set()
 
@@ -155,7 +155,7 @@ class Chain:
             return None
         first = self.candidates[0]
         one_condition = first.when is None and len(self._conditions(first)) == 1
-        return (first.call, self._seen[True]) if one_condition else None
+        return (first.call, self._direct[True]) if one_condition else None
 
     def _raise_final(self, error: Exception, args: tuple, kwargs: dict) -> Any:
         """The `recover` of targets with their own fallback. A bound method: its `__self__` leads to the chain."""
@@ -171,9 +171,9 @@ class Chain:
         trial = is_foreign(first.impl) and (not alone or self._checks(first.impl))
         conditions = []
         if failed or trial or (self.spec is None and not alone):
-            conditions.append(f"{self._call_key_text()} in {self._seen_text()}")
+            conditions.append(f"{self._call_key_text()} in {self._direct_text()}")
         elif self.spec is not None and self.spec.writes and not alone:
-            conditions.append(f"({self._writes_nothing_text()} or {self._call_key_text()} in _seen_writing)")
+            conditions.append(f"({self._writes_nothing_text()} or {self._call_key_text()} in _direct_writing)")
         if first.when is not None:
             conditions.append(f"((_answer := _when({self.form.passed})) is True or _answer is None)")
         return conditions
@@ -188,10 +188,10 @@ class Chain:
             return packed
         return f"((_x.dtype, _x.shape) if _args and type(_x := _args[0]) is _Tensor else {packed})"
 
-    def _seen_text(self) -> str:
+    def _direct_text(self) -> str:
         if self.spec is None:
-            return "_seen_writing"
-        return f"(_seen if {self._writes_nothing_text()} else _seen_writing)" if self.spec.writes else "_seen"
+            return "_direct_writing"
+        return f"(_direct if {self._writes_nothing_text()} else _direct_writing)" if self.spec.writes else "_direct"
 
     def _writes_nothing_text(self) -> str:
         """A Python expression that is true if all (optional) arguments that the op would write are None."""
@@ -201,16 +201,16 @@ class Chain:
         spots = [(n, self.spec.names.index(n)) for n in self.spec.writes]
         return " and ".join(f"(_args[{i}] if len(_args) > {i} else _kwargs.get({n!r})) is None" for n, i in spots)
 
-    def _guard(self, index: int, ask: str) -> Callable[..., Any]:
-        """A function with the entry's signature that evaluates `ask` and calls a candidate if it is true; else it falls
-        back. If the candidate's `when` gave a reason, the function calls the guard of the next candidate instead."""
+    def _guard(self, index: int, condition: str) -> Callable[..., Any]:
+        """A function with the entry's signature that calls a candidate if `condition` is true, and falls back if not.
+        If the candidate's `when` gave a reason, the function calls the guard of the next candidate instead."""
         first = self.candidates[index]
         names: dict[str, Any] = {
             "_when": first.when,
             "_next": None if first.when is None else self._next(index),
             "_call": first.call,
-            "_seen": self._seen[False],
-            "_seen_writing": self._seen[True],
+            "_direct": self._direct[False],
+            "_direct_writing": self._direct[True],
             "_Tensor": Tensor,
             "_call_key": lambda args, kwargs: _call_key(self._first_tensor(args, kwargs)),
             "_fall_back": self.run,
@@ -226,7 +226,13 @@ class Chain:
         following = "" if names["_next"] is None else FOLLOWING.format(passed=form.passed)
         logs = LOGS if index == 0 else LOGS_BY_FALLBACK.format(packed=form.packed)
         guard = GUARD.format(
-            name=form.name, params=params, call=call, packed=form.packed, ask=ask, following=following, logs=logs
+            name=form.name,
+            params=params,
+            call=call,
+            packed=form.packed,
+            condition=condition,
+            following=following,
+            logs=logs,
         )
         return codegen.function(guard, form.name, f"guard of {self.name}", names)
 
@@ -259,10 +265,10 @@ class Chain:
             return (candidate.call, index) if candidate.own_gradient else None
         return None
 
-    def examined(self, place: int, found: Any, args: tuple, kwargs: dict) -> Any:
-        """`found`, the result of a candidate; raises WrongResult if it does not fit the op."""
-        self._examine(self.candidates[place], found, args, kwargs)
-        return found
+    def examined(self, index: int, result: Any, args: tuple, kwargs: dict) -> Any:
+        """Return a candidate's result; raise WrongResult if it does not fit the op."""
+        self._examine(self.candidates[index], result, args, kwargs)
+        return result
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         if self.barred is not None:
@@ -300,9 +306,9 @@ class Chain:
                         continue
                     result, error = fallback.attempt(candidate, last=index + 1 == len(self.candidates))
                     if error is None:
-                        seen = self._seen[bool(fallback.written)]
-                        if index == 0 and len(seen) < 4096 and not fallback.on_trial(candidate):
-                            seen.add(_call_key(fallback.first))
+                        direct = self._direct[bool(fallback.written)]
+                        if index == 0 and len(direct) < 4096 and not fallback.on_trial(candidate):
+                            direct.add(_call_key(fallback.first))
                         self._succeeded(candidate, fallback)
                         return result
                 error = fallback.failed(candidate, error)
@@ -328,10 +334,10 @@ class Chain:
         """
         return self._typed and self.spec is not None and self.spec.primitive and is_foreign(impl)
 
-    def _examine(self, candidate: Candidate, found: Any, args: tuple, kwargs: dict) -> None:
+    def _examine(self, candidate: Candidate, result: Any, args: tuple, kwargs: dict) -> None:
         if self._checks(candidate.impl):
             assert self.spec is not None
-            wrong = results.mismatch(self.spec, found, args, kwargs)
+            wrong = results.mismatch(self.spec, result, args, kwargs)
             if wrong is not None:
                 raise WrongResult(f"'{candidate.impl.impl_id}', an impl of {self.spec.key}, {wrong}")
 
@@ -384,10 +390,10 @@ class Chain:
         everything = [(f"argument {i}", a) for i, a in enumerate(args)] + list(kwargs.items())
         if self.spec is not None:
             try:
-                given = self.spec.signature.bind_partial(*args, **kwargs).arguments
+                arguments = self.spec.signature.bind_partial(*args, **kwargs).arguments
             except TypeError:  # called with the impl's own signature
                 return everything if self.spec.writes else []
-            everything = [(n, given[n]) for n in self.spec.writes if n in given]
+            everything = [(n, arguments[n]) for n in self.spec.writes if n in arguments]
         return [(n, v) for n, v in everything if v is not None]
 
     # -- errors
@@ -399,9 +405,9 @@ class Chain:
         if len(errors) == 1:
             return _with_trail(errors[0], trail, self)
         lines = "\n".join(f"  {r.impl.impl_id}: {r.reason}" for r, _ in trail)
-        verdict = DispatchError(f"op '{self.name}': every candidate failed, first cause first\n{lines}", errors)
-        verdict.__cause__ = errors[0]
-        return verdict
+        error = DispatchError(f"op '{self.name}': every candidate failed, first cause first\n{lines}", errors)
+        error.__cause__ = errors[0]
+        return error
 
     def _strict_message(self, refusal: Refused) -> str:
         return (
@@ -457,22 +463,22 @@ def by_class(form: CallingConvention, speeds: Speeds, pair_for: Callable[[Measur
     assert class_of is not None
 
     def pair_of(args: tuple, kwargs: dict) -> Pair:
-        found = speeds.class_for(args, kwargs)
-        if found is None:
+        call_class = speeds.class_for(args, kwargs)
+        if call_class is None:
             return pair_for(speeds.measured(None))
-        known = pairs.get(found)
-        if known is None:
+        pair = pairs.get(call_class)
+        if pair is None:
             if len(pairs) >= MOST_CLASSES:
                 pairs.clear()
-            known = pairs[found] = pair_for(speeds.measured(found))
-        return known
+            pair = pairs[call_class] = pair_for(speeds.measured(call_class))
+        return pair
 
     params = ", ".join(p.split("=")[0] for p in form.params.split(", "))
     text = BY_CLASS.format(name=form.name, params=params, passed=form.passed, packed=form.packed)
     names = {"_pairs": pairs, "_class_of": class_of, "_pair_of": pair_of}
-    made: Any = codegen.function(text, form.name, f"classes of {form.name}", names)
-    made.follow = pair_of  # lets autograd find the pair before the call
-    return made, reraise
+    lookup: Any = codegen.function(text, form.name, f"classes of {form.name}", names)
+    lookup.follow = pair_of  # lets autograd find the pair before the call
+    return lookup, reraise
 
 
 # ---- one call -------------------------------------------------------------------------------------------------------
@@ -601,7 +607,7 @@ GUARD = """\
 def {name}({params}):
     _answer = None
     try:
-        _go = {ask}
+        _go = {condition}
     except Exception:
         _go = False
     if not _go:
@@ -627,10 +633,10 @@ def is_foreign(impl: OpImpl) -> bool:
 
 def _generators(first: Tensor | None) -> list[torch.Generator]:
     """The random number generators that a call may use when none is passed to it."""
-    found = [torch.default_generator]
+    generators = [torch.default_generator]
     if first is not None and first.is_cuda and torch.cuda.is_initialized():
-        found.append(torch.cuda.default_generators[first.get_device()])
-    return found
+        generators.append(torch.cuda.default_generators[first.get_device()])
+    return generators
 
 
 def _call_key(first: Tensor | None) -> Any:
@@ -654,7 +660,7 @@ def is_fatal(error: Exception) -> bool:
     """Out of memory, or a broken device: always raised to the caller."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _STICKY)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _STICKY)
 
 
 def _from_none(error: Exception) -> Exception:

@@ -50,7 +50,7 @@ PICK = {
 }
 
 # The same keys as functions, to fill the table.
-LOOKS: dict[str, tuple[Callable[[Any], Any], ...]] = {
+KEY_FUNCTIONS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "": (),
     "dtype": (lambda x: x.dtype,),
     "device": (lambda x: x.is_cpu,),
@@ -67,9 +67,9 @@ TRACER_CHECKS = {
 }
 
 BODY = """\
-def {name}({params}):{ask}
+def {name}({params}):{checks}
     try:
-{look}
+{lookup}
     except KeyError:
         _t, _r = _miss({miss})
     except AttributeError:
@@ -105,7 +105,7 @@ class EntryPlan:
         if self.make is None:
             return self.table
         at = self.table
-        *outer, last = (look(x) for look in LOOKS[self.key])
+        *outer, last = (read(x) for read in KEY_FUNCTIONS[self.key])
         for part in outer:
             at = at.setdefault(part, {})
         pair = at.get(last)
@@ -207,50 +207,53 @@ class CallingConvention:
     def code(self, grad: bool, tracers: str, scoped: bool, key: str) -> types.CodeType:
         """The code object of one variant; compiled once."""
         variant = grad, "" if self.traced is None else tracers, scoped, key
-        made = self.codes.get(variant)
-        if made is None:
-            words = [w for w in ("grad" if grad else "", variant[1], "scoped" if scoped else "", key) if w]
-            where = f"{self.name} ({', '.join(words)})" if words else self.name
+        code = self.codes.get(variant)
+        if code is None:
+            labels = [w for w in ("grad" if grad else "", variant[1], "scoped" if scoped else "", key) if w]
+            where = f"{self.name} ({', '.join(labels)})" if labels else self.name
             text = self._text(*variant)
-            made = self.codes[variant] = codegen.function(text, self.name, where, dict(self.defaults)).__code__
-        return made
+            code = self.codes[variant] = codegen.function(text, self.name, where, dict(self.defaults)).__code__
+        return code
 
     def _text(self, grad: bool, tracers: str, scoped: bool, key: str) -> str:
         pick = PICK[key].format(b=slot(key), x="_x" if "(" in str(self.first) else self.first)
         if key and "(" in str(self.first):
             pick = f"({pick.replace('_x.', '(_x := ' + str(self.first) + ').', 1)})"
-        look = []
+        prefix = []
         if grad and self.wants_grad:
             # _g handles its own fallback, so its `recover` is reraise
             wants = f"_grad() and ({self.wants_grad})"
             if self.native:
                 wants = f"({wants}) or _casting()"
-            look.append(f"_t, _r = (_g, _reraise) if {wants} else ")
+            prefix.append(f"_t, _r = (_g, _reraise) if {wants} else ")
         if scoped:
-            look.insert(0, "_s = _scope()\n")
+            prefix.insert(0, "_s = _scope()\n")
             pick = f"({pick} if _s is None else _s.pairs[_k])"
-        head = "".join(look)
+        head = "".join(prefix)
         if "_t, _r = " not in head:
             head += "_t, _r = "
         lines = (head + pick).split("\n")
         return BODY.format(
             name=self.name,
             params=self.params,
-            ask=self._ask(tracers),
+            checks=self._checks(tracers),
             passed=self.passed,
             packed=self.packed,
             recover="_r(" if self.recast is None or not grad else "_recast(_r, ",
             miss=f"{self.first}) if _s is None else _s.miss(_k" if scoped else self.first,
-            look="\n".join("        " + line for line in lines),
+            lookup="\n".join("        " + line for line in lines),
         )
 
-    def _ask(self, tracers: str) -> str:
-        first = ""
+    def _checks(self, tracers: str) -> str:
+        """Source text of the checks at the start of the function; each may return early."""
+        checks = ""
         if self.asks:
-            first = f"\n    if _compiling():\n        return _op({self.passed})"
+            checks = f"\n    if _compiling():\n        return _op({self.passed})"
         elif self.gate:
-            first = f"\n    {self.gate}"
-        return f"{first}\n    if {TRACER_CHECKS[tracers]}:\n        return _traced({self.passed})" if tracers else first
+            checks = f"\n    {self.gate}"
+        if tracers:
+            checks += f"\n    if {TRACER_CHECKS[tracers]}:\n        return _traced({self.passed})"
+        return checks
 
     @cached_property
     def ungated(self) -> CallingConvention:
@@ -260,9 +263,9 @@ class CallingConvention:
     def layer(self, plan: EntryPlan) -> Callable[..., Any]:
         """A function that looks its pair up in a plan and falls back; used as the target of another pair."""
         names = self.globals({slot(plan.key): plan.table, "_miss": plan.miss})
-        made: Any = self.ungated.function(names, grad=False, tracers=plan.tracers, key=plan.key)
-        made.follow = plan.follow  # lets autograd find the pair before the call
-        return made
+        layer: Any = self.ungated.function(names, grad=False, tracers=plan.tracers, key=plan.key)
+        layer.follow = plan.follow  # lets autograd find the pair before the call
+        return layer
 
     def pair(self, plan: EntryPlan) -> Pair:
         """A plan as a pair: its only pair, or a layer over its table."""
@@ -434,8 +437,8 @@ class _NoTensor:
 
 
 def _first_or_placeholder(args: tuple, kwargs: dict) -> Any:
-    found = first_tensor(args, kwargs)
-    return _NoTensor if found is None else found
+    first = first_tensor(args, kwargs)
+    return _NoTensor if first is None else first
 
 
 def _wants_grad(args: tuple, kwargs: dict) -> bool:

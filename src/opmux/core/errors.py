@@ -48,9 +48,9 @@ class UnknownName(OpmuxError, LookupError):
 
 
 def _unknown_again(message: str, name: str) -> UnknownName:
-    again = UnknownName.__new__(UnknownName)
-    again.args, again.name = (message,), name
-    return again
+    error = UnknownName.__new__(UnknownName)
+    error.args, error.name = (message,), name
+    return error
 
 
 class BadArgument(OpmuxError):
@@ -76,9 +76,14 @@ class BadArgument(OpmuxError):
         before = {k: names.get(v, v) for k, v in self.names.items()}
         return type(self)(op, self.argument, self.expected, self.got, {**names, **before})
 
-    def __str__(self) -> str:
+    @property
+    def problem(self) -> str:
+        """The message without the function's name."""
         name = self.names.get(self.argument, self.argument)
-        return f"{self.op}: {name} must {self.expected.format_map(_ArgumentNames(self.names))}; got {self.got}"
+        return f"{name} must {self.expected.format_map(_ArgumentNames(self.names))}; got {self.got}"
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.problem}"
 
 
 class BadArgumentType(BadArgument, TypeError):
@@ -144,6 +149,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     by_fold = {k.casefold(): k for k in known}
     close = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
     return by_fold[close[0]] if close else None
+
+
+def suggestion(name: str, known: Iterable[str], text: str = "; did you mean '{}'?") -> str:
+    """The end of a message: `text` with the known name closest to a misspelt one, or "" if none is close."""
+    close = nearest(name, known)
+    return text.format(close) if close else ""
 
 
 def unknown(what: str, name: str, known: Iterable[str], hint: str = "") -> str:

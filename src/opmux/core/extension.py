@@ -1,4 +1,4 @@
-"""What a layer above core adds to it: a namespace of ops, aliases of settings, plugins written for another library.
+"""What a layer above core adds to core: a namespace of ops, aliases of settings, plugins written for other libraries.
 
 Core does not know any face or vendor. `opmux/__init__.py` lists the extensions; core imports them when it first reads a
 setting, looks up an unqualified name, or loads plugins.

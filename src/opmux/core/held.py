@@ -15,9 +15,9 @@ _release: list[Callable[[], None]] = []
 def empty_cache() -> None:
     """Release all device memory that opmux holds between calls; the next calls allocate it again.
 
-    These are small tables: the tensor of a list that each part of a launch belongs to, the order of amax histories, the
+    These are small tables: which tensor of a list each program of a launch works on, the order of amax histories, the
     weight of ones of a norm without a weight, and the random state of attention without dropout. Tables used by a CUDA
-    graph are kept, because nothing reports when a graph is gone. To return the memory to the driver, call
+    graph are kept, because nothing reports when a graph is freed. To return the memory to the driver, call
     `torch.cuda.empty_cache()` afterwards.
     """
     for release in _release:
@@ -34,23 +34,23 @@ class HeldTensors(Generic[V]):
 
     def __init__(self, most: int = 256):
         self.most = most
-        self.found: dict[Hashable, V] = {}
+        self.cached: dict[Hashable, V] = {}
         self.captured: dict[Hashable, V] = {}
-        on_empty_cache(self.found.clear)
+        on_empty_cache(self.cached.clear)
 
     def get(self, key: Hashable, make: Callable[[], V], *, cuda: bool) -> V:
         """The tensors of this key, or those that `make` makes; `cuda` says whether they are on a CUDA device."""
         capturing = cuda and torch.cuda.is_current_stream_capturing()
-        found = self.found.get(key)
-        if found is None:
-            found = self.captured.get(key)
-        if found is None:
-            found = make()
+        value = self.cached.get(key)
+        if value is None:
+            value = self.captured.get(key)
+        if value is None:
+            value = make()
             if capturing:  # allocated in the graph's memory pool, so it must not be cached
-                return found
-            while len(self.found) >= self.most:
-                self.found.pop(next(iter(self.found)), None)
-            self.found[key] = found
+                return value
+            while len(self.cached) >= self.most:
+                self.cached.pop(next(iter(self.cached)), None)
+            self.cached[key] = value
         if capturing:
-            self.captured[key] = found
-        return found
+            self.captured[key] = value
+        return value

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from .errors import BadKnob, nearest, quoted
+from .errors import BadKnob, quoted, suggestion
 from .extension import extensions
 from .tokens import parse_order, parse_prefer
 
@@ -80,10 +80,10 @@ class Knob(Generic[T]):
             text = os.environ.get(name)
             if text is not None and (text.strip() or self.blank):  # blank counts as unset
                 return Setting(self._read(text, name, f"{name}={self.example}"), f"env {name}")
-        for path, table, found_here in files() if self.in_file else ():
+        for path, table, in_cwd in files() if self.in_file else ():
             if self.key not in table:
                 continue
-            if self.trusted and found_here:
+            if self.trusted and in_cwd:
                 self._refuse(path)
                 continue
             example = f'{self.key} = "{self.example}"'
@@ -122,26 +122,26 @@ class File(NamedTuple):
 
     path: Path
     table: dict[str, Any]
-    found_here: bool  # found in the current directory, not named by OPMUX_CONFIG
+    in_cwd: bool  # found in the current directory, not named by OPMUX_CONFIG
 
 
 def files() -> list[File]:
     """The settings files by precedence. A file named by OPMUX_CONFIG is the only one, and must exist."""
-    asked = os.environ.get("OPMUX_CONFIG", "").strip()
-    if asked:
-        named = _read_file(Path(asked), found_here=False)
+    configured = os.environ.get("OPMUX_CONFIG", "").strip()
+    if configured:
+        named = _read_file(Path(configured), in_cwd=False)
         if named is None:
-            raise BadKnob(f"OPMUX_CONFIG={_shown(asked)} is not a file. Name a TOML file, or unset the variable")
+            raise BadKnob(f"OPMUX_CONFIG={_shown(configured)} is not a file. Name a TOML file, or unset the variable")
         return [named]
-    here, users = Path("opmux.toml"), _users_file()
-    own = here.absolute() == users
-    found = (_read_file(here, found_here=not own), None if own else _read_file(users, found_here=False))
-    return [file for file in found if file is not None]
+    local, users = Path("opmux.toml"), _users_file()
+    own = local.absolute() == users
+    existing = (_read_file(local, in_cwd=not own), None if own else _read_file(users, in_cwd=False))
+    return [file for file in existing if file is not None]
 
 
-def _read_file(path: Path, found_here: bool) -> File | None:
+def _read_file(path: Path, in_cwd: bool) -> File | None:
     try:
-        return File(path, _parse_toml(path), found_here) if path.is_file() else None
+        return File(path, _parse_toml(path), in_cwd) if path.is_file() else None
     except OSError as error:  # the name is too long, or the file is not readable
         raise BadKnob(
             f"{_shown(str(path))} cannot be read: {error.strerror}. Name a TOML file by OPMUX_CONFIG"
@@ -189,19 +189,18 @@ def unknown_settings() -> list[str]:
     """One message for each unknown setting: a misspelt environment variable, an unknown key of a file."""
     names = {n for k in all_knobs() for n in (k.name, *k.aliases)}
     ours = ("OPMUX_", *(prefix for e in extensions() for prefix in e.prefixes))
-    found = [
+    messages = [
         _unknown_message(f"environment variable {name}", name, names)
         for name in sorted(os.environ)
         if name.startswith(ours) and name not in names
     ]
     keys = {k.key for k in all_knobs() if k.in_file}
-    found += [_unknown_message(f"{f.path}: {key}", key, keys) for f in files() for key in f.table if key not in keys]
-    return found
+    messages += [_unknown_message(f"{f.path}: {key}", key, keys) for f in files() for key in f.table if key not in keys]
+    return messages
 
 
 def _unknown_message(where: str, name: str, names: set[str]) -> str:
-    close = nearest(name, names)
-    return f"{where} is no setting of opmux" + (f": did you mean {close}?" if close else "")
+    return f"{where} is no setting of opmux{suggestion(name, names, ': did you mean {}?')}"
 
 
 # ---- the types ------------------------------------------------------------------------------------------------------
@@ -226,7 +225,7 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(name for name in (i.strip() for i in items) if name)
 
 
-def _word(value: Any) -> str | None:
+def _name(value: Any) -> str | None:
     if not isinstance(value, str):
         raise ValueError("expected a name")
     return value.strip() or None
@@ -261,9 +260,9 @@ def _orders(value: Any) -> dict[str, tuple[str, ...]]:
 flag = SettingKind("a switch", "1", _flag)
 names = SettingKind("a list of names", "acme,bolt", _names)
 modules = SettingKind("a list of names", "acme_opmux,other", _names)
-word = SettingKind("a name", "torch", _word)
-path = SettingKind("a path", "/usr/local/cuda", _word)
-toml = SettingKind("a path", "opmux.toml", _word)
+word = SettingKind("a name", "torch", _name)
+path = SettingKind("a path", "/usr/local/cuda", _name)
+toml = SettingKind("a path", "opmux.toml", _name)
 level = SettingKind("a log level", "INFO", _level)
 prefer = SettingKind("a preference", "vendor", parse_prefer)
 orders = SettingKind("orders of choice per op", ORDER_EXAMPLE, _orders)

@@ -28,14 +28,14 @@ def kind_of(tensor: Tensor) -> tuple[str, str] | None:
 
 
 def complaint(spec: Spec, args: tuple, kwargs: dict, error: Exception) -> BadLayout | None:
-    """A better error if `error` is caused by a tensor's layout; None if it is not, or if `error` already says so."""
+    """A better error if a tensor's layout caused `error`; None if it did not, or if `error` already says so."""
     if isinstance(error, OpmuxError) or str(error).startswith(f"{spec.name}: "):
         return None
     for name, value in (*zip(spec.names, args), *kwargs.items()):
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            found = kind_of(one) if isinstance(one, Tensor) else None
-            if found is not None:
-                kind, remedy = found
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            kind_and_remedy = kind_of(item) if isinstance(item, Tensor) else None
+            if kind_and_remedy is not None:
+                kind, remedy = kind_and_remedy
                 cause = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
                 return BadLayout(
                     f"{spec.name}: argument '{name}' must be a dense tensor; got {kind}: "
@@ -45,7 +45,7 @@ def complaint(spec: Spec, args: tuple, kwargs: dict, error: Exception) -> BadLay
 
 
 def explained(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates `Chain.run`: errors that are caused by a tensor's layout say so."""
+    """Decorates `Chain.run`: an error that a tensor's layout caused says so."""
 
     @functools.wraps(run)
     def explaining(chain: Any, args: tuple, kwargs: dict, failed: Exception | None = None, at: int = 0) -> Any:
@@ -55,10 +55,10 @@ def explained(run: Callable[..., Any]) -> Callable[..., Any]:
             spec = chain.spec
             if spec is None or isinstance(spec, Derived):  # torch's own ops keep torch's errors
                 raise
-            made = complaint(spec, args, kwargs, error)
-            if made is None:
+            better = complaint(spec, args, kwargs, error)
+            if better is None:
                 raise
-            raise made from None
+            raise better from None
         finally:
             del failed  # see `Chain.run`
 

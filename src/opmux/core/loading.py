@@ -50,10 +50,10 @@ class DeclaringImport:
     @property
     def failed(self) -> bool:
         """Whether the import has failed, or the module was removed from sys.modules since."""
-        there = sys.modules.get(self.name)
-        if there is None:
+        module = sys.modules.get(self.name)
+        if module is None:
             return True
-        names = getattr(there, "__dict__", {})
+        names = getattr(module, "__dict__", {})
         # A module may replace itself in sys.modules; another object from the same file is a second import.
         return names is not self._names and names.get("__file__") == self._names.get("__file__")
 
@@ -114,22 +114,22 @@ _open: dict[int, list[Transaction]] = {}  # thread -> its transactions, the oute
 
 def all_or_nothing(work: Callable[[Transaction], T]) -> T:
     """Run `work`; if it raises anything, undo what this thread has changed."""
-    mine = _open.setdefault(threading.get_ident(), [])
-    depth, made = len(mine), Transaction()
+    transactions = _open.setdefault(threading.get_ident(), [])
+    depth, transaction = len(transactions), Transaction()
     try:
-        mine.append(made)
-        return work(made)
+        transactions.append(transaction)
+        return work(transaction)
     except BaseException:
-        made.roll_back()
+        transaction.roll_back()
         raise
     finally:
-        del mine[depth:]
+        del transactions[depth:]
 
 
 def current() -> Transaction | None:
     """The innermost transaction of this thread."""
-    mine = _open.get(threading.get_ident())
-    return mine[-1] if mine else None
+    transactions = _open.get(threading.get_ident())
+    return transactions[-1] if transactions else None
 
 
 def on_failure(undo: Callable[[], Any], declared_in: DeclaringImport | None = None) -> None:
@@ -166,9 +166,9 @@ class Once:
         while not self.done:
             latest = self._attempt
             if latest is None or not latest.is_running():
-                mine = Attempt()
-                with mine.held:  # released however the work ends, so that no thread waits for an interrupted one
-                    if self._replace(latest, mine):
+                attempt = Attempt()
+                with attempt.held:  # released however the work ends, so that no thread waits for an interrupted one
+                    if self._replace(latest, attempt):
                         self.done = self._work() is not False
                         return self.done
             elif latest.thread is me or me not in latest.threads or _waits_for(latest.thread.ident, me.ident):
@@ -180,12 +180,12 @@ class Once:
                 time.sleep(0.005)
         return True
 
-    def _replace(self, latest: Attempt | None, mine: Attempt) -> bool:
+    def _replace(self, latest: Attempt | None, attempt: Attempt) -> bool:
         """Publish an attempt; False if another thread was faster."""
         with lock.held:
             if self.done or self._attempt is not latest:
                 return False
-            self._attempt = mine
+            self._attempt = attempt
             return True
 
 
@@ -198,9 +198,9 @@ _bootstrap: Any = getattr(importlib, "_bootstrap", None)
 
 def _waits_for(thread: int | None, me: int | None) -> bool:
     """Whether a thread waits, directly or through other threads, for an import by this one."""
-    blocking, seen = getattr(_bootstrap, "_blocking_on", {}), set()
-    while thread not in seen:
-        seen.add(thread)
+    blocking, visited = getattr(_bootstrap, "_blocking_on", {}), set()
+    while thread not in visited:
+        visited.add(thread)
         waits = blocking.get(thread)
         locks = waits if isinstance(waits, list) else [waits]  # a list since Python 3.12
         owners = [owner for one in locks if (owner := getattr(one, "owner", None)) is not None]

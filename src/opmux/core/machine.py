@@ -113,8 +113,8 @@ def arch_refusal(min_arch: str, device_type: str) -> str | None:
 
 def split_arch(arch: str) -> tuple[str, int]:
     """'sm_90a' -> ('sm', 90); 'gfx90a' -> ('gfx', 0x90a): the number after gfx is hex."""
-    found = re.fullmatch(r"(gfx)_?([0-9a-f]{1,9})|([a-z]+?)[_-]?([0-9]{1,9})[a-z]?", arch.strip().casefold())
-    if found is None:
+    match = re.fullmatch(r"(gfx)_?([0-9a-f]{1,9})|([a-z]+?)[_-]?([0-9]{1,9})[a-z]?", arch.strip().casefold())
+    if match is None:
         raise ValueError(f"arch '{arch}' is not of the form 'sm_90' or 'gfx942'")
-    gfx, digits, prefix, number = found.groups()
+    gfx, digits, prefix, number = match.groups()
     return (gfx, int(digits, 16)) if gfx else (prefix, int(number))

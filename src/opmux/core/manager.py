@@ -55,14 +55,14 @@ class OpManager:
 
     def call(self, op_name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call an op: the impl gets the arguments as given, and its result is returned unchanged."""
-        target, recover, known, ask = self._call_table[op_name]
+        target, recover, known, guard = self._call_table[op_name]
         if known is not None:
             try:
                 at_once = args and type(x := args[0]) is Tensor and (x.dtype, x.shape) in known
             except RuntimeError:  # nested tensors have no shape
                 at_once = False
             if not at_once:
-                return ask(*args, **kwargs)
+                return guard(*args, **kwargs)
         try:
             return target(*args, **kwargs) if kwargs else target(*args)  # an empty ** costs 30 ns
         except Exception as error:
@@ -91,10 +91,10 @@ class OpManager:
         Without arguments, conditions on tensors are not evaluated, and an impl that has failed and never succeeded is
         skipped.
         """
-        found = self.explain(op_name, *args, **kwargs)
-        if found.chosen is None:
-            raise NoImplementation(f"{op_name} not implemented here\n{found}")
-        return found.chosen.impl_id
+        explanation = self.explain(op_name, *args, **kwargs)
+        if explanation.chosen is None:
+            raise NoImplementation(f"{op_name} not implemented here\n{explanation}")
+        return explanation.chosen.impl_id
 
     # -- explaining
 
@@ -170,8 +170,8 @@ class OpManager:
         """Remove the failed impls of one op, or of all, from quarantine; returns the number of entries removed."""
         key = None if op_name is None else self._key(op_name)
         with lock.held:
-            gone = [k for k in self.memory.failures if key is None or k[0] == key]
-            count = sum(len(self.memory.failures.pop(k)) for k in gone)
+            keys = [k for k in self.memory.failures if key is None or k[0] == key]
+            count = sum(len(self.memory.failures.pop(k)) for k in keys)
             self.invalidate("quarantine cleared")
         return count
 
@@ -221,17 +221,17 @@ class OpManager:
 
     def _open_entry(self, key: str) -> EntryPoint:
         """The entry that passes arguments to an op's impl as given; one per op and manager."""
-        made = self._entries.get(key)
-        if made is None:
+        entry = self._entries.get(key)
+        if entry is None:
             spec = specs.by_key.get(key)
             form = CallingConvention.open(self._name(key), differentiable=spec is not None and spec.grad is not None)
             bind, under = functools.partial(_bind_open, key, self), functools.partial(_open_pair, key, self)
-            made = EntryPoint(form, bind, under, functools.partial(self._with_gradient, spec))
-            made = self._entries.setdefault(key, made)
-        return made
+            entry = EntryPoint(form, bind, under, functools.partial(self._with_gradient, spec))
+            entry = self._entries.setdefault(key, entry)
+        return entry
 
     def _with_gradient(self, spec: Spec | None, *args: Any, **kwargs: Any) -> Any:
-        """For a differentiable op called by name. Without a backward, autograd records the impl."""
+        """Run a differentiable op that was called by name. Without a backward, autograd records the impl."""
         assert spec is not None
         entry, backward = self._open_entry(spec.key), spec.gradient.backward.key
         if not self.registry.impls(backward):
@@ -259,20 +259,22 @@ class OpManager:
         device: str | None = None,
         as_part: bool = False,
     ) -> EntryPlan:
-        """What an entry of this op is keyed by, and its pair or table of pairs.
+        """The key of an entry of this op, and its pair or table of pairs.
 
-        `device` is given if all tensors are on one device type, `as_part` for a part of a composition.
+        `device` is set if all tensors are on one device type, `as_part` for a part of a composition.
         """
+        self.load_kernels(specs.get(key))
+        self.prepare()
         if not as_part:  # a part's policy is that of its composition, which was checked, plus an impl's name
             self.check_policy(policy, key)
         impls = self._impls(key, policy)
         ordered = [c.impl for c in choose(policy, key, impls)[0]]
-        chips, here = machine.accelerators(), machine.current()
-        by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(here.lacks, chips))
+        chips, local = machine.accelerators(), machine.current()
+        by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(local.lacks, chips))
         restricted = any(i.min_arch or i.devices for i in ordered)
-        restricted_by_vendor = lambda chip: here.lacks(chip) or key in here.unused(chip) or key in here.preferred(chip)
+        by_vendor = lambda chip: local.lacks(chip) or key in local.unused(chip) or key in local.preferred(chip)
         timed = lambda device: typed and self.speeds(key, device) is not NO_SPEEDS
-        restricted = restricted or any(restricted_by_vendor(chip) or timed(chip) for chip in chips)
+        restricted = restricted or any(by_vendor(chip) or timed(chip) for chip in chips)
         by_device = device is None and bool(chips) and restricted
 
         def leaf(x: Any) -> Pair:
@@ -294,14 +296,14 @@ class OpManager:
                 return pair_for(speeds.measured(None))
             return by_class(form, speeds, pair_for)
 
-        looks = ["device" if len(chips) == 1 else "type"] if by_device else []
-        looks += ["dtype"] if by_dtype else []
+        key_parts = ["device" if len(chips) == 1 else "type"] if by_device else []
+        key_parts += ["dtype"] if by_dtype else []
         spec, tracers = specs.get(key), self._tracer_check(key, ordered, (device,) if device else (*chips, "cpu"))
         own = any(i.call is not i.fn for i in ordered)
-        if not looks:
+        if not key_parts:
             return EntryPlan("", leaf(None), tracers=tracers, own_gradient=own)
         first = tensors.first_tensor if spec is None else spec.first_tensor
-        return EntryPlan(" ".join(looks), {}, leaf, tracers, first, own)
+        return EntryPlan(" ".join(key_parts), {}, leaf, tracers, first, own)
 
     def _tracer_check(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> str:
         """Which tracers an entry must check for before it calls these impls: a key of TRACER_CHECKS.
@@ -309,11 +311,11 @@ class OpManager:
         A composition's parts do their own checks. Kernels that check for tracers themselves, such as the C++ ones,
         cannot detect vmap, which passes them plain tensors. Tracers see the op even if a reference is its only impl.
         """
-        here = [i for i in ordered if any(self.static_refusal(key, i, d) is None for d in devices)]
-        others = [i for i in here if i.kind is not BackendImplKind.REFERENCE and not i.parts]
-        if not others:
+        runnable = [i for i in ordered if any(self.static_refusal(key, i, d) is None for d in devices)]
+        kernels = [i for i in runnable if i.kind is not BackendImplKind.REFERENCE and not i.parts]
+        if not kernels:
             return "all" if Namespace.of_key(key).ours else ""
-        return "transforms" if all(map(_declines_tracers, others)) else "all"
+        return "transforms" if all(map(_declines_tracers, kernels)) else "all"
 
     def _chain(
         self,
@@ -548,15 +550,15 @@ class CallTable(dict):
         assert manager is not None
         epoch = manager.epoch
         target, recover = manager.pair_for_call(name)
-        pair_for_call: CallTarget = (target, recover, None, None)
+        call_target: CallTarget = (target, recover, None, None)
         chain = getattr(recover, "__self__", None)
         known = chain.known_calls() if isinstance(chain, Chain) else None
         if chain is not None and known is not None:
-            pair_for_call = (known[0], chain.recover, known[1], target)
+            call_target = (known[0], chain.recover, known[1], target)
         with lock.held:
             if epoch == manager.epoch:
-                self[name] = pair_for_call
-        return pair_for_call
+                self[name] = call_target
+        return call_target
 
 
 def _bind_open(key: str, manager: OpManager, entry: EntryPoint) -> None:
@@ -570,8 +572,8 @@ def _open_pair(key: str, manager: OpManager, entry: EntryPoint, policy: Selectio
 
 def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
     if impl.kind is BackendImplKind.DEFAULT and impl.vendor is None and dtype in machine.current().lacks(device):
-        whose = machine.current().vendor_of(device) or device
-        return Refused(impl, "dtype", f"{whose}'s chips do not compute in {tensors.dtype_name(dtype)}")
+        vendor = machine.current().vendor_of(device) or device
+        return Refused(impl, "dtype", f"{vendor}'s chips do not compute in {tensors.dtype_name(dtype)}")
     if impl.supported_dtypes is None or dtype is None or dtype in impl.supported_dtypes:
         return None
     takes = ", ".join(sorted(tensors.dtype_name(d) for d in impl.supported_dtypes))
@@ -582,12 +584,12 @@ def _yields_to_vendor(key: str, impl: OpImpl, device: str) -> str | None:
     """Why our generic kernel is skipped in favour of the impls of the chip's vendor, or None."""
     if impl.kind is not BackendImplKind.DEFAULT or impl.vendor is not None or impl.outside:
         return None
-    here, derived = machine.current(), specs.derived.get(key)
-    preferred = here.preferred(device)
+    local, derived = machine.current(), specs.derived.get(key)
+    preferred = local.preferred(device)
     op = next((k for k in (key, *(derived.bases if derived is not None else ())) if k in preferred), None)
     if op is None:
         return None
-    vendor, why = here.vendor_of(device) or device, preferred[op]
+    vendor, why = local.vendor_of(device) or device, preferred[op]
     if op != key:  # an overload of ATen has no `when`
         why = getattr(why, "always", why)
     try:
@@ -620,8 +622,8 @@ def _add_manager(manager: OpManager) -> None:
 
 
 def _live_managers() -> list[OpManager]:
-    found = (ref() for ref in _managers)
-    return [m for m in found if m is not None]
+    managers = (ref() for ref in _managers)
+    return [m for m in managers if m is not None]
 
 
 def _watch_all(live: bool) -> None:

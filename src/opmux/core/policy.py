@@ -7,7 +7,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import entry, extension, knobs
 from .errors import BadPolicy, OpmuxError
@@ -20,6 +20,8 @@ from .tokens import fold_names, parse_order, parse_prefer
 
 if TYPE_CHECKING:
     from .entry import EntryPoint, Pair
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # prefer -> the kinds in order
 ORDERS = {
@@ -101,8 +103,8 @@ class SelectionPolicy:
 
     def preferring(self, space: str, token: str) -> SelectionPolicy:
         """This policy with one token first for all ops of a namespace; orders of single ops in it are dropped."""
-        kept = tuple((op, order) for op, order in self.per_op_order if not _is_of(op, space))
-        return replace(self, per_op_order=kept).with_space_order(space, first=token)
+        others = tuple((op, order) for op, order in self.per_op_order if not _is_of(op, space))
+        return replace(self, per_op_order=others).with_space_order(space, first=token)
 
     def rest(self) -> tuple[str, ...]:
         return ORDERS.get(self.prefer) or (self.prefer, *ORDERS["flagos"])
@@ -150,7 +152,7 @@ class SelectionPolicy:
         )
 
     def relaxed(self) -> SelectionPolicy:
-        """The same policy in which no name has to be known on this machine."""
+        """The same policy, with every name allowed to be unknown on this machine."""
         names = {self.prefer, *(op for op, _ in self.per_op_order), *(t for _, o in self.per_op_order for t in o)}
         return replace(self, lax=frozenset(names))
 
@@ -200,8 +202,8 @@ def _overridden(base: SelectionPolicy, value_of: Callable[[knobs.Knob[Any]], Any
     for extension_ in extension.extensions():
         order = SpaceOrder() if extension_.order is None else extension_.order(value_of)
         base = base.preferring(extension_.space, order.first) if order.first else base
-        given = {name: token for name, token in order._asdict().items() if token}
-        base = base.with_space_order(extension_.space, **given) if given else base
+        tokens = {name: token for name, token in order._asdict().items() if token}
+        base = base.with_space_order(extension_.space, **tokens) if tokens else base
     orders = {op.strip().casefold(): order for op, order in (value_of(knobs.PER_OP) or {}).items()}
     return replace(base, per_op_order={**dict(base.per_op_order), **orders})
 
@@ -212,20 +214,20 @@ def _value_from(knob: knobs.Knob[Any], from_file: bool) -> Any:
 
 
 def _is_of(op: str, space: str) -> bool:
-    found = specs.lookup(op, NAME_LOOKUP["impl"])
-    return found is not None and found.space == space
+    spec = specs.lookup(op, NAME_LOOKUP["impl"])
+    return spec is not None and spec.space == space
 
 
 def get_global_policy() -> SelectionPolicy:
     global _global
-    found = _global
-    while found is None:
-        count, made = _count, from_knobs()  # without a lock, because looking up an op's name may import its family
+    policy = _global
+    while policy is None:
+        count, new = _count, from_knobs()  # without a lock, because looking up an op's name may import its family
         with lock.held:
             if _global is None and count == _count:
-                _global = made
-            found = _global
-    return found
+                _global = new
+            policy = _global
+    return policy
 
 
 def get_policy() -> SelectionPolicy:
@@ -367,7 +369,7 @@ _forgotten = 0  # counts how often all tables were emptied
 # with `list`, which allocates before it reads them; `tuple` allocates in between and raises.
 _live: dict[int, weakref.ref[Scope]] = {}
 _watchers: list[Callable[[bool], None]] = []  # see on_scopes
-_told = False  # the value of the last notification
+_notified = False  # the value of the last notification
 
 
 def live_scopes() -> int:
@@ -380,35 +382,35 @@ def scopes_watched() -> bool:
     This can be True while `live_scopes()` is 0: the last scope is freed, and the thread that freed it still waits for
     the lock to notify them. If a new scope is created first, the watchers get neither notification.
     """
-    return _told
+    return _notified
 
 
 def on_scopes(watch: Callable[[bool], None]) -> None:
     """Call `watch` with whether a scope is live: now, when the first is created, when the last is freed."""
     with lock.held:
         _watchers.append(watch)
-        watch(_told)
+        watch(_notified)
 
 
 def _track(node: Scope) -> Scope:
     with lock.held:
         _live[id(node)] = weakref.ref(node, functools.partial(_released, id(node)))
-        _tell()
+        _notify()
     return node
 
 
-def _tell() -> None:
+def _notify() -> None:
     """Notify the watchers whether any scope is live, unless that has not changed since the last notification."""
-    global _told
+    global _notified
     live = bool(_live)
-    if live is _told:
+    if live is _notified:
         return
-    _told = live
+    _notified = live
     try:
         for watch in _watchers:
             watch(live)
     except BaseException:  # Ctrl-C: some watchers were not notified, so the next scope notifies all of them
-        _told = False
+        _notified = False
         raise
 
 
@@ -420,7 +422,7 @@ def _released(node: int, ref: weakref.ref[Scope]) -> None:
             other = _live.get(key)
             if other is not None and other() is None:  # the reference's callback was interrupted
                 _live.pop(key, None)
-        _tell()
+        _notify()
         if not _live:
             for table in tuple(_every_table):  # a table must not keep a user's manager alive
                 for entry in list(table.pairs):
@@ -466,21 +468,21 @@ class PolicyScope:
         return policy
 
     def __exit__(self, *error: Any) -> None:
-        here = entry.scope.get()
-        found = [] if here is None else [e for e in here.entries if e.owner is self and not e.left]
+        innermost = entry.scope.get()
+        candidates = [] if innermost is None else [e for e in innermost.entries if e.owner is self and not e.left]
         # A generator may be closed by another thread or task than the one that entered its scope.
-        found = found or self._entered
-        if not found:
+        candidates = candidates or self._entered
+        if not candidates:
             raise RuntimeError("this policy scope was exited already")
-        self._leave(found[-1])
+        self._leave(candidates[-1])
 
     def _leave(self, entered: EnteredScope) -> None:
         with lock.held:
             if entered in self._entered:
                 self._entered.remove(entered)
-            here = entry.scope.get()
-            if here is not None and entered in here.entries:
-                entry.scope.set(_without(here, entered))
+            innermost = entry.scope.get()
+            if innermost is not None and entered in innermost.entries:
+                entry.scope.set(_without(innermost, entered))
                 return
             entered.left = True
             for ref in list(_live.values()):
@@ -488,7 +490,7 @@ class PolicyScope:
                 if scope is not None and entered in scope.entries:
                     scope.select_table()
 
-    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, fn: F) -> F:
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise TypeError(f"{fn.__qualname__} is a generator function: use `with opmux.policy(...)` inside it")
         if inspect.iscoroutinefunction(fn):
@@ -498,20 +500,20 @@ class PolicyScope:
                 with self:
                     return await fn(*args, **kwargs)
 
-            return inside_async
+            return cast("F", inside_async)
 
         @functools.wraps(fn)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return fn(*args, **kwargs)
 
-        return inside
+        return cast("F", inside)
 
 
-def _without(here: Scope, entered: EnteredScope) -> Scope | None:
+def _without(innermost: Scope, entered: EnteredScope) -> Scope | None:
     """The current scope after one is exited; scopes entered by hand may be exited in any order."""
-    rest = tuple(e for e in here.entries if e is not entered and not e.left)
+    rest = tuple(e for e in innermost.entries if e is not entered and not e.left)
     if not rest:
         return None
-    outer = here.outer
+    outer = innermost.outer
     return outer if outer is not None and outer.entries == rest else _track(Scope(rest))

@@ -19,25 +19,25 @@ def digest() -> str:
 
 
 def sync(group: Any = None, mode: str = "error") -> bool:
-    """Compare this rank's bindings with the group's; True when all agree.
+    """Compare this rank's bindings with the group's; returns True if all agree.
 
-    If they differ: "error" raises on every rank, "warn" logs it, "adopt" makes every rank use rank 0's order of impls,
-    op by op (raises if a rank does not have an impl of rank 0).
+    If they differ: "error" raises on every rank, "warn" logs the difference, "adopt" makes every rank use rank 0's
+    order of impls, op by op (raises if a rank does not have an impl of rank 0).
     """
     if mode not in MODES:
         raise ValueError(f"sync: mode must be one of {MODES}, got {mode!r}")
     manager = get_default_manager()
     world = dist.get_world_size(group)
-    seen: list[Any] = [None] * world
-    dist.all_gather_object(seen, manager.digest(), group=group)
-    if len(set(seen)) == 1:
+    digests: list[Any] = [None] * world
+    dist.all_gather_object(digests, manager.digest(), group=group)
+    if len(set(digests)) == 1:
         return True
     tables: list[Any] = [None] * world
     dist.all_gather_object(tables, manager.bindings(), group=group)
-    words = _difference(tables)
+    difference = _difference(tables)
     if mode == "error":
-        raise RanksDiffer(f"ranks would run different impls: {words}")
-    logger.warning("ranks would run different impls: %s", words)
+        raise RanksDiffer(f"ranks would run different impls: {difference}")
+    logger.warning("ranks would run different impls: %s", difference)
     if mode == "adopt":
         _adopt(tables, dist.get_rank(group), group)
     return False
@@ -55,15 +55,15 @@ def _difference(tables: list[dict[str, tuple[str, ...]]]) -> str:
 
 
 def _adopt(tables: list[dict[str, tuple[str, ...]]], rank: int, group: Any) -> None:
-    mine, lead = tables[rank], tables[0]
-    orders = {op: [f"impl:{i}" for i in ids] for op, ids in lead.items() if ids and mine.get(op) != ids}
+    own, rank_0 = tables[rank], tables[0]
+    orders = {op: [f"impl:{i}" for i in ids] for op, ids in rank_0.items() if ids and own.get(op) != ids}
     missing = {
-        op: sorted(set(ids) - set(mine.get(op, ()))) for op, ids in lead.items() if set(ids) - set(mine.get(op, ()))
+        op: sorted(set(ids) - set(own.get(op, ()))) for op, ids in rank_0.items() if set(ids) - set(own.get(op, ()))
     }
     # Every rank must know whether all can adopt the order, or some would wait forever in the next collective.
-    lacking: list[Any] = [None] * len(tables)
-    dist.all_gather_object(lacking, missing, group=group)
-    short = {r: m for r, m in enumerate(lacking) if m}
+    missing_by_rank: list[Any] = [None] * len(tables)
+    dist.all_gather_object(missing_by_rank, missing, group=group)
+    short = {r: m for r, m in enumerate(missing_by_rank) if m}
     if short:
         raise RanksDiffer(f"rank 0's impls cannot be adopted; missing by rank: {short}")
     if orders:

@@ -16,6 +16,7 @@ from .loading import DeclaringImport, current, on_failure
 from .lock import lock
 from .machine import split_arch
 from .spec import NAME_LOOKUP, Spec, specs
+from .support import declining_cached
 from .tokens import BackendImplKind
 
 API_VERSION = 1  # version of the plugin interface: OpImpl, register(registry), the names of opmux.core
@@ -31,6 +32,7 @@ class OpImpl:
 
     `when(*args)` returns True or None, or the reason why the impl does not apply; it must not write. `supported_dtypes`
     is compared with the call's first tensor; `min_arch` ("sm_90", "gfx942") and `devices` ("cuda",) with its device.
+    Rules in the annotations of `fn` decline the calls that it does not support: see `support`.
     """
 
     op_name: str
@@ -77,6 +79,8 @@ class OpImpl:
             raise BadImpl(f"{where}: fn must be callable, got {self.fn!r}")
         if self.when is not None and not callable(self.when):
             raise BadImpl(f"{where}: when must be a predicate over the op's arguments, got {self.when!r}")
+        if self.kind is not BackendImplKind.REFERENCE:  # whose annotations are the op's contract
+            put(self, "fn", declining_cached(self.fn))
         if self.available is None:
             available = getattr(self.fn, "_is_available", None)  # the convention of plugins written for other libraries
             put(self, "available", available if callable(available) else None)

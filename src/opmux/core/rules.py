@@ -1,4 +1,4 @@
-"""More rules for arguments: dimensions, sizes, numbers of elements, multiples, lists of one length."""
+"""More rules for arguments: dimensions, sizes, memory, numbers of elements, multiples, lists of one length."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .contract import Rule, because, dim_of, either, parameters
@@ -40,9 +41,9 @@ class dims_of(Rule):
         other = given.get(self.of)
         if value is None or not isinstance(other, Tensor):
             return None
-        asked = (value,) if isinstance(value, int) else value
-        problem = next(filter(None, (dim_of(self.of).problem(d, given) for d in asked)), None)
-        if problem is None and len({d % max(other.dim(), 1) for d in asked}) < len(asked):
+        dims = (value,) if isinstance(value, int) else value
+        problem = next(filter(None, (dim_of(self.of).problem(d, given) for d in dims)), None)
+        if problem is None and len({d % max(other.dim(), 1) for d in dims}) < len(dims):
             return f"name each dimension once, as {{{self.of}}} is {tuple(other.shape)}"
         return problem
 
@@ -115,6 +116,34 @@ class nonempty(Rule):
 
 
 @dataclass(frozen=True)
+class adjacent(Rule):
+    """A tensor whose elements are adjacent in memory along the last dimension."""
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if not value.dim() or value.stride(-1) == 1 else "have a stride of 1 in its last dimension"
+
+    def got(self, value: Any) -> str:
+        return f"strides {tuple(value.stride())}"
+
+    def doc(self) -> str:
+        return "elements of the last dimension are adjacent"
+
+
+@dataclass(frozen=True)
+class distinct(Rule):
+    """A tensor whose elements do not share memory with each other, so that it can be written to."""
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return "have elements that share no memory" if torch._debug_has_internal_overlap(value) == 1 else None
+
+    def got(self, value: Any) -> str:
+        return f"shape {tuple(value.shape)} and strides {tuple(value.stride())}"
+
+    def doc(self) -> str:
+        return "elements share no memory"
+
+
+@dataclass(frozen=True)
 class up_to_size(Rule):
     """An int from 1 to the size of a dimension of another argument, minus `less`."""
 
@@ -153,10 +182,11 @@ class numel(Rule):
         names = () if isinstance(self.of, int) else parameters(self.of)
         if any(given.get(n) is None for n in names):
             return None
-        wanted = self.of if isinstance(self.of, int) else self.of(*(given[n] for n in names))
-        if value.numel() == wanted or (self.least and value.numel() > wanted):
+        expected = self.of if isinstance(self.of, int) else self.of(*(given[n] for n in names))
+        if value.numel() == expected or (self.least and value.numel() > expected):
             return None
-        return f"have {'at least ' if self.least else ''}{wanted} element{'s'[: wanted != 1]}{because(names, given)}"
+        least, plural = "at least " if self.least else "", "s"[: expected != 1]
+        return f"have {least}{expected} element{plural}{because(names, given)}"
 
     def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
         if not self.least:

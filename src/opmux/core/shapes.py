@@ -118,16 +118,16 @@ class Dims:
 
     def wanted(self, sizes: Mapping[str, Size]) -> tuple[Any, ...] | None:
         """The shape in numbers, or None if a size is unknown."""
-        made: list[Any] = []
+        shape: list[Any] = []
         for word in self.words:
             known, times = sizes.get(word.name), word.times(sizes)
             if word.size is not None:
-                made.append(word.size)
+                shape.append(word.size)
             elif known is None or times is None:
                 return None
             else:
-                made += known.value if word.star else [known.value * times + word.plus]
-        return tuple(made)
+                shape += known.value if word.star else [known.value * times + word.plus]
+        return tuple(shape)
 
     def partly(self, sizes: Mapping[str, Size]) -> str:
         """The shape, with known sizes as numbers and unknown sizes as names."""

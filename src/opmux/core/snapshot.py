@@ -59,7 +59,7 @@ class Snapshot:
 
     def __init__(self, values: Iterable[tuple[str, Any]], generators: Iterable[torch.Generator] = ()):
         self._undo: list[Callable[[], None]] = []
-        self._seen: dict[int, Any] = {}  # by id; holding the object keeps its id unique
+        self._visited: dict[int, Any] = {}  # by id; holding the object keeps its id unique
         self._nbytes = 0
         for name, value in values:
             self._save(value, name)
@@ -73,10 +73,10 @@ class Snapshot:
                 undo()
 
     def _save(self, value: Any, name: str) -> None:
-        if isinstance(value, (*_IMMUTABLE, *_HANDLES)) or id(value) in self._seen:
+        if isinstance(value, (*_IMMUTABLE, *_HANDLES)) or id(value) in self._visited:
             return
-        self._seen[id(value)] = value
-        if len(self._seen) > MOST_OBJECTS:
+        self._visited[id(value)] = value
+        if len(self._visited) > MOST_OBJECTS:
             raise Unsaved(f"'{name}' refers to more than {MOST_OBJECTS} objects")
         if isinstance(value, Tensor):
             self._save_tensor(value, name)
@@ -154,8 +154,8 @@ class Snapshot:
             self._count(value.nbytes if dense else value._nnz() * value.element_size() if value.is_sparse else 0)
             self._undo.append(save(value))
         except (RuntimeError, NotImplementedError) as error:
-            words = str(error).strip().partition("\n")[0]
-            raise Unsaved(f"'{name}' cannot be copied: {words}") from error
+            message = str(error).strip().partition("\n")[0]
+            raise Unsaved(f"'{name}' cannot be copied: {message}") from error
 
     def _count(self, nbytes: int) -> None:
         self._nbytes += nbytes
@@ -181,7 +181,7 @@ def take(values: Iterable[tuple[str, Any]], generators: Iterable[torch.Generator
 def _dense(tensor: Tensor) -> Callable[[], None]:
     """Undo for a dense tensor: storage, offset, shape, strides, contents and version counter."""
     storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
-    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+    layout = (tensor.storage_offset(), tensor.shape, tensor.stride())
     version = None if tensor.is_inference() else tensor._version
     # Elements that share memory (an expanded tensor) cannot be written back by copy_.
     whole = nbytes <= 2 * tensor.nbytes or _overlaps(tensor)
@@ -192,8 +192,8 @@ def _dense(tensor: Tensor) -> Callable[[], None]:
             if storage.nbytes() != nbytes:
                 storage.resize_(nbytes)
             moved = tensor.untyped_storage()._cdata != storage._cdata
-            if moved or (tensor.storage_offset(), tensor.shape, tensor.stride()) != place:
-                tensor.set_(storage, *place)  # type: ignore[call-overload]
+            if moved or (tensor.storage_offset(), tensor.shape, tensor.stride()) != layout:
+                tensor.set_(storage, *layout)  # type: ignore[call-overload]
             if isinstance(copy, Tensor):
                 tensor.detach().copy_(copy)
             else:

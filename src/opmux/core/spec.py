@@ -48,8 +48,8 @@ class NameLookup(dict[str, tuple[str, ...]]):
 
     def __missing__(self, use: str) -> tuple[str, ...]:
         order = self.ORDERS[use]
-        self[use] = found = tuple(s for n in order for s in (extension.spaces() if n == self.FACES else (n,)))
-        return found
+        self[use] = namespaces = tuple(s for n in order for s in (extension.spaces() if n == self.FACES else (n,)))
+        return namespaces
 
 
 NAME_LOOKUP = NameLookup()
@@ -222,11 +222,11 @@ class Spec:
     def bound(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments with defaults filled in, if they fit the op's signature; else unchanged."""
         try:
-            found = self.signature.bind(*args, **kwargs)
+            bound = self.signature.bind(*args, **kwargs)
         except TypeError:
             return args, kwargs
-        found.apply_defaults()
-        return found.args, found.kwargs
+        bound.apply_defaults()
+        return bound.args, bound.kwargs
 
     def tolerance(self, dtype: torch.dtype) -> Tol:
         """The tolerance for results of a dtype. A complex dtype has that of its real dtype; integers are exact."""
@@ -256,32 +256,32 @@ class Spec:
 
         For three tensors a cached check takes 2 us, and a first check 30 us.
         """
-        found: dict[Any, None] = {}
+        passed: dict[Any, None] = {}
 
         def first(key: Any, *args: Any) -> None:
             self.contract.check(dict(zip(self.names, args, strict=True)))
-            if len(found) >= MOST_CHECKS:
-                found.clear()
-            found[key] = None
+            if len(passed) >= MOST_CHECKS:
+                passed.clear()
+            passed[key] = None
 
         def signature() -> None: ...
 
         signature.__name__, signature.__signature__ = self.name, self.signature  # type: ignore[attr-defined]
-        return codegen.lookup(signature, CHECKED, {"_found": found, "_make": first}, "type({0}), {0}")
+        return codegen.lookup(signature, CHECKED, {"_found": passed, "_make": first}, "type({0}), {0}")
 
     def errors(self, device: torch.device | str) -> Iterator[BadSample]:
         """Calls that must raise: each argument made invalid in every way that its rules exclude, then `bad_samples`."""
         device = torch.device(device)
-        made = list(self.samples(torch.float32, device)) if self.samples is not None else []
-        good = [{**dict(zip(self.names, s.args, strict=False)), **s.kwargs} for s in made]
+        valid = list(self.samples(torch.float32, device)) if self.samples is not None else []
+        complete = [{**dict(zip(self.names, s.args, strict=False)), **s.kwargs} for s in valid]
         named = {p.name for p in self.signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
         for a in self.contract.arguments if self.checked else ():
-            base = next((g for g in good if g.get(a.name) is not None), None)
-            for word, typed, spoiled in () if base is None else self.contract.bad(a, base):
+            base = next((g for g in complete if g.get(a.name) is not None), None)
+            for flaw, typed, invalid in () if base is None else self.contract.bad(a, base):
                 match = rf"^{self.name}: (.*\b)?{a.name}\b"
-                args = tuple(v for n, v in spoiled.items() if n not in named)
-                kwargs = {n: v for n, v in spoiled.items() if n in named}
-                yield BadSample(args, BadArgument, match, kwargs, id=f"{a.name}: {word}", typed=typed)
+                args = tuple(v for n, v in invalid.items() if n not in named)
+                kwargs = {n: v for n, v in invalid.items() if n in named}
+                yield BadSample(args, BadArgument, match, kwargs, id=f"{a.name}: {flaw}", typed=typed)
         if self.bad_samples is not None:
             yield from self.bad_samples(device)
 
@@ -341,13 +341,13 @@ class Gradient:
                     f"one of {tuple(f'd{n}' for n in ins)}"
                 )
             targets.append(ins[name[1:]])
-        wanted = {i for kind, i in sources if kind == "grad"}
+        taken = {i for kind, i in sources if kind == "grad"}
         return cls(
             backward,
             tuple(sources),
             tuple(targets),
             len(ins),
-            tuple(i in wanted for i in range(len(outs))),
+            tuple(i in taken for i in range(len(outs))),
         )
 
 
@@ -423,13 +423,13 @@ class Specs:
     @cached_property
     def _modules(self) -> dict[str, str]:
         """The module of each family."""
-        made = {}
+        modules = {}
         for root, prefix in self.roots.items():
-            found = importlib.util.find_spec(root)
-            paths = list(found.submodule_search_locations or ()) if found else []
+            package = importlib.util.find_spec(root)
+            paths = list(package.submodule_search_locations or ()) if package else []
             names = [m.name for m in pkgutil.iter_modules(paths)]
-            made |= {f"{prefix}{n}": f"{root}.{n}" for n in names if not n.startswith("_") and n != "samples"}
-        return dict(sorted(made.items()))
+            modules |= {f"{prefix}{n}": f"{root}.{n}" for n in names if not n.startswith("_") and n != "samples"}
+        return dict(sorted(modules.items()))
 
     def family_of(self, module: str) -> str:
         root, _, name = module.rpartition(".")
@@ -439,9 +439,9 @@ class Specs:
         """A sort key: how unlikely a family is to declare an op, judged by its source. Importing all takes 2 s."""
         if family in self._loaded:
             return 0
-        found = importlib.util.find_spec(self._modules[family])
+        module = importlib.util.find_spec(self._modules[family])
         try:
-            text = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
+            text = Path(module.origin).read_text(encoding="utf-8") if module and module.origin else ""
         except (OSError, UnicodeDecodeError):  # no source file: bytecode only, or in an archive
             text = ""
         return 1 if f"def {name}(" in text else 2 if name in text else 3
@@ -482,9 +482,9 @@ class Specs:
         """The spec of a qualified key, or of an unqualified name in these namespaces."""
         keys = (name,) if "::" in name else tuple(f"{s}::{name}" for s in spaces)
         for best, key in enumerate(keys):
-            found = self._if_imported(key)
-            if found is not None and (best == 0 or len(self._loaded) == len(self.families)):
-                return found
+            spec = self._if_imported(key)
+            if spec is not None and (best == 0 or len(self._loaded) == len(self.families)):
+                return spec
         for family in sorted(self.families, key=lambda f: self._unlikely(f, keys[0].rpartition("::")[2])):
             self.load(family)
             if keys[0] in self.by_key:
@@ -499,9 +499,9 @@ class Specs:
 
     def _if_imported(self, key: str) -> Spec | None:
         """A declared op after its family's import has finished; None if that import failed."""
-        found = self.by_key.get(key)
-        if found is None or self.import_succeeded(key):
-            return found
+        spec = self.by_key.get(key)
+        if spec is None or self.import_succeeded(key):
+            return spec
         declared_in = self._declared_in.get(key)
         if declared_in is not None and declared_in.name in self._modules.values():
             self.load(self.family_of(declared_in.name))  # waits for a thread that imports it, or imports it again
@@ -514,10 +514,10 @@ class Specs:
         return self.by_key.get(key) or self.derived.get(key)
 
     def find(self, name: str, spaces: tuple[str, ...] | None = None) -> Spec:
-        found = self.lookup(name, NAME_LOOKUP["impl"] if spaces is None else spaces)
-        if found is None:
+        spec = self.lookup(name, NAME_LOOKUP["impl"] if spaces is None else spaces)
+        if spec is None:
             raise UnknownName("op", name, self.short_names())
-        return found
+        return spec
 
     def short_name(self, key: str) -> str:
         """The name of the op for an OpImpl or a policy: unqualified if that is unambiguous."""
@@ -600,7 +600,7 @@ def op(
                 object.__setattr__(spec, "fake", checked(spec, fake))
         entry = library.make_entry(spec, specs.entries)
         fn: Any = entry.fn
-        fn.spec, fn.reference, fn.check = spec, spec.reference, lambda **given: spec.contract.check(given)
+        fn.spec, fn.reference, fn.check = spec, spec.reference, lambda **arguments: spec.contract.check(arguments)
         fn.__doc__, fn.__module__ = spec.doc, reference.__module__
         fn.__qualname__, fn.__signature__ = spec.name, spec.signature
         fn.__annotations__ = typing.get_type_hints(inspect.unwrap(reference))
@@ -648,10 +648,10 @@ def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
 def plain_signature(fn: Callable[..., Any]) -> inspect.Signature:
     """A function's signature with plain types: `Float[Tensor, "n"]` becomes `Tensor`."""
     types = typing.get_type_hints(inspect.unwrap(fn))
-    found = inspect.signature(fn)
-    params = [p.replace(annotation=types.get(p.name, p.annotation)) for p in found.parameters.values()]
-    returns = types.get("return", found.return_annotation)
-    return found.replace(parameters=params, return_annotation=None if returns is type(None) else returns)
+    signature = inspect.signature(fn)
+    params = [p.replace(annotation=types.get(p.name, p.annotation)) for p in signature.parameters.values()]
+    returns = types.get("return", signature.return_annotation)
+    return signature.replace(parameters=params, return_annotation=None if returns is type(None) else returns)
 
 
 def _check_declaration(spec: Spec) -> None:

@@ -34,8 +34,8 @@ def first_tensor(args: tuple, kwargs: dict) -> Tensor | None:
     for value in args:
         if isinstance(value, Tensor):
             return value
-    found = next(tensors_in(args), None)
-    return found if found is not None else next(tensors_in(kwargs), None)
+    nested = next(tensors_in(args), None)
+    return nested if nested is not None else next(tensors_in(kwargs), None)
 
 
 def shape_class(tensor: Tensor | None) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
-from .errors import BadPolicy, nearest
+from .errors import BadPolicy, suggestion
 
 
 class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and comparison see
@@ -39,8 +39,7 @@ def parse_token(text: str) -> str:
     else:
         body = ALIASES.get(body, body)
         if body not in KINDS and (body != "*" or never):
-            close = nearest(body, [*KINDS, *ALIASES])
-            hint = f" Did you mean '{close}'?" if close else ""
+            hint = suggestion(body, [*KINDS, *ALIASES], " Did you mean '{}'?")
             raise BadPolicy(f"'{text.strip()}' is no token.{hint} Tokens: {GRAMMAR}")
     return "!" + body if never else body
 
@@ -65,8 +64,7 @@ def parse_prefer(value: Any) -> str:
     except BadPolicy:
         token = "*"
     if token == "*" or token.startswith("!"):
-        close = nearest(value, [*KINDS, *ALIASES])
-        hint = f" Did you mean '{close}'?" if close else ""
+        hint = suggestion(value, [*KINDS, *ALIASES], " Did you mean '{}'?")
         raise BadPolicy(f"'{value}' is no preference: expected {', '.join(KINDS)}, vendor:NAME or impl:ID.{hint}")
     return token
 

@@ -33,11 +33,11 @@ except Exception as error:
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 NICE = 5  # added to the niceness of the other process
 RETRY = 0.2  # seconds between two attempts to call a function in the main thread
-POLL = 0.1  # seconds between two looks at the other process
+POLL = 0.1  # seconds between two polls of the other process
 LONG = 2.0  # seconds after which an unfinished import no longer blocks the call
 OURS = ("opmux", "torch", "triton")  # an unfinished import of these packages always blocks the call
 locks: list[ForkSafeLock] = [lock]  # the main thread must hold none of these
-_kept: list[Any] = []  # functions that Python may still call, which must not be freed
+_pending: list[Any] = []  # functions that Python may still call, which must not be freed
 
 
 def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = None) -> None:
@@ -47,7 +47,7 @@ def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = 
     nothing is called. OSError if it cannot be started.
     """
     command = [sys.executable, "-c", _PROGRAM.format(path=module_path(), nice=NICE, program=program, mark=_MARK)]
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 - no pipe: the work goes on when this process has ended
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - no pipe: the work continues after this process has ended
     process = build.start(
         command,
         stdin=subprocess.DEVNULL,
@@ -74,8 +74,8 @@ def later(seconds: float, call: Callable[[], None]) -> None:
     _start(lambda: None if _ending.wait(seconds) else call())
 
 
-# At its end, Python stops daemon threads in the middle of their work, by unwinding their stacks. With torch's C++ below
-# that calls std::terminate, and the program is aborted. So ours end before.
+# At exit, Python stops daemon threads in the middle of their work, by unwinding their stacks. If torch's C++ is on such
+# a stack, that calls std::terminate, which aborts the program. So our threads end before.
 _ending = threading.Event()  # set when the program ends
 _threads: set[threading.Thread] = set()
 
@@ -106,8 +106,8 @@ def usable_cores() -> int:
 
 def cores_of_rank() -> int:
     """The same, divided by the ranks on this machine (LOCAL_WORLD_SIZE)."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, usable_cores() // (max(1, int(told)) if told.isdigit() else 1))
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, usable_cores() // (max(1, int(ranks)) if ranks.isdigit() else 1))
 
 
 def module_path() -> list[str]:
@@ -119,14 +119,14 @@ def in_main_thread(call: Callable[[], None]) -> None:
     """Make Python's main thread call a function soon, between two of its instructions.
 
     The call waits while that thread imports a module or holds one of our locks: the function could see a half-imported
-    module or a half-made change. It is tried again every `RETRY` seconds.
+    module or an incomplete change. It is retried every `RETRY` seconds.
     """
     _in_main_thread(call, {})
 
 
 def _in_main_thread(call: Callable[[], None], imports: dict[str, float]) -> None:
     def pending(_: Any) -> int:
-        _kept.remove(made)
+        _pending.remove(function)
         try:
             if _ending.is_set():
                 return 0
@@ -140,9 +140,9 @@ def _in_main_thread(call: Callable[[], None], imports: dict[str, float]) -> None
             logger.exception("opmux: what was prepared in the background could not be used")
         return 0
 
-    made = _PENDING(pending)
-    _kept.append(made)
-    while ctypes.pythonapi.Py_AddPendingCall(made, None):  # the queue is full
+    function = _PENDING(pending)
+    _pending.append(function)
+    while ctypes.pythonapi.Py_AddPendingCall(function, None):  # the queue is full
         if _ending.wait(0.01):
             return
 
@@ -163,5 +163,5 @@ def _is_busy(imports: dict[str, float]) -> bool:
         del imports[name]
     for name in unfinished:
         imports.setdefault(name, now)
-    # A module that takes longer may be the program itself, whose import does not end before the program does.
+    # A module that takes longer may be the program itself, whose import ends with the program.
     return any(name.partition(".")[0] in OURS or now - since < LONG for name, since in imports.items())

@@ -89,11 +89,11 @@ def is_built(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ())
     target = _target(name, sources, flags, compiler())
     try:
         cache_dir.check(target.parent)
-        found = _open_verified(target, warn=False)
+        verified = _open_verified(target, warn=False)
     except OSError as error:
         raise CannotStore(f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a writable folder") from error
-    if found is not None:
-        found.close()
+    if verified is not None:
+        verified.close()
         return True
     _raise_known_failure(target)
     return False
@@ -105,13 +105,13 @@ def load(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> 
     # Load by the descriptor whose bytes were verified: the file at the path may have been replaced since.
     verified = Path("/proc/self/fd", str(file.fileno()))
     try:
-        made = ctypes.CDLL(str(verified) if verified.exists() else file.name)
+        loaded = ctypes.CDLL(str(verified) if verified.exists() else file.name)
     except OSError as error:
         file.close()
         raise CannotBuild(f"{file.name} was built, but cannot be loaded: {error}") from error
     # Never closed: if a descriptor number is used again, the dynamic loader would return this library for the new one.
     _loaded.append(file)
-    return made
+    return loaded
 
 
 def directory() -> Path:
@@ -131,34 +131,34 @@ def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...], re
     folder = target.parent
     try:
         cache_dir.check(folder)
-        found = _open_verified(target, warn=False)
-        if found is not None:
-            return found
+        verified = _open_verified(target, warn=False)
+        if verified is not None:
+            return verified
         if not retry:
             _raise_known_failure(target)
         cache_dir.make(folder)
         # The operating system releases the lock when its process ends, so a held lock means that a compiler is running.
         with cache_dir.locked(target.with_suffix(".lock"), LIMIT, required=False):
             cache_dir.sweep(target)
-            found = _open_verified(target, warn=True)  # another process may have compiled it meanwhile
-            if found is None:
+            verified = _open_verified(target, warn=True)  # another process may have compiled it meanwhile
+            if verified is None:
                 if not retry:
                     _raise_known_failure(target)
-                _compile(name, target, used, _inputs(sources), (*_given(flags), *_torch()))
-                found = _open_verified(target, warn=True)
+                _compile(name, target, used, _inputs(sources), (*_all_flags(flags), *_torch()))
+                verified = _open_verified(target, warn=True)
     except OSError as error:
         raise CannotStore(f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a writable folder") from error
-    if found is None:
+    if verified is None:
         raise CannotBuild(f"{name}: {target} does not contain what was written to it. Check the disk")
-    return found
+    return verified
 
 
-def _given(flags: tuple[str, ...]) -> tuple[str, ...]:
+def _all_flags(flags: tuple[str, ...]) -> tuple[str, ...]:
     return (*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *flags)
 
 
 def _target(name: str, sources: Sequence[Path], flags: tuple[str, ...], used: Compiler) -> Path:
-    return directory() / f"{name}-{_digest(sources, _given(flags), used)}.so"
+    return directory() / f"{name}-{_digest(sources, _all_flags(flags), used)}.so"
 
 
 # ---- dependencies ---------------------------------------------------------------------------------------------------
@@ -166,17 +166,17 @@ def _target(name: str, sources: Sequence[Path], flags: tuple[str, ...], used: Co
 
 def compiler() -> Compiler:
     """The compiler of the system: $CXX, else the first one found."""
-    asked = os.environ.get("CXX", "").strip()
+    configured = os.environ.get("CXX", "").strip()
     try:
-        tried = [shlex.split(asked)] if asked else [[c] for c in COMPILERS]
+        tried = [shlex.split(configured)] if configured else [[c] for c in COMPILERS]
     except ValueError as error:
-        raise NoCompiler(f"CXX={asked!r} is no command: {error}. Set it to a C++ compiler, or unset it") from None
+        raise NoCompiler(f"CXX={configured!r} is no command: {error}. Set it to a C++ compiler, or unset it") from None
     for first, *rest in tried:
         program = shutil.which(first)
         if program is not None:
             return Compiler((program, *rest), _version(program, *rest))
-    if asked:
-        raise NoCompiler(f"CXX={asked!r}: there is no such command. Set it to a C++ compiler, or unset it")
+    if configured:
+        raise NoCompiler(f"CXX={configured!r}: there is no such command. Set it to a C++ compiler, or unset it")
     raise NoCompiler(f"there is no C++ compiler: none of {', '.join(COMPILERS)} is on PATH. Install one, or set CXX")
 
 
@@ -211,14 +211,14 @@ def _digest(sources: Sequence[Path], flags: tuple[str, ...], used: Compiler) -> 
     parts = [*of_torch, platform.machine(), *used.command, used.version, *flags]
     if any("native" in flag for flag in flags):
         parts.append(_processor())
-    found = hashlib.blake2b("\0".join(parts).encode(), digest_size=8)
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8)
     for source in sources:
         try:
             text = source.read_bytes()
         except OSError as error:
             raise CannotBuild(f"a source cannot be read: {error}") from error
-        found.update(b"\0%d\0" % len(text) + text)
-    return found.hexdigest()
+        digest.update(b"\0%d\0" % len(text) + text)
+    return digest.hexdigest()
 
 
 @functools.cache
@@ -228,8 +228,8 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
-    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+    fields = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(fields)))
 
 
 # ---- build records --------------------------------------------------------------------------------------------------
@@ -267,10 +267,10 @@ def _record(target: Path) -> dict[str, Any]:
     """The record in a library's log; empty if it cannot be read."""
     try:
         first = cache_dir.read(target.with_suffix(".log")).partition(b"\n")[0]
-        found = json.loads(first)
+        record = json.loads(first)
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _write_record(target: Path, facts: dict[str, Any], commands: list[list[str]], output: str) -> None:
@@ -305,16 +305,16 @@ def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: 
     written = cache_dir.temporary_name(target)
     objects = [str(written.with_suffix(f".{i}.tmp")) for i in range(len(inputs))] if len(inputs) > 1 else []
     plain = [flag for flag in flags if not flag.startswith(_LINKING)]
-    each = [[*used.command, "-c", one, *plain, "-o", made] for one, made in zip(inputs, objects)]
+    commands = [[*used.command, "-c", source, *plain, "-o", compiled] for source, compiled in zip(inputs, objects)]
     command = [*used.command, *(objects or inputs), *flags, "-o", str(written)]
     try:
-        status, output = _run_together(each)  # one compiler process per source, at the same time
+        status, output = _run_together(commands)  # one compiler process per source, at the same time
         if status == 0:
             status, output = _run(command)
         if status == 0 and written.exists():
             written.chmod(0o755)
             data = written.read_bytes()
-            _write_record(target, {"size": len(data), "digest": _digest_of(data)}, [*each, command], output)
+            _write_record(target, {"size": len(data), "digest": _digest_of(data)}, [*commands, command], output)
             cache_dir.commit(written, target)
             return
         reason = f"{name}: {command[0]} failed (exit status {status}): {_first_error(output)}"
@@ -326,7 +326,7 @@ def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: 
     if status < 0:
         raise CompilerFails(reason)  # killed by a signal: not recorded, the next attempt may succeed
     try:
-        _write_record(target, {"failed": reason, "time": time.time()}, [*each, command], output)
+        _write_record(target, {"failed": reason, "time": time.time()}, [*commands, command], output)
     except OSError as error:
         raise CompilerFails(f"{reason}. Its output could not be stored: {error}") from error
     raise CompilerFails(f"{reason}. Full output: {target.with_suffix('.log')}")
@@ -405,5 +405,5 @@ def _kill(process: subprocess.Popen[str]) -> None:
 def _first_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     # "error:" first, because the path of a source may contain the word
-    found = [line for word in ("error:", "error") for line in lines if word in line.lower()]
-    return (found or lines[-1:] or ["no output"])[0]
+    matches = [line for marker in ("error:", "error") for line in lines if marker in line.lower()]
+    return (matches or lines[-1:] or ["no output"])[0]

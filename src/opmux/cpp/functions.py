@@ -18,10 +18,10 @@ from ..core.spec import Spec
 from . import launching
 from . import library as native_library
 
-# Families whose launches depend on the arguments alone. Not dropout, whose random offset differs in every call, and not
-# grouped ops, whose number of rows per expert does.
+# Families whose launches depend only on the arguments. The random offset of dropout differs in every call, and so does
+# the number of rows per expert of grouped ops.
 FAMILIES = launching.FAMILIES | {"divergence", "loss", "norm_variant", "residual", "rope", "sparsemax"}
-_KINDS = {"grad": 0, "in": 1, "look": 2, "out": 3}  # Source::Kind
+_KINDS = {"grad": 0, "in": 1, "look": 2, "out": 3}  # Source::Kind; "look": only shape and dtype are read
 _NUMBER = 4
 _DEVICES = {"cpu": 0, "cuda": 1}  # c10::DeviceType
 _MOST_ARGUMENTS = 16  # the same as in functions.cpp
@@ -39,22 +39,23 @@ def accelerate(
     """Return `apply` of an op's Function, or one that launches from C++. `replace` gets a faster one made later."""
     if spec.family not in FAMILIES or _FunctionsState.device not in (*machine.accelerators(), "cpu"):
         return apply
-    few = max(len(spec.names), len(spec.gradient.sources)) <= _MOST_ARGUMENTS
-    if not few or spec.writes or not launching.drives():
+    if max(len(spec.names), len(spec.gradient.sources)) > _MOST_ARGUMENTS:
+        return apply
+    if spec.writes or not launching.drives():
         return apply
 
-    def made() -> Apply:
+    def accelerated() -> Apply:
         library = native_library.loaded()
         assert library is not None
         return _Accelerated(library, spec, entry, backward, apply).apply
 
-    if native_library.soon(lambda: replace(made())) or not native_library.available():
+    if native_library.soon(lambda: replace(accelerated())) or not native_library.available():
         return apply
-    return made()
+    return accelerated()
 
 
 class _Accelerated:
-    """The functions that C++ calls for one op. Those that record also pass the recorded launches to C++."""
+    """The functions that C++ calls for one op. `record` and `record_backward` pass the recorded launches to C++."""
 
     def __init__(
         self, library: native_library.Library, spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply
@@ -86,56 +87,56 @@ class _Accelerated:
             return self._plain(run, *args)
         pair, since, recorder = self._backward.pair(), self._library.functions_epoch(), launching.LaunchRecorder()
         watched = _watched(self._entry.pair(), recorder)
-        found = self._plain(lambda *a, **k: watched(*a, **k), *args)
-        outs = autograd.results_of(self._spec, found)
+        results = self._plain(lambda *a, **k: watched(*a, **k), *args)
+        outs = autograd.results_of(self._spec, results)
         recorded = launching.Recorded()
         # C++ gives every differentiable result a gradient, so do not record integer results (cumsum with dtype=).
         pairs = zip(outs, self._spec.gradient.differentiable, strict=True)
         integers = any(d and isinstance(o, Tensor) and not o.is_floating_point() for o, d in pairs)
         if not integers and recorder.describe(recorded):
-            kept = (pair, *(None if isinstance(args[i], Tensor) else args[i] for i in self._saved.others))
+            objects = (pair, *(None if isinstance(args[i], Tensor) else args[i] for i in self._saved.others))
             shapes = tuple(autograd.shape_only(args[i]) for kind, i in self._saved.tensors if kind == "look")
-            self._library.functions_keep(self.apply, args, outs, recorded, since, kept, shapes)
-        return found
+            self._library.functions_keep(self.apply, args, outs, recorded, since, objects, shapes)
+        return results
 
-    def backward(self, saved: tuple, kept: tuple, needed: tuple, forward: int, grads: tuple) -> tuple:
+    def backward(self, saved: tuple, objects: tuple, needed: tuple, forward: int, grads: tuple) -> tuple:
         """The Function's own backward."""
-        return self._function(_Context(saved, kept, needed), *grads)
+        return self._function(_Context(saved, objects, needed), *grads)
 
-    def record_backward(self, saved: tuple, kept: tuple, needed: tuple, forward: int, grads: tuple) -> tuple:
-        """The same, but C++ stores what the backward launches."""
+    def record_backward(self, saved: tuple, objects: tuple, needed: tuple, forward: int, grads: tuple) -> tuple:
+        """The Function's own backward; C++ stores what it launches."""
         if launching.is_recording():
-            return self.backward(saved, kept, needed, forward, grads)
+            return self.backward(saved, objects, needed, forward, grads)
         recorder, calls, since = launching.LaunchRecorder(), [], self._library.functions_epoch()
-        (target, recover), *rest = kept
+        (target, recover), *non_tensors = objects
         watched = _watched((target, recover), recorder)
 
-        def noted(*args: Any) -> Any:
-            found = watched(*args)
-            calls.append((args, autograd.results_of(self._spec.gradient.backward, found)))
-            return found
+        def recording(*args: Any) -> Any:
+            results = watched(*args)
+            calls.append((args, autograd.results_of(self._spec.gradient.backward, results)))
+            return results
 
-        made = self.backward(saved, ((noted, recover), *rest), needed, forward, grads)
+        gradients = self.backward(saved, ((recording, recover), *non_tensors), needed, forward, grads)
         recorded = launching.Recorded()
         if calls and recorder.describe(recorded):
             self._library.functions_keep_backward(self.apply, forward, *calls[0], recorded, since)
-        return made
+        return gradients
 
 
 class _Context:
     """The attributes of the context that a Function's backward reads."""
 
-    __slots__ = ("kept", "needs_input_grad", "saved_tensors")
+    __slots__ = ("needs_input_grad", "saved_objects", "saved_tensors")
 
-    def __init__(self, saved: tuple, kept: tuple, needed: tuple):
-        self.saved_tensors, self.kept, self.needs_input_grad = saved, kept, needed
+    def __init__(self, saved: tuple, objects: tuple, needed: tuple):
+        self.saved_tensors, self.saved_objects, self.needs_input_grad = saved, objects, needed
 
 
 def _watched(pair: tuple, recorder: launching.LaunchRecorder) -> Callable[..., Any]:
     """A pair as a function that records what its implementation does, but not how it is selected."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        target, recover = getattr(pair[0], "follow", lambda *given: pair)(args, kwargs)
+        target, recover = getattr(pair[0], "follow", lambda *call: pair)(args, kwargs)
         try:
             with recorder:
                 return target(*args, **kwargs)

@@ -1,6 +1,6 @@
 """Triton kernels launched from C++: the switches and the recording for native/launches.h.
 
-C++ repeats calls that Python has recorded: a `LaunchRecorder` notes what a call does. If the call only allocated and
+C++ repeats calls that Python has recorded: a `LaunchRecorder` records what a call does. If the call only allocated and
 launched kernels, further calls with the same key (dtypes, shapes, strides, numbers) launch the same kernels with the
 same numbers, and with the pointers of their own tensors. `clear` discards what the gate and the functions have
 recorded.
@@ -25,7 +25,7 @@ from ..core.lock import ForkSafeLock
 from ..core.log import logger
 from ..core.policy import on_scopes
 
-# Families whose launches depend on the arguments alone. Matrix products also depend on torch's float32 precision.
+# Families whose launches depend only on the arguments. Matrix products also depend on torch's float32 precision.
 FAMILIES = frozenset({"pointwise", "reduce", "scan", "softmax", "norm", "channel_norm", "activation"})
 
 _MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES, MOST_TENSORS = 64, 4, 8, 8  # the same as in launches.h
@@ -79,7 +79,7 @@ _BEGIN, _END = ctypes.CFUNCTYPE(ctypes.c_int), ctypes.CFUNCTYPE(ctypes.c_int, ct
 
 
 class Driver(ctypes.Structure):
-    """The driver functions that C++ launches with, and the functions by which it has a call recorded."""
+    """The driver functions with which C++ launches, and the functions with which it makes Python record a call."""
 
     _fields_ = (
         ("launch", ctypes.c_void_p),
@@ -105,14 +105,14 @@ class _LaunchingState:
     lock = ForkSafeLock().arm()
     library: Any = None  # native_library.Library
     driver: Driver | None = None  # C++ has its address
-    drives: bool | None = None  # whether there is one for CUDA; None: not tried
+    drives: bool | None = None  # whether there is a driver for CUDA; None: not tried
     recorded = False  # whether anything was recorded since the last `clear`
     planned = False  # whether another process may send launch records to C++ at any time
     paused: set[str] = set()  # the reasons why no kernel is launched from C++ now; each call goes to Python
 
 
 def attach(library: Any) -> None:
-    """Let the native library launch."""
+    """Make the native library launch kernels."""
     with _LaunchingState.lock.held:
         _LaunchingState.library = library
         drive(_LaunchingState.driver)
@@ -153,11 +153,11 @@ def untested(package: str) -> str:
         version = torch.__version__ if package == "torch" else importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:  # a vendor may distribute its build under another name
         return ""
-    found = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-    if first <= found <= last:
+    installed = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    if first <= installed <= last:
         return ""
     allowed = " to ".join(".".join(map(str, v)) for v in (first, last))
-    return f"{package} {version} is here, and C++ was tested with {package} {allowed}"
+    return f"{package} {version} is installed; C++ was tested with {package} {allowed}"
 
 
 def drive(driver: Driver | None) -> None:
@@ -210,7 +210,7 @@ def _set_launching() -> None:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes whether a call does anything on the device besides launching our kernels."""
+    """Records whether a call does anything on the device besides launching our kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -331,15 +331,15 @@ def parameters(launch: launches.TritonLaunch) -> list[tuple[str, Any]]:
     names = [n for n in signature if signature[n] != "constexpr"]
     if len(names) > _MOST_PARAMS or not all(n in launch.args for n in names):
         raise ValueError(f"parameters {names} of {launch.args.keys()}")
-    made = []
+    described = []
     for name in names:
         kind, value = signature[name], launch.args[name]
         if not kind.startswith("*"):
             if kind not in _FORMATS:
                 raise ValueError(f"'{name}' is a {kind}")
             value = int.from_bytes(struct.pack(_FORMATS[kind], value), "little")
-        made.append((kind, value))
-    return made
+        described.append((kind, value))
+    return described
 
 
 on_scopes(functools.partial(pause, "policy"))

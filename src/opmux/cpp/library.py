@@ -2,8 +2,8 @@
 
 `gate.cpp` is the entry of torch's overridden ops (faces/aten/gate.py), and `functions.cpp` launches ops with gradients
 (functions.py). Both use the switches and the epoch of `launches.h` (launching.py). With OPMUX_CPP=0, Python does the
-same work, more slowly. So it does without a compiler, Python's headers or a tested version of torch; then one warning
-says what that costs.
+same work, more slowly. The same holds without a compiler, Python's headers or a tested version of torch; then one
+warning says what that costs.
 
 The folder has no Python: `opmux.native` is a function.
 """
@@ -45,9 +45,9 @@ class Library:
         holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL: for calls that take nanoseconds
 
         def function(name: str, returns: Any, *takes: Any, of: ctypes.CDLL = holding) -> Any:
-            made = getattr(of, f"opmux_{name}")
-            made.restype, made.argtypes = returns, takes
-            return made
+            bound = getattr(of, f"opmux_{name}")
+            bound.restype, bound.argtypes = returns, takes
+            return bound
 
         text, thing, address, flag = ctypes.c_char_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_int
         word, recorded = ctypes.c_uint64, ctypes.POINTER(launching.Recorded)

@@ -1,6 +1,6 @@
 """Functions for model code, with gradients: `import opmux.functional as F`.
 
-They are composed from ops (`..specs`), and import nothing else but `..core`. A module holds the functions of one kind;
+They are composed from ops, and import only `..specs` and `..core`. A module holds the functions of one kind;
 norms.py is the shortest one to begin with. A module must not have the name of a function.
 """
 

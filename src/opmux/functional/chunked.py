@@ -27,10 +27,10 @@ def check_linear(name: str, input: Tensor, weight: Tensor, accum_dtype: torch.dt
         raise BadArgument.of(name, "accum_dtype", "be None or torch.float32", str(accum_dtype), TypeError)
 
 
-def check_rows(name: str, argument: str, value: Tensor, input: Tensor, of: str = "input") -> None:
+def check_rows(name: str, argument: str, value: Tensor, input: Tensor, reference: str = "input") -> None:
     """Check that an argument has one value for each row of input."""
     if value.shape != input.shape[:-1]:
-        expected = f"have shape {tuple(input.shape[:-1])}, as {of} is {tuple(input.shape)}"
+        expected = f"have shape {tuple(input.shape[:-1])}, as {reference} is {tuple(input.shape)}"
         raise BadArgument.of(name, argument, expected, str(tuple(value.shape)), ValueError)
 
 
@@ -44,7 +44,7 @@ def parts(x: Tensor, weight: Tensor, tensors: int = 1) -> list[slice]:
     """Split the rows into slices so that `tensors` copies of a slice's logits fit into CHUNK bytes."""
     rows = max(1, CHUNK // max(1, tensors * weight.shape[0] * x.element_size()))
     rows = rows // 128 * 128 or rows
-    return [slice(at, min(at + rows, x.shape[0])) for at in range(0, x.shape[0], rows)]
+    return [slice(start, min(start + rows, x.shape[0])) for start in range(0, x.shape[0], rows)]
 
 
 def logits_of(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -90,7 +90,7 @@ def gradients(
     sums: list[Tensor], needs: Sequence[bool], dtypes: Sequence[torch.dtype], factor: Tensor | None = None
 ) -> list[Tensor | None]:
     """The gradients of input, weight and bias from `LinearSums.tensors()`, times a factor. Overwrites the sums."""
-    found: list[Tensor | None] = [None, None, None]
+    grads: list[Tensor | None] = [None, None, None]
     if factor is not None:
         if torch.compiler.is_compiling():  # the compiler fuses the product with later ops and plans memory itself
             sums = [(t * factor).to(t.dtype) for t in sums]
@@ -98,35 +98,35 @@ def gradients(
             for total in sums:
                 loss.scale_(total, factor)
     if needs[0]:
-        found[0], *sums = sums
+        grads[0], *sums = sums
     if needs[2]:
         *sums, dbias = sums
-        found[2] = dbias.to(dtypes[2])
+        grads[2] = dbias.to(dtypes[2])
     if needs[1]:
-        found[1] = _joined(sums, dtypes[1])
-    return found
+        grads[1] = _joined(sums, dtypes[1])
+    return grads
 
 
 def _joined(halves: list[Tensor], dtype: torch.dtype) -> Tensor:
-    first, *rest = halves
-    if not rest:
+    first, *others = halves
+    if not others:
         return first
     if torch.compiler.is_compiling():
         return torch.cat(halves).to(dtype)
-    count = first.shape[0] + rest[0].shape[0]
-    made = first.view(-1).view(dtype)[: count * first.shape[1]].view(count, first.shape[1])
-    _narrow(first, made[: first.shape[0]])
-    made[first.shape[0] :] = rest[0]
-    return made
+    count = first.shape[0] + others[0].shape[0]
+    joined = first.view(-1).view(dtype)[: count * first.shape[1]].view(count, first.shape[1])
+    _narrow(first, joined[: first.shape[0]])
+    joined[first.shape[0] :] = others[0]
+    return joined
 
 
 def _narrow(wide: Tensor, to: Tensor) -> None:
     """Round a tensor into the first half of its own memory."""
-    source, target, at, end = wide.view(-1), to.view(-1), 0, min(wide.numel(), 2**20)
-    while at < wide.numel():
-        part = source[at:end]
-        target[at:end] = part.clone() if at == 0 else part  # the target of later parts has been read already
-        at, end = end, min(2 * end, wide.numel())
+    source, target, start, end = wide.view(-1), to.view(-1), 0, min(wide.numel(), 2**20)
+    while start < wide.numel():
+        part = source[start:end]
+        target[start:end] = part.clone() if start == 0 else part  # the target of later parts has been read already
+        start, end = end, min(2 * end, wide.numel())
 
 
 def handed_over(name: str, ctx: Any) -> list[Tensor]:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from ..core.errors import BadArgument
 from ..specs import divergence, loss
+from ..specs._checks import check_choice
 from . import chunked
 
 NAME = "fused_linear_distillation"
-TENSORS = 4  # of the size of a part's logits that are in memory at once: parts are this many times smaller
+TENSORS = 4  # tensors as large as a part's logits are in memory at once, so parts are this many times smaller
 
 
 class DistillationOutput(NamedTuple):
@@ -76,8 +77,7 @@ def fused_linear_distillation(
         A DistillationOutput, float32 (float64 for float64); 0 if all rows are ignored. Its loss has a gradient for
         student_input, student_weight and student_bias.
     """
-    if kind not in KINDS:
-        raise BadArgument.of(NAME, "kind", f"be one of {', '.join(map(repr, KINDS))}", repr(kind))
+    check_choice(NAME, "kind", kind, KINDS)
     if kind == "jsd" and not 0 <= beta <= 1:
         raise BadArgument.of(NAME, "beta", "be from 0 to 1 for 'jsd'", str(beta))
     if not temperature > 0:
@@ -100,19 +100,19 @@ def fused_linear_distillation(
         None if teacher_bias is None else teacher_bias.detach(),
     )
     assert w is not None
-    how = _DistillationOptions(
+    options = _DistillationOptions(
         kind, weight_hard_loss, weight_soft_loss, beta, temperature, ignore_index, accum_dtype or w.dtype
     )
-    made = _LinearDistillation.apply(x, w, b, y, v, c, true_labels.reshape(-1), how, torch.is_grad_enabled())
-    return DistillationOutput(*made)
+    results = _LinearDistillation.apply(x, w, b, y, v, c, true_labels.reshape(-1), options, torch.is_grad_enabled())
+    return DistillationOutput(*results)
 
 
 def _assert_labels(labels: Tensor, classes: int, ignore_index: int) -> None:
     if labels.is_floating_point():
         raise BadArgument.of(NAME, "true_labels", "be int32 or int64", str(labels.dtype), TypeError)
     if labels.numel() and labels.device.type != "meta":
-        fits = ((labels >= 0) & (labels < classes)) | (labels == ignore_index)
-        torch._assert_async(fits.all(), f"{NAME}: true_labels must be from 0 to {classes - 1}, or {ignore_index}")
+        valid = ((labels >= 0) & (labels < classes)) | (labels == ignore_index)
+        torch._assert_async(valid.all(), f"{NAME}: true_labels must be from 0 to {classes - 1}, or {ignore_index}")
 
 
 class _DistillationOptions(NamedTuple):
@@ -131,25 +131,27 @@ class _DistillationOptions(NamedTuple):
 # These functions overwrite the student's logits: with their gradient, unless dloss is None.
 
 
-def _jsd(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, how: _DistillationOptions) -> Tensor:
-    options = labels, how.beta, how.temperature, how.ignore_index
-    losses, *kept = divergence.token_logits_jsd(student, teacher, *options)
+def _jsd(
+    student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, settings: _DistillationOptions
+) -> Tensor:
+    options = labels, settings.beta, settings.temperature, settings.ignore_index
+    losses, *saved = divergence.token_logits_jsd(student, teacher, *options)
     if dloss is not None:
-        divergence.token_logits_jsd_bwd_(student, teacher, dloss, *kept, *options)
+        divergence.token_logits_jsd_bwd_(student, teacher, dloss, *saved, *options)
     return losses
 
 
 def _cosine(
-    student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, how: _DistillationOptions
+    student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, settings: _DistillationOptions
 ) -> Tensor:
     # torch's ops: a fused kernel would save little beside the matrix products. Temperature cancels in a cosine.
     norm = torch.linalg.vector_norm(student, dim=-1, keepdim=True).clamp(min=1e-12)
     unit, toward = student.div_(norm), F.normalize(teacher.to(student.dtype), dim=-1)
     cosine = (unit * toward).sum(-1, keepdim=True)
-    ignored = (labels == how.ignore_index)[:, None]
+    ignored = (labels == settings.ignore_index)[:, None]
     if dloss is not None:
-        unit.mul_(cosine).sub_(toward).mul_(how.beta * dloss[:, None] / norm).masked_fill_(ignored, 0.0)
-    return (how.beta * (1 - cosine)).masked_fill(ignored, 0.0)[:, 0]
+        unit.mul_(cosine).sub_(toward).mul_(settings.beta * dloss[:, None] / norm).masked_fill_(ignored, 0.0)
+    return (settings.beta * (1 - cosine)).masked_fill(ignored, 0.0)[:, 0]
 
 
 KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, _DistillationOptions], Tensor]] = {
@@ -180,7 +182,7 @@ def _linear_distillation(
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The soft loss, the hard loss, and gradients of soft * soft loss + hard * hard loss. An op for torch.compile."""
-    how = _DistillationOptions(kind, hard, soft, beta, temperature, ignore_index, accum_dtype)
+    settings = _DistillationOptions(kind, hard, soft, beta, temperature, ignore_index, accum_dtype)
     wide = torch.promote_types(x.dtype, torch.float32)
     classes, more = weight.shape[0], teacher.shape[0] - weight.shape[0]
     factor = 1 / (labels != ignore_index).sum(dtype=wide).clamp(min=1)
@@ -188,14 +190,14 @@ def _linear_distillation(
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
     for rows in chunked.parts(x, teacher, TENSORS):
         logits = chunked.logits_of(x[rows], weight, bias).to(wide)
-        others, own = chunked.logits_of(y[rows], teacher, teacher_bias), labels[rows]
+        others, row_labels = chunked.logits_of(y[rows], teacher, teacher_bias), labels[rows]
         dhard, dsoft = (f.expand(logits.shape[0]) for f in (hard * factor, soft * factor))
         dsoft_logits = F.pad(logits, (0, more)) if more else logits.clone()
-        soft_losses[rows] = KINDS[kind](dsoft_logits, others, own, dsoft if any(needs) else None, how)
-        hard_losses[rows], lse, _ = loss.token_cross_entropy(logits, own, None, ignore_index)
+        soft_losses[rows] = KINDS[kind](dsoft_logits, others, row_labels, dsoft if any(needs) else None, settings)
+        hard_losses[rows], lse, _ = loss.token_cross_entropy(logits, row_labels, None, ignore_index)
         if any(needs):
-            loss.token_cross_entropy_bwd_(logits, dhard, own, lse, None, ignore_index)
-            sums.add(rows, logits.add_(dsoft_logits[:, :classes]).to(x.dtype), own == ignore_index)
+            loss.token_cross_entropy_bwd_(logits, dhard, row_labels, lse, None, ignore_index)
+            sums.add(rows, logits.add_(dsoft_logits[:, :classes]).to(x.dtype), row_labels == ignore_index)
         del logits, others, dsoft_logits  # free the memory before the next part
     return soft_losses.sum() * factor, hard_losses.sum() * factor, sums.tensors()
 
@@ -235,20 +237,22 @@ class _LinearDistillation(torch.autograd.Function):
         teacher: Tensor,
         teacher_bias: Tensor | None,
         labels: Tensor,
-        how: _DistillationOptions,
+        options: _DistillationOptions,
         with_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:3]]
         ctx.dtypes = x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype
-        soft, hard, ctx.sums = _linear_distillation(x, weight, bias, y, teacher, teacher_bias, labels, *how, ctx.needs)
+        soft, hard, ctx.sums = _linear_distillation(
+            x, weight, bias, y, teacher, teacher_bias, labels, *options, ctx.needs
+        )
         ctx.mark_non_differentiable(soft, hard)
         ctx.set_materialize_grads(False)
-        return how.hard * hard + how.soft * soft, soft, hard
+        return options.hard * hard + options.soft * soft, soft, hard
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if grads[0] is None:
             return (None,) * 9
         chunked.refuse_graph(NAME)
-        made = chunked.gradients(chunked.handed_over(NAME, ctx), ctx.needs, ctx.dtypes, grads[0])
-        return (*made, *(None,) * 6)
+        results = chunked.gradients(chunked.handed_over(NAME, ctx), ctx.needs, ctx.dtypes, grads[0])
+        return (*results, *(None,) * 6)

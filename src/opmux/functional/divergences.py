@@ -16,9 +16,9 @@ from torch import Tensor
 from ..core.errors import BadArgument
 from ..core.tensors import opmath_dtype
 from ..specs import divergence
+from ..specs._checks import check_choice
 from ..specs._numeric import wide
 from . import chunked
-from .losses import check_reduction
 
 REDUCTIONS = ("mean", "batchmean", "sum", "none")
 
@@ -38,7 +38,7 @@ def kl_div(
     Returns:
         The loss, in float32 (float64 for float64). Classes with target probability 0 add 0.
     """
-    check_reduction("kl_div", reduction, REDUCTIONS)
+    check_choice("kl_div", "reduction", reduction, REDUCTIONS)
     if reduction == "none" or _wants_gradient(target):
         _check(divergence.token_kl_div, input=input, target=target, eps=eps)
         x = wide(input)
@@ -104,7 +104,7 @@ def tvd(
     Returns:
         The loss, in float32 (float64 for float64); a mean is 0 if all rows are ignored.
     """
-    check_reduction("tvd", reduction, REDUCTIONS)
+    check_choice("tvd", "reduction", reduction, REDUCTIONS)
     if reduction == "none" or _wants_gradient(q):
         _check(divergence.token_tvd, input=p, target=q, labels=shift_labels)
         x = wide(p)
@@ -183,10 +183,10 @@ def fused_linear_jsd(
 # ---- what they share ------------------------------------------------------------------------------------------------
 
 
-def _check(op: Any, **given: Any) -> None:
+def _check(op: Any, **args: Any) -> None:
     """Check the arguments by an op's rules, for a loss composed from torch's ops; torch.compile cannot trace it."""
     if not torch.compiler.is_compiling():
-        op.spec.contract.check(given)
+        op.spec.contract.check(args)
 
 
 def _wants_gradient(target: Tensor) -> bool:
@@ -223,13 +223,15 @@ def _linear_jsd(
     for rows in chunked.parts(x, weight, tensors=2):
         student = chunked.logits_of(x[rows], weight)
         teacher = chunked.logits_of(teacher_x[rows], teacher_weight)
-        own = None if labels is None else labels[rows]
-        losses[rows], *kept = divergence.token_logits_jsd(student, teacher, own, beta, temperature, ignore_index)
+        row_labels = None if labels is None else labels[rows]
+        losses[rows], *saved = divergence.token_logits_jsd(
+            student, teacher, row_labels, beta, temperature, ignore_index
+        )
         if any(needs):
             divergence.token_logits_jsd_bwd_(
-                student, teacher, factor.expand(student.shape[0]), *kept, own, beta, temperature, ignore_index
+                student, teacher, factor.expand(student.shape[0]), *saved, row_labels, beta, temperature, ignore_index
             )
-            sums.add(rows, student, None if own is None else own == ignore_index)
+            sums.add(rows, student, None if row_labels is None else row_labels == ignore_index)
         del student, teacher  # free the memory before the next part
     return losses.sum() * factor, sums.tensors()
 

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from ..core.errors import BadArgument
 from ..specs import loss
+from ..specs._checks import check_choice
 from .losses import assert_classes
 from .preference import LogProbs
 
@@ -165,7 +166,7 @@ def fused_linear_grpo(
     Returns:
         A GRPOOutput. Only its loss has a gradient, for input, weight and bias.
     """
-    how = _GRPOOptions(
+    options = _GRPOOptions(
         "fused_linear_grpo",
         loss_type,
         beta,
@@ -185,11 +186,12 @@ def fused_linear_grpo(
         reduction,
     )
     tokens = _Tokens(completion_ids, completion_mask, advantages, old_logp, ref_logp, vllm_is_ratio)
-    _check(how, tokens, referenced=ref_logp is not None or ref_input is not None)
-    model, target = LogProbs(how.name, temperature, accum_dtype=accum_dtype, target="completion_ids"), tokens.targets()
+    _check(options, tokens, referenced=ref_logp is not None or ref_input is not None)
+    model = LogProbs(options.name, temperature, accum_dtype=accum_dtype, target="completion_ids")
+    target = tokens.targets()
     if ref_logp is None and beta:
         tokens = tokens._replace(ref=model.reference(target, ref_input, ref_weight, ref_bias))
-    return _loss(how, tokens, model.tokens(input, weight, target, bias))
+    return _loss(options, tokens, model.tokens(input, weight, target, bias))
 
 
 def grpo_loss(
@@ -254,7 +256,7 @@ def grpo_loss(
     Returns:
         A GRPOOutput. Only its loss has a gradient, for logits.
     """
-    how = _GRPOOptions(
+    options = _GRPOOptions(
         "grpo_loss",
         loss_type,
         beta,
@@ -274,8 +276,8 @@ def grpo_loss(
         reduction,
     )
     tokens = _Tokens(completion_ids, completion_mask, advantages, old_logp, ref_logp, vllm_is_ratio)
-    _check(how, tokens, referenced=ref_logp is not None)
-    return _loss(how, tokens, _token_log_probs(how.name, logits, tokens.targets(), temperature, -100, in_place))
+    _check(options, tokens, referenced=ref_logp is not None)
+    return _loss(options, tokens, _token_log_probs(options.name, logits, tokens.targets(), temperature, -100, in_place))
 
 
 def token_log_probs(
@@ -305,26 +307,27 @@ def token_log_probs(
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-def _check(how: _GRPOOptions, tokens: _Tokens, referenced: bool) -> None:
+def _check(options: _GRPOOptions, tokens: _Tokens, referenced: bool) -> None:
     for argument, value, allowed in (
-        ("loss_type", how.loss_type, LOSS_TYPES),
-        ("importance_sampling_level", how.importance_sampling_level, LEVELS),
-        ("reduction", how.reduction, ("mean", "none")),
+        ("loss_type", options.loss_type, LOSS_TYPES),
+        ("importance_sampling_level", options.importance_sampling_level, LEVELS),
+        ("reduction", options.reduction, ("mean", "none")),
     ):
-        if value not in allowed:
-            raise BadArgument.of(how.name, argument, f"be one of {', '.join(map(repr, allowed))}", repr(value))
-    if how.loss_type in UNCLIPPED and how.importance_sampling_level != "token":
-        raise BadArgument.of(how.name, "importance_sampling_level", f"be 'token' for {how.loss_type!r}", "'sequence'")
-    if how.loss_type in UNCLIPPED and how.delta is not None:
-        raise BadArgument.of(how.name, "delta", f"be None for {how.loss_type!r}", str(how.delta))
+        check_choice(options.name, argument, value, allowed)
+    if options.loss_type in UNCLIPPED and options.importance_sampling_level != "token":
+        raise BadArgument.of(
+            options.name, "importance_sampling_level", f"be 'token' for {options.loss_type!r}", "'sequence'"
+        )
+    if options.loss_type in UNCLIPPED and options.delta is not None:
+        raise BadArgument.of(options.name, "delta", f"be None for {options.loss_type!r}", str(options.delta))
     for argument in ("sapo_temperature_pos", "sapo_temperature_neg"):
-        if not getattr(how, argument) > 0:
-            raise BadArgument.of(how.name, argument, "be greater than 0", str(getattr(how, argument)))
-    if how.beta and not referenced:
-        raise BadArgument.of(how.name, "ref_logp", f"be given for beta = {how.beta}", "None")
+        if not getattr(options, argument) > 0:
+            raise BadArgument.of(options.name, argument, "be greater than 0", str(getattr(options, argument)))
+    if options.beta and not referenced:
+        raise BadArgument.of(options.name, "ref_logp", f"be given for beta = {options.beta}", "None")
     shape = tuple(tokens.ids.shape)
     if len(shape) != 2:
-        raise BadArgument.of(how.name, "completion_ids", "have shape (batch, length)", str(shape))
+        raise BadArgument.of(options.name, "completion_ids", "have shape (batch, length)", str(shape))
     sequence, each = shape[:1], (shape[0], 1)
     for argument, value, allowed in (
         ("completion_mask", tokens.mask, (shape,)),
@@ -335,67 +338,67 @@ def _check(how: _GRPOOptions, tokens: _Tokens, referenced: bool) -> None:
     ):
         if value is not None and tuple(value.shape) not in allowed:
             expected = f"have shape {' or '.join(map(str, allowed))}, as completion_ids is {shape}"
-            raise BadArgument.of(how.name, argument, expected, str(tuple(value.shape)))
+            raise BadArgument.of(options.name, argument, expected, str(tuple(value.shape)))
 
 
 # ---- formulas -------------------------------------------------------------------------------------------------------
 
 
-def _loss(how: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
+def _loss(options: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
     """The output, from the log-probability x of each token."""
     mask = torch.ones_like(x) if tokens.mask is None else tokens.mask.to(x.dtype)
     keep = mask != 0
     constant = lambda value: value.detach().to(x.dtype)
-    at = lambda value, other=0.0: torch.where(keep, constant(value), other)  # padding is undefined; x is 0 there
-    advantage = at(tokens.advantages if tokens.advantages.dim() == 2 else tokens.advantages[:, None])
-    log_ratio = x - (x.detach() if tokens.old is None else at(tokens.old))
-    if how.importance_sampling_level == "sequence":
+    in_mask = lambda value, other=0.0: torch.where(keep, constant(value), other)  # padding is undefined; x is 0 there
+    advantage = in_mask(tokens.advantages if tokens.advantages.dim() == 2 else tokens.advantages[:, None])
+    log_ratio = x - (x.detach() if tokens.old is None else in_mask(tokens.old))
+    if options.importance_sampling_level == "sequence":
         log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
     ratio = log_ratio.exp()
-    correction, given = None, tokens.vllm_is_ratio
-    if given is not None:
-        correction = at(given, 1.0) if given.shape == x.shape else constant(given).reshape(-1, 1)
+    correction, importance = None, tokens.vllm_is_ratio
+    if importance is not None:
+        correction = in_mask(importance, 1.0) if importance.shape == x.shape else constant(importance).reshape(-1, 1)
     clipped = torch.zeros_like(keep)
-    if how.loss_type == "cispo":
-        made = -ratio.detach().clamp(max=how.eps_high) * advantage * x
-        clipped = (ratio > how.eps_high) & (advantage > 0)
-    elif how.loss_type == "sapo":
-        slope = _chosen(advantage > 0, how.sapo_temperature_pos, how.sapo_temperature_neg, x.dtype)
-        made = -4 / slope * torch.sigmoid(slope * (ratio - 1)) * advantage
-    elif how.loss_type == "vespo":
-        made = -_vespo_weight(how, log_ratio.detach(), advantage, correction) * advantage * x
+    if options.loss_type == "cispo":
+        losses = -ratio.detach().clamp(max=options.eps_high) * advantage * x
+        clipped = (ratio > options.eps_high) & (advantage > 0)
+    elif options.loss_type == "sapo":
+        slope = _chosen(advantage > 0, options.sapo_temperature_pos, options.sapo_temperature_neg, x.dtype)
+        losses = -4 / slope * torch.sigmoid(slope * (ratio - 1)) * advantage
+    elif options.loss_type == "vespo":
+        losses = -_vespo_weight(options, log_ratio.detach(), advantage, correction) * advantage * x
         correction = None  # the weight includes it
     else:
-        low, high = 1 - how.eps_low, 1 + how.eps_high
-        bounded = ratio if how.delta is None else ratio.clamp(max=how.delta)
-        made = -torch.minimum(bounded * advantage, ratio.clamp(low, high) * advantage)
+        low, high = 1 - options.eps_low, 1 + options.eps_high
+        bounded = ratio if options.delta is None else ratio.clamp(max=options.delta)
+        losses = -torch.minimum(bounded * advantage, ratio.clamp(low, high) * advantage)
         clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
     if correction is not None:
-        made = made * correction
+        losses = losses * correction
     kl = None
-    if how.beta and tokens.ref is not None:
-        off = at(tokens.ref) - x
+    if options.beta and tokens.ref is not None:
+        off = in_mask(tokens.ref) - x
         kl = torch.expm1(off) - off  # exp(off) - off - 1, without its rounding error near 0
-        kl = kl * ratio if how.use_bias_correction_kl else kl
-        made = made + how.beta * kl
-    made, clipped = made * mask, clipped & keep  # expands values of sequences to their tokens
+        kl = kl * ratio if options.use_bias_correction_kl else kl
+        losses = losses + options.beta * kl
+    losses, clipped = losses * mask, clipped & keep  # expands values of sequences to their tokens
     kl = None if kl is None else kl.detach() * mask
-    if how.reduction == "none":
-        return GRPOOutput(made, kl, clipped)
+    if options.reduction == "none":
+        return GRPOOutput(losses, kl, clipped)
     count = mask.sum().clamp(min=1)
     means = None if kl is None else kl.sum() / count, (clipped * mask).sum() / count
-    return GRPOOutput(_reduced(how, made, mask), *means)
+    return GRPOOutput(_reduced(options, losses, mask), *means)
 
 
-def _vespo_weight(how: _GRPOOptions, log_ratio: Tensor, advantage: Tensor, correction: Tensor | None) -> Tensor:
+def _vespo_weight(options: _GRPOOptions, log_ratio: Tensor, advantage: Tensor, correction: Tensor | None) -> Tensor:
     """phi(w) = e^l * w^k * e^(-l * w), which is 1 for w = 1. The clamps are the same as in TRL's trainer."""
     least = math.log(1e-8)
     log_w = log_ratio.clamp(-20.0, 20.0).sum(-1, keepdim=True)
     if correction is not None:
         log_w = log_w + correction.log().clamp(least, 20.0).sum(-1, keepdim=True)
     log_w = log_w.clamp(least, 20.0)
-    k = _chosen(advantage >= 0, how.vespo_k_pos, how.vespo_k_neg, log_w.dtype)
-    slope = _chosen(advantage >= 0, how.vespo_lambda_pos, how.vespo_lambda_neg, log_w.dtype).clamp(min=1e-4)
+    k = _chosen(advantage >= 0, options.vespo_k_pos, options.vespo_k_neg, log_w.dtype)
+    slope = _chosen(advantage >= 0, options.vespo_lambda_pos, options.vespo_lambda_neg, log_w.dtype).clamp(min=1e-4)
     return torch.exp(slope + k * log_w - slope * log_w.exp())
 
 
@@ -404,33 +407,34 @@ def _chosen(condition: Tensor, yes: float, no: float, dtype: torch.dtype) -> Ten
     return torch.where(condition, torch.full_like(condition, yes, dtype=dtype), no)
 
 
-def _reduced(how: _GRPOOptions, losses: Tensor, mask: Tensor) -> Tensor:
+def _reduced(options: _GRPOOptions, losses: Tensor, mask: Tensor) -> Tensor:
     batch, length = losses.shape
     lengths = mask.sum(-1, keepdim=True)
-    if how.loss_type in ("grpo", "sapo"):
+    if options.loss_type in ("grpo", "sapo"):
         return (losses / lengths.clamp(min=1)).sum() / batch
-    if how.loss_type == "bnpo":
+    if options.loss_type == "bnpo":
         return losses.sum() / lengths.sum().clamp(min=1)
-    if how.loss_type == "dr_grpo":
-        return losses.sum() / (batch * (length if how.max_completion_length is None else how.max_completion_length))
-    if how.loss_type == "luspo":
-        if how.importance_sampling_level == "sequence":
+    if options.loss_type == "dr_grpo":
+        longest = length if options.max_completion_length is None else options.max_completion_length
+        return losses.sum() / (batch * longest)
+    if options.loss_type == "luspo":
+        if options.importance_sampling_level == "sequence":
             return losses.sum() / batch  # mean over the tokens * length = sum
         return (losses * lengths).sum() / (batch * length)
-    return losses.sum() / _tokens_of_a_process(lengths.sum(), how.num_items_in_batch)
+    return losses.sum() / _tokens_of_a_process(lengths.sum(), options.num_items_in_batch)
 
 
-def _tokens_of_a_process(here: Tensor, of_all: Tensor | float | None) -> Tensor | float:
+def _tokens_of_a_process(local: Tensor, total: Tensor | float | None) -> Tensor | float:
     """The number of tokens of the batch, averaged over processes, at least 1."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     processes = torch.distributed.get_world_size() if distributed else 1
-    if of_all is None:
-        of_all = here.clone()
+    if total is None:
+        total = local.clone()
         if distributed:
-            torch.distributed.all_reduce(of_all)
-    if isinstance(of_all, Tensor):
-        return (of_all.to(here, non_blocking=True) / processes).clamp(min=1)
-    return max(of_all / processes, 1.0)  # not a tensor: a copy to the device would synchronize
+            torch.distributed.all_reduce(total)
+    if isinstance(total, Tensor):
+        return (total.to(local, non_blocking=True) / processes).clamp(min=1)
+    return max(total / processes, 1.0)  # not a tensor: a copy to the device would synchronize
 
 
 # ---- log-probabilities of logits ------------------------------------------------------------------------------------
@@ -459,23 +463,23 @@ class _TokenLogProbs(torch.autograd.Function):
     ) -> Tensor:
         wide = torch.promote_types(logits.dtype, torch.float32)
         losses, lse = (torch.empty(target.shape, dtype=wide, device=logits.device) for _ in range(2))
-        for b, own in enumerate(target):
-            losses[b], _, lse[b] = loss.token_nll_entropy(logits[b, : len(own)], own, ignore_index, temperature)
-        ctx.how, ctx.written = (name, temperature, ignore_index, in_place), False
+        for b, labels in enumerate(target):
+            losses[b], _, lse[b] = loss.token_nll_entropy(logits[b, : len(labels)], labels, ignore_index, temperature)
+        ctx.options, ctx.written = (name, temperature, ignore_index, in_place), False
         ctx.save_for_backward(logits, target, lse)
         return -losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        name, temperature, ignore_index, in_place = ctx.how
+        name, temperature, ignore_index, in_place = ctx.options
         if ctx.written:
             raise RuntimeError(f"{name}: a second backward with in_place=True: the first wrote over the logits")
         logits, target, lse = ctx.saved_tensors
-        made = logits.detach() if in_place else logits.clone(memory_format=torch.contiguous_format)
+        dlogits = logits.detach() if in_place else logits.clone(memory_format=torch.contiguous_format)
         ctx.written, none = in_place, torch.zeros_like(lse)  # no gradient of the entropy
-        for b, own in enumerate(target):
-            rows = made[b, : len(own)]
-            loss.token_nll_entropy_bwd_(rows, own, -grad[b], none[b], none[b], lse[b], ignore_index, temperature)
-        made[:, target.shape[1] :] = 0
-        return None, made, None, None, None, None
+        for b, labels in enumerate(target):
+            rows = dlogits[b, : len(labels)]
+            loss.token_nll_entropy_bwd_(rows, labels, -grad[b], none[b], none[b], lse[b], ignore_index, temperature)
+        dlogits[:, target.shape[1] :] = 0
+        return None, dlogits, None, None, None, None

@@ -98,17 +98,17 @@ class _Linear(torch.autograd.Function):
         dy, act, glu = grads[0], ctx.act, ctx.glu
         x, weight, bias, pre = ctx.saved_tensors
         *needs, needs_residual = ctx.needs_input_grad[:4]
-        found: list[Tensor | None] = [None, None, None]
+        results: list[Tensor | None] = [None, None, None]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
             needed = [i for i, need in enumerate(needs) if need]
             if needed:
                 y, inputs = _composed(x, weight, bias, None, act, glu), (x, weight, bias)
-                made = torch.autograd.grad(y, [inputs[i] for i in needed], dy.to(y.dtype), create_graph=True)
-                for i, gradient in zip(needed, made, strict=True):
-                    found[i] = gradient
+                gradients = torch.autograd.grad(y, [inputs[i] for i in needed], dy.to(y.dtype), create_graph=True)
+                for i, gradient in zip(needed, gradients, strict=True):
+                    results[i] = gradient
         elif any(needs):
-            found = _gradients(dy, x, weight, pre, act, glu, needs)
-        return *found, dy if needs_residual else None, None, None, None
+            results = _gradients(dy, x, weight, pre, act, glu, needs)
+        return *results, dy if needs_residual else None, None, None, None
 
 
 def _gradients(

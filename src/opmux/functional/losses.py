@@ -15,6 +15,7 @@ from torch import Tensor
 from ..core.errors import BadArgument
 from ..core.tensors import opmath_dtype
 from ..specs import loss
+from ..specs._checks import check_choice
 from . import chunked
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -71,14 +72,14 @@ def cross_entropy(
         The loss, in float32 (float64 for float64); a CrossEntropyOutput if more is requested. The mean is NaN
         if all targets are ignored, as in torch.
     """
-    check_reduction("cross_entropy", reduction)
+    check_choice("cross_entropy", "reduction", reduction, REDUCTIONS)
     logits = input if input.dim() < 3 else input.movedim(1, -1)
     assert_classes("cross_entropy", target, logits.shape[-1], ignore_index)
-    how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
-    losses, lse, predicted = loss.token_cross_entropy(logits, target, weight, *how)
+    options = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
+    losses, lse, predicted = loss.token_cross_entropy(logits, target, weight, *options)
     total = _reduced(losses, target, weight, ignore_index, reduction)
     requested = return_z_loss, return_token_accuracy, return_predicted_tokens
-    return _output(total, lse.detach(), predicted, target, weight, how, reduction, *requested)
+    return _output(total, lse.detach(), predicted, target, weight, options, reduction, *requested)
 
 
 def fused_linear_cross_entropy(
@@ -125,19 +126,19 @@ def fused_linear_cross_entropy(
         The same as cross_entropy.
     """
     name = "fused_linear_cross_entropy"
-    check_reduction(name, reduction)
+    check_choice(name, "reduction", reduction, REDUCTIONS)
     chunked.check_linear(name, input, weight, accum_dtype)
     chunked.check_rows(name, "target", target, input)
     x, w, b = chunked.autocasted(input.device, input.reshape(-1, input.shape[-1]), weight, bias)
     assert_classes(name, target, weight.shape[0], ignore_index)
-    how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
+    options = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     losses, lse, predicted = _LinearCrossEntropy.apply(
         x,
         w,
         b,
         target.reshape(-1),
         ce_weight,
-        how,
+        options,
         reduction,
         accum_dtype or w.dtype,
         use_token_scaling,
@@ -146,15 +147,10 @@ def fused_linear_cross_entropy(
     total = losses.view(target.shape) if reduction == "none" else losses
     requested = return_z_loss, return_token_accuracy, return_predicted_tokens
     rows = lse.view(target.shape), predicted.view(target.shape)
-    return _output(total, *rows, target, ce_weight, how, reduction, *requested)
+    return _output(total, *rows, target, ce_weight, options, reduction, *requested)
 
 
 # ---- reductions -----------------------------------------------------------------------------------------------------
-
-
-def check_reduction(name: str, reduction: str, allowed: tuple[str, ...] = REDUCTIONS) -> None:
-    if reduction not in allowed:
-        raise BadArgument.of(name, "reduction", f"be one of {', '.join(map(repr, allowed))}", repr(reduction))
 
 
 def assert_classes(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
@@ -164,8 +160,8 @@ def assert_classes(name: str, target: Tensor, classes: int, ignore_index: int) -
         )
     if target.device.type == "meta" or not target.numel():
         return
-    fits = ((target >= 0) & (target < classes)) | (target == ignore_index)
-    torch._assert_async(fits.all(), f"{name}: target must be from 0 to {classes - 1}, or {ignore_index}")
+    valid = ((target >= 0) & (target < classes)) | (target == ignore_index)
+    torch._assert_async(valid.all(), f"{name}: target must be from 0 to {classes - 1}, or {ignore_index}")
 
 
 def _count(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
@@ -189,7 +185,7 @@ def _output(
     predicted: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    how: _CrossEntropyOptions,
+    options: _CrossEntropyOptions,
     reduction: str,
     with_z: bool,
     with_accuracy: bool,
@@ -197,28 +193,29 @@ def _output(
 ) -> Tensor | CrossEntropyOutput:
     if not (with_z or with_accuracy or with_tokens):
         return total
-    counts = target != how.ignore_index
+    counts = target != options.ignore_index
     z = accuracy = tokens = None
     if with_z:
-        z = _reduced((how.z_loss * lse * lse).masked_fill(~counts, 0.0), target, weight, how.ignore_index, reduction)
+        z_losses = (options.z_loss * lse * lse).masked_fill(~counts, 0.0)
+        z = _reduced(z_losses, target, weight, options.ignore_index, reduction)
     if with_accuracy:
         accuracy = ((predicted == target) & counts).sum() / counts.sum()
     if with_tokens:
-        tokens = torch.where(counts, predicted, how.ignore_index)
+        tokens = torch.where(counts, predicted, options.ignore_index)
     return CrossEntropyOutput(total, z, accuracy, tokens)
 
 
 # ---- a part of the logits at a time ---------------------------------------------------------------------------------
 
 
-def _probability(logits: Tensor, target: Tensor, lse: Tensor, how: _CrossEntropyOptions) -> Tensor:
+def _probability(logits: Tensor, target: Tensor, lse: Tensor, options: _CrossEntropyOptions) -> Tensor:
     """The probability of each target; 0 for ignored targets."""
-    ignored = target == how.ignore_index
-    at = torch.where(ignored, 0, target).long()
-    own = logits.gather(1, at[:, None])[:, 0].to(lse.dtype)
-    if how.softcap is not None:
-        own = how.softcap * torch.tanh(own / how.softcap)
-    return torch.exp(own - lse).masked_fill(ignored, 0.0)
+    ignored = target == options.ignore_index
+    index = torch.where(ignored, 0, target).long()
+    logit = logits.gather(1, index[:, None])[:, 0].to(lse.dtype)
+    if options.softcap is not None:
+        logit = options.softcap * torch.tanh(logit / options.softcap)
+    return torch.exp(logit - lse).masked_fill(ignored, 0.0)
 
 
 @torch.library.custom_op("opmux::_linear_cross_entropy", mutates_args=())
@@ -241,7 +238,7 @@ def _linear_cross_entropy(
 
     One opaque op, so that torch.compile neither unrolls the loop nor plans its memory.
     """
-    how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
+    options = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     losses, lse, predicted, scales = _rows_like(x, token_scaling)
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
     factor = torch.ones((), dtype=losses.dtype, device=x.device)
@@ -249,13 +246,13 @@ def _linear_cross_entropy(
         factor = factor / _count(target, ce_weight, ignore_index, losses.dtype)
     for rows in chunked.parts(x, weight):
         logits = chunked.logits_of(x[rows], weight, bias)
-        losses[rows], lse[rows], predicted[rows] = loss.token_cross_entropy(logits, target[rows], ce_weight, *how)
+        losses[rows], lse[rows], predicted[rows] = loss.token_cross_entropy(logits, target[rows], ce_weight, *options)
         dloss = factor.expand(logits.shape[0])
         if token_scaling:
-            scales[rows] = _probability(logits, target[rows], lse[rows], how)
+            scales[rows] = _probability(logits, target[rows], lse[rows], options)
             dloss = factor * scales[rows]
         if any(needs):
-            loss.token_cross_entropy_bwd_(logits, dloss, target[rows], lse[rows], ce_weight, *how)
+            loss.token_cross_entropy_bwd_(logits, dloss, target[rows], lse[rows], ce_weight, *options)
             sums.add(rows, logits, target[rows] == ignore_index)
         del logits  # free the memory before the next part
     if token_scaling:
@@ -311,11 +308,11 @@ def _linear_cross_entropy_bwd(
     needs: list[bool],
 ) -> list[Tensor]:
     """The gradients for losses that are not reduced; computes the logits again."""
-    how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
+    options = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
     for rows in chunked.parts(x, weight):
         logits = chunked.logits_of(x[rows], weight, bias)
-        loss.token_cross_entropy_bwd_(logits, dlosses[rows], target[rows], lse[rows], ce_weight, *how)
+        loss.token_cross_entropy_bwd_(logits, dlosses[rows], target[rows], lse[rows], ce_weight, *options)
         sums.add(rows, logits, target[rows] == ignore_index)
         del logits
     return sums.tensors()
@@ -339,7 +336,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         target: Tensor,
         ce_weight: Tensor | None,
-        how: _CrossEntropyOptions,
+        options: _CrossEntropyOptions,
         reduction: str,
         accum_dtype: torch.dtype,
         token_scaling: bool,
@@ -347,10 +344,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:3]]
         ctx.dtypes = x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype
-        ctx.how, ctx.accum_dtype, ctx.token_scaling = how, accum_dtype, token_scaling
+        ctx.options, ctx.accum_dtype, ctx.token_scaling = options, accum_dtype, token_scaling
         now = [needed and reduction != "none" for needed in ctx.needs]
         losses, lse, predicted, scales, sums = _linear_cross_entropy(
-            x, weight, bias, target, ce_weight, *how, reduction, accum_dtype, token_scaling, now
+            x, weight, bias, target, ce_weight, *options, reduction, accum_dtype, token_scaling, now
         )
         ctx.reduced, ctx.sums = reduction != "none", sums
         if not ctx.reduced:
@@ -367,10 +364,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunked.refuse_graph("fused_linear_cross_entropy")
         if ctx.reduced:
             sums = chunked.handed_over("fused_linear_cross_entropy", ctx)
-            made = chunked.gradients(sums, ctx.needs, ctx.dtypes, dlosses)
+            results = chunked.gradients(sums, ctx.needs, ctx.dtypes, dlosses)
         else:
             *saved, scales = ctx.saved_tensors
             dlosses = dlosses * scales if ctx.token_scaling else dlosses
-            sums = _linear_cross_entropy_bwd(dlosses, *saved, *ctx.how, ctx.accum_dtype, ctx.needs)
-            made = chunked.gradients(sums, ctx.needs, ctx.dtypes)
-        return (*made, *(None,) * 7)
+            sums = _linear_cross_entropy_bwd(dlosses, *saved, *ctx.options, ctx.accum_dtype, ctx.needs)
+            results = chunked.gradients(sums, ctx.needs, ctx.dtypes)
+        return (*results, *(None,) * 7)

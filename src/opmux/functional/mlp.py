@@ -91,8 +91,8 @@ def tiled_mlp(
     if shards < 1 and length:
         raise BadArgument.of("tiled_mlp", "shards", "be at least 1", repr(shards))
     parts = input.chunk(max(1, shards), -2)
-    made = [checkpoint(fn, module, part, use_reentrant=False) for part in parts]
-    return made[0] if len(made) == 1 else torch.cat(made, -2)
+    outputs = [checkpoint(fn, module, part, use_reentrant=False) for part in parts]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2)
 
 
 def _mlp(
@@ -110,8 +110,8 @@ def _mlp(
         ("down_weight", down, (down.shape[0], gate.shape[0])),
     ):
         if weight.shape != shape:
-            given = f"as input is {tuple(x.shape)} and gate_weight has {gate.shape[0]} rows"
-            raise BadArgument.of(name, word, f"have shape {shape}, {given}", str(tuple(weight.shape)))
+            reason = f"as input is {tuple(x.shape)} and gate_weight has {gate.shape[0]} rows"
+            raise BadArgument.of(name, word, f"have shape {shape}, {reason}", str(tuple(weight.shape)))
     # the compiler chooses what to recompute; torch.func can transform only torch's ops
     if torch.compiler.is_compiling() or transforms_active():
         y = _composed(act, gate_multiplier, x, gate, up, down)
@@ -149,8 +149,9 @@ class _RecomputedMLP(torch.autograd.Function):
         dy, needs = grads[0], ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # create_graph=True
             needed = [t for t, n in zip(inputs, needs, strict=True) if n]
-            made = iter(torch.autograd.grad(_composed(ctx.act, ctx.multiplier, *inputs), needed, dy, create_graph=True))
-            return None, None, *(next(made) if n else None for n in needs)
+            y = _composed(ctx.act, ctx.multiplier, *inputs)
+            results = iter(torch.autograd.grad(y, needed, dy, create_graph=True))
+            return None, None, *(next(results) if n else None for n in needs)
         x, gate, up, down = inputs
         dx = dgate = dup = ddown = None
         if needs[3]:

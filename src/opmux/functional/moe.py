@@ -17,6 +17,7 @@ from ..core.entry import transforms_active
 from ..core.errors import BadArgument
 from ..specs import activation as gates
 from ..specs import grouped, moe
+from ..specs._checks import check_choice
 
 ACTIVATIONS = tuple(gates.ACTS)
 
@@ -62,9 +63,7 @@ def fused_moe(
 
 def _check(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: str) -> None:
     name = "fused_moe"
-    if activation not in ACTIVATIONS:
-        allowed = f"be one of {', '.join(map(repr, ACTIVATIONS))}"
-        raise BadArgument.of(name, "activation", allowed, repr(activation))
+    check_choice(name, "activation", activation, ACTIVATIONS)
     if index.is_floating_point() or index.dtype not in (torch.int32, torch.int64):
         raise BadArgument.of(name, "top_k_index", "be int32 or int64", str(index.dtype), TypeError)
     forms = {
@@ -73,9 +72,9 @@ def _check(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Ten
         "down_proj": (down, down.dim() == 3 and down.numel() > 0, "[experts, hidden, intermediate]"),
         "top_k_index": (index, index.dim() > 0 and index.shape[-1] > 0, "[..., k]"),
     }
-    for argument, (given, fits, form) in forms.items():
-        if not fits:
-            raise BadArgument.of(name, argument, f"be {form}, not empty", str(tuple(given.shape)), ValueError)
+    for argument, (value, valid, form) in forms.items():
+        if not valid:
+            raise BadArgument.of(name, argument, f"be {form}, not empty", str(tuple(value.shape)), ValueError)
     hidden, experts = x.shape[-1], gate_up.shape[0]
     expected_shapes = {
         "gate_up_proj": (gate_up, (experts, 2 * down.shape[-1], hidden)),
@@ -83,10 +82,10 @@ def _check(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Ten
         "top_k_index": (index, (*x.shape[:-1], *index.shape[-1:])),
         "top_k_weights": (weights, tuple(index.shape)),
     }
-    for argument, (given, shape) in expected_shapes.items():
-        if tuple(given.shape) != shape:
+    for argument, (value, shape) in expected_shapes.items():
+        if tuple(value.shape) != shape:
             expected = f"have shape {shape}, with {{x}} {tuple(x.shape)} and {{down_proj}} {tuple(down.shape)}"
-            raise BadArgument.of(name, argument, expected, str(tuple(given.shape)), ValueError)
+            raise BadArgument.of(name, argument, expected, str(tuple(value.shape)), ValueError)
     if index.numel() and index.device.type != "meta":
         known = ((index >= 0) & (index <= experts)).all()
         torch._assert_async(known, f"{name}: top_k_index must be from 0 to {experts - 1}, or {experts} for no expert")
@@ -114,8 +113,8 @@ class _Routes(NamedTuple):
 
     def of_copies(self, values: Tensor, topk: int) -> Tensor:
         """The values of each token's copies, [tokens, k]; 0 for dropped copies."""
-        found = values[self.row_map.clamp(min=0).long()]
-        return torch.where(self.row_map < 0, 0, found).view(topk, -1).t()
+        copies = values[self.row_map.clamp(min=0).long()]
+        return torch.where(self.row_map < 0, 0, copies).view(topk, -1).t()
 
 
 def _forward(
@@ -145,8 +144,8 @@ class _FusedMoE(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (dy,) = grads
-        x, gate_up, down, products, scales, *found = ctx.saved_tensors
-        routes, topk = _Routes(*found), ctx.topk
+        x, gate_up, down, products, scales, *saved = ctx.saved_tensors
+        routes, topk = _Routes(*saved), ctx.topk
         needs_x, needs_gate_up, needs_down, _, needs_weights, _ = ctx.needs_input_grad
         dx = dgate_up = ddown = dweights = None
         drows = moe.moe_spread(dy, routes.row_map, topk)

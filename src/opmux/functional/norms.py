@@ -95,10 +95,10 @@ def layer_norm(
         raise BadArgument.of("layer_norm", "normalized_shape", expected, str(dims), ValueError)
     n = math.prod(dims)
     lead = input.shape[: input.dim() - len(dims)]
-    given = _ones(input, n) if weight is None else _flat("weight", weight, dims)
+    scale = _ones(input, n) if weight is None else _flat("weight", weight, dims)
     bias = None if bias is None else _flat("bias", bias, dims)
     try:
-        y = norm.layer_norm(input.reshape(*lead, n), given, bias, eps)[0]
+        y = norm.layer_norm(input.reshape(*lead, n), scale, bias, eps)[0]
     except BadArgument as error:
         raise error.renamed("layer_norm", NAMES) from None
     return y.view(input.shape)
@@ -129,13 +129,13 @@ def _ones(x: Tensor, n: int | None = None) -> Tensor:
     return x.new_ones(x.shape[-1:] if n is None else (n,))
 
 
-def _flat(name: str, given: Tensor, dims: tuple[int, ...]) -> Tensor:
-    if given.shape != dims:
-        raise BadArgument.of("layer_norm", name, f"have shape {dims}", str(tuple(given.shape)), ValueError)
-    return given.reshape(-1)
+def _flat(name: str, value: Tensor, dims: tuple[int, ...]) -> Tensor:
+    if value.shape != dims:
+        raise BadArgument.of("layer_norm", name, f"have shape {dims}", str(tuple(value.shape)), ValueError)
+    return value.reshape(-1)
 
 
-# ---- in the place of a norm -----------------------------------------------------------------------------------------
+# ---- instead of a norm ----------------------------------------------------------------------------------------------
 
 
 def modulated_rms_norm(
@@ -168,9 +168,9 @@ def modulated_rms_norm(
         expected = f"have the shape of {{scale}}, {tuple(scale.shape)}"
         raise BadArgument.of("modulated_rms_norm", "shift", expected, str(tuple(shift.shape)), ValueError)
     by_group = lambda t: t.reshape(-1, t.shape[-1]) if t.dim() else t
-    given = by_group(scale), None if shift is None else by_group(shift)
+    modulation = by_group(scale), None if shift is None else by_group(shift)
     try:
-        return norm_variant.modulated_rms_norm(input, weight, *given, eps, offset, casting)[0]
+        return norm_variant.modulated_rms_norm(input, weight, *modulation, eps, offset, casting)[0]
     except BadArgument as error:
         raise error.renamed("modulated_rms_norm", NAMES) from None
 

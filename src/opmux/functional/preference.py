@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..core.errors import BadArgument
+from ..specs._checks import check_choice
 from .losses import fused_linear_cross_entropy
 from .scaled_cross_entropy import fused_linear_scaled_cross_entropy
 
@@ -168,7 +169,7 @@ class _Pairs(NamedTuple):
 
 
 def _pair_loss(
-    how: _Pairs,
+    options: _Pairs,
     formula: Callable[[Tensor, Tensor], Tensor],
     input: Tensor,
     weight: Tensor,
@@ -178,23 +179,23 @@ def _pair_loss(
     nll_target: Tensor | None = None,
 ) -> PreferenceOutput:
     """The loss and values for logging; `formula` maps chosen and rejected sequences' log-ratios to losses."""
-    model, pairs = how.model, target.shape[0] // 2
+    model, pairs = options.model, target.shape[0] // 2
     if target.shape[0] % 2:
         expected = "have an even batch: the chosen sequences, then the rejected ones"
         raise BadArgument.of(model.name, "target", expected, str(tuple(target.shape)))
-    made = _Batch(model, how.average, input, weight, target, bias, *reference)
-    ratios = made.log_ratios / made.counts if how.average_ratio and not how.average else made.log_ratios
+    batch = _Batch(model, options.average, input, weight, target, bias, *reference)
+    ratios = batch.log_ratios / batch.counts if options.average_ratio and not options.average else batch.log_ratios
     loss = formula(ratios[:pairs], ratios[pairs:]).mean()
     nll = loss.new_zeros(())
-    if how.nll:
-        labels, tokens = target[:pairs], made.tokens[:pairs]
+    if options.nll:
+        labels, tokens = target[:pairs], batch.tokens[:pairs]
         if nll_target is not None:
             labels = nll_target[:pairs]
             tokens = model.tokens(input[:pairs], weight, labels, bias)
         nll = -tokens.sum() / (labels != model.ignore_index).sum()
-        loss = loss + how.alpha * nll
-    rewards = how.beta * made.log_ratios.detach()
-    log_probs, logits = made.log_probs.detach(), made.logits_sum / (target.shape[1] * weight.shape[0])
+        loss = loss + options.alpha * nll
+    rewards = options.beta * batch.log_ratios.detach()
+    log_probs, logits = batch.log_probs.detach(), batch.logits_sum / (target.shape[1] * weight.shape[0])
     return PreferenceOutput(
         loss,
         log_probs[:pairs],
@@ -300,8 +301,7 @@ def fused_linear_dpo(
         A PreferenceOutput. Only its loss has a gradient.
     """
     name = "fused_linear_dpo"
-    if loss_type not in DPO_LOSSES:
-        raise BadArgument.of(name, "loss_type", f"be one of {', '.join(map(repr, DPO_LOSSES))}", repr(loss_type))
+    check_choice(name, "loss_type", loss_type, DPO_LOSSES)
     if loss_type in ("ipo", "sppo_hard") and not beta > 0:
         raise BadArgument.of(name, "beta", f"be greater than 0 for {loss_type!r}", str(beta))
     if loss_type == "exo_pair" and not 0 < label_smoothing < 1:
@@ -312,9 +312,9 @@ def fused_linear_dpo(
         raise BadArgument.of(name, "label_smoothing", expected, str(label_smoothing))
     formula, options = DPO_LOSSES[loss_type], _DPO(beta, label_smoothing, discopop_tau)
     model = LogProbs(name, 1.0, ignore_index, accum_dtype)
-    how = _Pairs(model, beta, compute_nll_loss, alpha, average_log_prob, average_ratio=loss_type == "ipo")
-    of = lambda c, r: formula(c, r, options)
-    return _pair_loss(how, of, input, weight, target, bias, ref_input, ref_weight, ref_bias)
+    pairs = _Pairs(model, beta, compute_nll_loss, alpha, average_log_prob, average_ratio=loss_type == "ipo")
+    pair_formula = lambda c, r: formula(c, r, options)
+    return _pair_loss(pairs, pair_formula, input, weight, target, bias, ref_input, ref_weight, ref_bias)
 
 
 def fused_linear_cpo(
@@ -352,8 +352,8 @@ def fused_linear_cpo(
         A PreferenceOutput. Only its loss has a gradient.
     """
     model = LogProbs("fused_linear_cpo", 1.0, ignore_index, accum_dtype)
-    how = _Pairs(model, beta, compute_nll_loss, alpha, average_log_prob)
-    return _pair_loss(how, lambda c, r: _smoothed(beta * (c - r), label_smoothing), input, weight, target, bias)
+    options = _Pairs(model, beta, compute_nll_loss, alpha, average_log_prob)
+    return _pair_loss(options, lambda c, r: _smoothed(beta * (c - r), label_smoothing), input, weight, target, bias)
 
 
 def fused_linear_simpo(
@@ -391,9 +391,9 @@ def fused_linear_simpo(
         A PreferenceOutput. Only its loss has a gradient.
     """
     model = LogProbs("fused_linear_simpo", 1.0, ignore_index, accum_dtype)
-    how = _Pairs(model, beta, compute_nll_loss, alpha, average=True)
-    of = lambda c, r: _smoothed(beta * (c - r) - gamma, label_smoothing)
-    return _pair_loss(how, of, input, weight, target, bias)
+    options = _Pairs(model, beta, compute_nll_loss, alpha, average=True)
+    pair_formula = lambda c, r: _smoothed(beta * (c - r) - gamma, label_smoothing)
+    return _pair_loss(options, pair_formula, input, weight, target, bias)
 
 
 def fused_linear_orpo(
@@ -429,11 +429,12 @@ def fused_linear_orpo(
         A PreferenceOutput with log_odds_ratio and log_odds_chosen. Only its loss has a gradient.
     """
     log_odds = lambda c, r: _log_odds(c) - _log_odds(r)
-    how = _Pairs(LogProbs("fused_linear_orpo", 1.0, ignore_index, accum_dtype), beta, compute_nll_loss, average=True)
-    of = lambda c, r: -beta * logsigmoid(log_odds(c, r))
-    made = _pair_loss(how, of, input, weight, target, bias, nll_target=nll_target)
-    odds = log_odds(made.chosen_log_probs, made.rejected_log_probs)
-    return made._replace(log_odds_ratio=logsigmoid(odds).mean(), log_odds_chosen=odds.mean())
+    model = LogProbs("fused_linear_orpo", 1.0, ignore_index, accum_dtype)
+    options = _Pairs(model, beta, compute_nll_loss, average=True)
+    pair_formula = lambda c, r: -beta * logsigmoid(log_odds(c, r))
+    output = _pair_loss(options, pair_formula, input, weight, target, bias, nll_target=nll_target)
+    odds = log_odds(output.chosen_log_probs, output.rejected_log_probs)
+    return output._replace(log_odds_ratio=logsigmoid(odds).mean(), log_odds_chosen=odds.mean())
 
 
 def _log_odds(x: Tensor) -> Tensor:
@@ -491,11 +492,11 @@ def fused_linear_kto(
         expected = f"have one element, or shape {tuple(target.shape[:1])}"
         raise BadArgument.of(name, "kl", expected, str(tuple(kl.shape)))
     model = LogProbs(name, 1.0, ignore_index, accum_dtype)
-    made = _Batch(model, average_log_prob, input, weight, target, bias, ref_input, ref_weight, ref_bias)
+    batch = _Batch(model, average_log_prob, input, weight, target, bias, ref_input, ref_weight, ref_bias)
     chosen = preference_labels.bool()
-    gain = made.log_ratios
+    gain = batch.log_ratios
     if kl is not None:
         gain = gain - (kl.reshape(()) if kl.numel() == 1 else kl).detach()
     loss = torch.sigmoid(-beta * torch.where(chosen, gain, -gain)).mean()  # 1 - sigmoid(x) = sigmoid(-x)
-    logged = made.log_probs.detach(), made.logits_sum, beta * made.log_ratios.detach()
+    logged = batch.log_probs.detach(), batch.logits_sum, beta * batch.log_ratios.detach()
     return KTOOutput(loss, *(torch.where(kind, values, 0.0).sum() for values in logged for kind in (chosen, ~chosen)))

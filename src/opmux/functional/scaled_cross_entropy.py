@@ -69,8 +69,8 @@ def _linear_nll_entropy(
     nll, entropy, lse = _rows_like(x)
     for rows in chunked.parts(x, weight):
         logits = chunked.logits_of(x[rows], weight)
-        made = loss.token_nll_entropy(logits, target[rows], ignore_index, temperature)
-        nll[rows], entropy[rows], lse[rows] = made
+        results = loss.token_nll_entropy(logits, target[rows], ignore_index, temperature)
+        nll[rows], entropy[rows], lse[rows] = results
         del logits
     return nll, entropy, lse
 
@@ -103,8 +103,8 @@ def _linear_nll_entropy_bwd(
     sums = chunked.LinearSums(x, weight, [*needs, False], accum_dtype)
     for rows in chunked.parts(x, weight):
         logits = chunked.logits_of(x[rows], weight)
-        given = target[rows], dnll[rows], dentropy[rows], entropy[rows], lse[rows]
-        loss.token_nll_entropy_bwd_(logits, *given, ignore_index, temperature)
+        saved = target[rows], dnll[rows], dentropy[rows], entropy[rows], lse[rows]
+        loss.token_nll_entropy_bwd_(logits, *saved, ignore_index, temperature)
         sums.add(rows, logits, target[rows] == ignore_index)
         del logits
     return sums.tensors()
@@ -128,7 +128,7 @@ class _ScaledCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         nll, entropy, lse = _linear_nll_entropy(x, weight, target, ignore_index, temperature)
         ctx.save_for_backward(x, weight, target, entropy, lse)
-        ctx.how = ignore_index, temperature, accum_dtype
+        ctx.options = ignore_index, temperature, accum_dtype
         return nll, entropy
 
     @staticmethod
@@ -136,7 +136,7 @@ class _ScaledCrossEntropy(torch.autograd.Function):
         chunked.refuse_graph("fused_linear_scaled_cross_entropy")
         x, weight, *_ = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:2])
-        sums = _linear_nll_entropy_bwd(*grads, *ctx.saved_tensors, *ctx.how, needs)
+        sums = _linear_nll_entropy_bwd(*grads, *ctx.saved_tensors, *ctx.options, needs)
         dtypes = x.dtype, weight.dtype, weight.dtype
         dx, dweight, _ = chunked.gradients(sums, [*needs, False], dtypes)
         return dx, dweight, *(None,) * 4

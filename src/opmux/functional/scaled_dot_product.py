@@ -123,7 +123,7 @@ def attention(
         if plain and not packed and left < 0 and right <= 0 and (right < 0 or square or not top_left):
             o, lse = small.attention(x, y, z, right == 0, scale)
         else:
-            wanted = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+            bias_grad = bias is not None and bias.requires_grad and torch.is_grad_enabled()
             o, lse = attention_general(
                 x,
                 y,
@@ -144,7 +144,7 @@ def attention(
                 softcap,
                 dropout_p,
                 scale,
-                wanted,
+                bias_grad,
             )
     except BadArgument as error:
         raise error.renamed(NAME, OURS) from None

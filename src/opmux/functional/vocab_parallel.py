@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ..core.errors import BadArgument
 from ..specs import loss
+from ..specs._checks import check_choice
 from ..specs._numeric import wide
 from . import chunked
-from .losses import REDUCTIONS, assert_classes, check_reduction
+from .losses import REDUCTIONS, assert_classes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -59,11 +60,10 @@ def vocab_parallel_cross_entropy(
         The loss, in float32 (float64 for float64).
     """
     name = "vocab_parallel_cross_entropy"
-    check_reduction(name, reduction, REDUCTIONS)
+    check_choice(name, "reduction", reduction, REDUCTIONS)
     chunked.check_rows(name, "target", target, logits, "logits")
-    for argument, value, allowed in (("formula", formula, FORMULAS), ("mode", mode, MODES)):
-        if value not in allowed:
-            raise BadArgument.of(name, argument, f"be one of {', '.join(map(repr, allowed))}", repr(value), ValueError)
+    check_choice(name, "formula", formula, FORMULAS)
+    check_choice(name, "mode", mode, MODES)
     if not 0 <= label_smoothing <= 1:
         raise BadArgument.of(name, "label_smoothing", "be between 0 and 1", repr(label_smoothing), ValueError)
     columns = logits.shape[-1]
@@ -87,15 +87,15 @@ class _VocabParallel(torch.autograd.Function):
     ) -> Tensor:
         columns = logits.shape[-1]
         first = 0 if group is None else columns * dist.get_rank(group)
-        at = target.long() - first
-        here = (at >= 0) & (at < columns)
-        at = torch.where(here, at, 0)
+        index = target.long() - first
+        local = (index >= 0) & (index < columns)
+        index = torch.where(local, index, 0)
         # with label smoothing 1 the loss is lse - mean(logits)
-        loss_of_mean, lse, _ = loss.token_cross_entropy(logits, at, None, -100, 1.0 if smoothing.share else 0.0)
-        own = wide(logits.gather(-1, at[:, None])[:, 0]).masked_fill(~here, 0.0)
-        each = _gathered(torch.stack([lse, own, lse - loss_of_mean]), group)
-        lse, own = torch.logsumexp(each[:, 0], 0), each[:, 1].sum(0)
-        losses = lse - own
+        loss_of_mean, lse, _ = loss.token_cross_entropy(logits, index, None, -100, 1.0 if smoothing.share else 0.0)
+        logit = wide(logits.gather(-1, index[:, None])[:, 0]).masked_fill(~local, 0.0)
+        each = _gathered(torch.stack([lse, logit, lse - loss_of_mean]), group)
+        lse, logit = torch.logsumexp(each[:, 0], 0), each[:, 1].sum(0)
+        losses = lse - logit
         if smoothing.share:
             mean = each[:, 2].mean(0) if smoothing.everywhere else each[first // columns, 2]
             losses = (1 - smoothing.share) * losses + smoothing.share * (lse - mean)
@@ -118,7 +118,7 @@ def _gathered(rows: Tensor, group: Any) -> Tensor:
     """[processes, *rows.shape], the same on every process."""
     if group is None:
         return rows[None]
-    made = rows.new_empty(dist.get_world_size(group), *rows.shape)
+    gathered = rows.new_empty(dist.get_world_size(group), *rows.shape)
     if rows.numel():
-        dist.all_gather(list(made.unbind()), rows, group=group)
-    return made
+        dist.all_gather(list(gathered.unbind()), rows, group=group)
+    return gathered

@@ -9,14 +9,17 @@ left to torch: ATen composes them from matmul and pointwise ops.
 
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.contract import AnyTensor, at_least, between, dtypes, same_dtype
 from ..core.errors import NotSupported
 from ..core.registry import impl
+from ..core.rules import nonempty
 from ..specs import distance as spec
 from .lib.cells import check_tensors
 from .lib.config import Tiles, tunable
@@ -202,23 +205,18 @@ def backward_tiles(k: int, dtype: torch.dtype) -> Tiles:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-def _check(*tensors: Tensor) -> None:
-    check_tensors(*tensors)
-    if any(t.dtype not in (torch.float32, torch.float64) or t.dtype is not tensors[0].dtype for t in tensors):
-        raise NotSupported(f"distances of {[t.dtype for t in tensors]}")
-    if any(not t.numel() for t in tensors):
-        raise NotSupported("no vectors, or vectors without elements")
+WIDE = dtypes((torch.float32, torch.float64))
+Points = AnyTensor[Tensor, "*batch n k", WIDE, nonempty()]
+OnePoints = AnyTensor[Tensor, "n k", WIDE, nonempty()]
+Order = Annotated[float, at_least(0)]
+PositiveOrder = Annotated[float, between(0, open=True)]  # the gradient for p = 0 is zero
 
 
 def _norm(p: float) -> str:
-    if not p >= 0:
-        raise NotSupported(f"a norm of p={p}")
     return {0.0: "zero", 1.0: "one", 2.0: "two", math.inf: "inf"}.get(p, "p")
 
 
 def _slope_norm(p: float) -> str:
-    if p == 0:
-        raise NotSupported("p=0, whose gradient is zero")
     norm = _norm(p)
     return norm if norm != "p" else "below one" if p < 1 else "below two" if p < 2 else "above two"
 
@@ -227,8 +225,6 @@ Vectors = tuple[tuple[int, ...], int, int, int, int]  # shape and number of batc
 
 
 def _vectors(a: Tensor, b: Tensor) -> Vectors:
-    if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-1]:
-        raise NotSupported("vectors of other lengths")
     try:
         batch = tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     except RuntimeError as error:
@@ -267,8 +263,10 @@ def _whole(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 
 @decided
-def _cdist(x1: Tensor, x2: Tensor, p: float, mode: int | None) -> Callable[[Tensor, Tensor], Tensor]:
-    _check(x1, x2)
+def _cdist(
+    x1: Points, x2: AnyTensor[Tensor, "... m k", same_dtype("x1"), nonempty()], p: Order, mode: int | None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    check_tensors(x1, x2)
     on_meta(torch.ops.aten._cdist_forward, x1, x2, p, mode)
     batch, batches, m, n, k = _vectors(x1, x2)
     when = MODES.get(mode, "always")
@@ -284,10 +282,16 @@ def _cdist_forward(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -
 
 
 @decided
-def _cdist_bwd(dy: Tensor, x1: Tensor, x2: Tensor, p: float, y: Tensor) -> Callable[..., Tensor]:
-    _check(dy, x1, x2, y)
+def _cdist_bwd(
+    dy: AnyTensor[Tensor, "*y", same_dtype("x1")],
+    x1: Points,
+    x2: AnyTensor[Tensor, "... m k", same_dtype("x1"), nonempty()],
+    p: PositiveOrder,
+    y: AnyTensor[Tensor, "*y", same_dtype("x1")],
+) -> Callable[..., Tensor]:
+    check_tensors(dy, x1, x2, y)
     batch, batches, m, n, k = _vectors(x1, x2)
-    if dy.shape != (*batch, m, n) or y.shape != dy.shape:
+    if dy.shape != (*batch, m, n):
         raise NotSupported("a gradient of another shape")
     run = _launch_backward(x1.dtype, (*batch, m, k), batches, m, n, k, _slope_norm(p), False)
     return lambda dy, x1, x2, y: run(dy.contiguous(), _whole(x1, batch), _whole(x2, batch), y.contiguous(), p)
@@ -302,14 +306,14 @@ def _cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tenso
 
 
 def _one_set(x: Tensor) -> tuple[int, int]:
-    if x.dim() != 2 or x.shape[0] < 2:
+    if x.shape[0] < 2:
         raise NotSupported("no pair of vectors")
     return x.shape[0], x.shape[1]
 
 
 @decided
-def _pdist(x: Tensor, p: float) -> Callable[[Tensor], Tensor]:
-    _check(x)
+def _pdist(x: OnePoints, p: Order) -> Callable[[Tensor], Tensor]:
+    check_tensors(x)
     n, k = _one_set(x)
     run = _launch_forward(x.dtype, (n * (n - 1) // 2,), 1, n, n, k, _norm(p), True)
 
@@ -326,10 +330,15 @@ def _pdist_forward(self: Tensor, p: float = 2.0) -> Tensor:
 
 
 @decided
-def _pdist_bwd(dy: Tensor, x: Tensor, p: float, y: Tensor) -> Callable[..., Tensor]:
-    _check(dy, x, y)
+def _pdist_bwd(
+    dy: AnyTensor[Tensor, "pairs", same_dtype("x")],
+    x: OnePoints,
+    p: PositiveOrder,
+    y: AnyTensor[Tensor, "pairs", same_dtype("x")],
+) -> Callable[..., Tensor]:
+    check_tensors(dy, x, y)
     n, k = _one_set(x)
-    if dy.shape != (n * (n - 1) // 2,) or y.shape != dy.shape:
+    if dy.shape != (n * (n - 1) // 2,):
         raise NotSupported("a gradient of another shape")
     run = _launch_backward(x.dtype, (n, k), 1, n, n, k, _slope_norm(p), True)
 

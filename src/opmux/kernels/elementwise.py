@@ -6,15 +6,17 @@ torch's fake quantization per channel takes two passes, one for the result and o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.contract import AnyTensor, Float, Float32, Index, Int32, at_least, same_dtype, single
 from ..core.errors import NotSupported
 from ..core.registry import impl
+from ..core.rules import nonempty
 from ..specs import elementwise as spec
 from .lib.cells import check_tensors
 from .lib.elements import Elements
@@ -29,21 +31,19 @@ WIDE = {torch.float16: "tl.float32", torch.bfloat16: "tl.float32", torch.float32
 WIDE[torch.float64] = "tl.float64"
 
 
-def _check_float(x: Tensor) -> None:
-    check_tensors(x)
-    if x.dtype not in WIDE or not x.numel():
-        raise NotSupported(f"{x.dtype} {tuple(x.shape)}")
+Input = Float[Tensor, "...", nonempty()]
+OneFloat = Float32[Tensor, "...", single()]
+OneIndex = Index[Tensor, "...", single()]
 
 
 # ---- the gradient of prelu ------------------------------------------------------------------------------------------
 
 
 @decided
-def _prelu_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> Callable[..., Pair]:
+def _prelu_bwd(
+    dy: Float[Tensor, "...", same_dtype("x")], x: Input, weight: Float[Tensor, "...", same_dtype("x")]
+) -> Callable[..., Pair]:
     check_tensors(dy, x, weight)
-    _check_float(x)
-    if not x.dtype == weight.dtype == dy.dtype:
-        raise NotSupported("tensors of several dtypes")
     dx, dw = on_meta(torch.ops.aten._prelu_kernel_backward, dy, x, weight)
     shape = tuple(dx.shape)
     given = {
@@ -65,10 +65,12 @@ def _prelu_kernel_backward(grad_output: Tensor, self: Tensor, weight: Tensor) ->
 
 
 @decided
-def _cross(a: Tensor, b: Tensor, dim: int) -> Callable[..., Tensor]:
+def _cross(
+    a: AnyTensor[Tensor, "..."], b: AnyTensor[Tensor, "...", same_dtype("a")], dim: int
+) -> Callable[..., Tensor]:
     check_tensors(a, b)
-    if a.dtype is torch.bool or a.dtype is not b.dtype:
-        raise NotSupported(f"{a.dtype} and {b.dtype}")
+    if a.dtype is torch.bool:
+        raise NotSupported("bools")
     y = on_meta(torch.ops.aten.linalg_cross, a, b, dim=dim)
     if not y.numel():
         raise NotSupported("nothing to multiply")
@@ -143,8 +145,8 @@ def _check_limits(quant_min: int, quant_max: int) -> None:
 
 
 @decided
-def _per_tensor(x: Tensor) -> Callable[..., Pair]:
-    _check_float(x)
+def _per_tensor(x: Input) -> Callable[..., Pair]:
+    check_tensors(x)
     lines = ["scale = tl.full([], s, tl.float32)", "zero = z.to(tl.int64)"]
     return _quantizer(x, [], ['s: "fp64"', 'z: "i64"'], lines)
 
@@ -159,18 +161,9 @@ def fake_quantize_per_tensor_affine_cachemask(
     return _per_tensor(self)(self, float(scale), int(zero_point), int(quant_min), int(quant_max))
 
 
-def _check_numbers(x: Tensor, *numbers: Tensor, dtypes: Sequence[torch.dtype]) -> None:
-    """Raise NotSupported unless each parameter is one number of its dtype, on the device of x."""
-    _check_float(x)
-    for t, dtype in zip(numbers, dtypes, strict=True):
-        if t.numel() != 1 or t.dtype is not dtype or t.device != x.device:
-            raise NotSupported(f"a parameter of {t.dtype} {tuple(t.shape)} on {t.device}")
-
-
 @decided
-def _per_tensor_of(x: Tensor, scale: Tensor, zero_point: Tensor, on: Tensor) -> Callable[..., Pair]:
-    ints = [t.dtype if t.dtype in (torch.int32, torch.int64) else torch.int32 for t in (zero_point, on)]
-    _check_numbers(x, scale, zero_point, on, dtypes=[torch.float32, *ints])
+def _per_tensor_of(x: Input, scale: OneFloat, zero_point: OneIndex, on: OneIndex) -> Callable[..., Pair]:
+    check_tensors(x)
     lines = ["scale = tl.load(s_ptr)", "zero = tl.load(z_ptr).to(tl.int64)"]
     return _quantizer(x, ["s", "z", "on"], [], lines)
 
@@ -185,8 +178,8 @@ def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
 
 
 @decided
-def _learnable(x: Tensor, scale: Tensor, zero_point: Tensor) -> Callable[..., Tensor]:
-    _check_numbers(x, scale, zero_point, dtypes=[torch.float32, torch.float32])
+def _learnable(x: Input, scale: OneFloat, zero_point: OneFloat) -> Callable[..., Tensor]:
+    check_tensors(x)
     lines = ["scale = tl.load(s_ptr)", "zero = learnt(tl.load(z_ptr), low, high)"]
     return _quantizer(x, ["s", "z"], [], lines, mask=False)
 
@@ -201,12 +194,11 @@ def _fake_quantize_learnable_per_tensor_affine(
 
 
 @decided
-def _per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Callable[..., Pair]:
-    _check_float(x)
+def _per_channel(
+    x: Input, scale: Float32[Tensor, "c"], zero_point: Int32[Tensor, "c"], axis: Annotated[int, at_least(0)]
+) -> Callable[..., Pair]:
     check_tensors(x, scale, indices=(zero_point,))
-    if scale.dtype is not torch.float32 or zero_point.dtype is not torch.int32:
-        raise NotSupported(f"a scale of {scale.dtype} and zero points of {zero_point.dtype}")
-    if not 0 <= axis < x.dim() or scale.shape != (x.shape[axis],) or zero_point.shape != scale.shape:
+    if not axis < x.dim() or scale.shape != (x.shape[axis],):
         raise NotSupported("as many scales as channels are needed")
     along = lambda t: tuple(t.stride(0) if d == axis else 0 for d in range(x.dim()))
     operands = {"s": (along(scale), scale.dtype), "z": (along(zero_point), zero_point.dtype)}

@@ -12,14 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.contract import Float, Int64, broadcasts_to, contiguous, same_dtype, single
 from ..core.errors import NotSupported
+from ..core.rules import nonempty
 from ..core.tensors import opmath_dtype
 from ..specs import elementwise_loss as spec
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, planned, planned_by, strided
 from .lib.launch import Launcher
 from .lib.maths import div, libdevice
-from .lib.pointwise import DTYPES
 from .lib.rows import OutputSpec, cores, wide_of
 
 INF = tl.constexpr(float("inf"))
@@ -221,13 +222,10 @@ def split(n: int, block: int, chip: torch.device) -> tuple[int, int]:
 # ---- elementwise losses ---------------------------------------------------------------------------------------------
 
 
-def _check(x: Tensor, *others: Tensor | None) -> None:
-    """Raise NotSupported for empty inputs, and for inputs that torch promotes, broadcasts or rejects."""
-    if x.dtype not in DTYPES or not x.dtype.is_floating_point or not x.numel():
-        raise NotSupported(f"a loss of {x.dtype} {tuple(x.shape)}")
-    for t in others:
-        if t is not None and (t.dtype is not x.dtype or t.shape != x.shape or t.device != x.device):
-            raise NotSupported(f"a target or weight of {t.dtype} {tuple(t.shape)} beside {x.dtype} {tuple(x.shape)}")
+# Inputs that torch promotes or broadcasts are left to torch.
+Input = Float[Tensor, "*size", nonempty()]
+Like = Float[Tensor, "*size", same_dtype("self")]
+Weight = Float[Tensor, "...", same_dtype("self"), broadcasts_to("self")]
 
 
 def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, copied: list[str]) -> Plan:
@@ -260,27 +258,23 @@ def _number(**given: float) -> float:
     return sum(given.values())
 
 
-def _loss(name: str, self: Tensor, target: Tensor, reduction: int, weight: Tensor | None = None, **number: Any) -> Plan:
-    _check(self, target, weight)
+def _loss(name: str, self: Input, target: Like, reduction: int, weight: Like | None = None, **number: Any) -> Plan:
     copied = strided(self=self, target=target, weight=weight)
     return _forward(name, self, reduction, _number(**number), {}, copied)
 
 
 def _loss_backward(
     name: str,
-    grad_output: Tensor,
-    self: Tensor,
-    target: Tensor,
+    grad_output: Float[Tensor, "...", same_dtype("self")],
+    self: Float[Tensor, "*size", nonempty(), contiguous()],
+    target: Like,
     reduction: int,
-    weight: Tensor | None = None,
+    weight: Like | None = None,
     **number: Any,
 ) -> Plan:
-    _check(self, target, weight)
-    if not self.is_contiguous():
-        raise NotSupported("self is not contiguous")
     one = grad_output.dim() == 0 and reduction != spec.NONE
-    if grad_output.dtype is not self.dtype or not (one or grad_output.shape == self.shape):
-        raise NotSupported(f"a gradient of {grad_output.dtype} {tuple(grad_output.shape)}")
+    if not one and grad_output.shape != self.shape:
+        raise NotSupported(f"a gradient of shape {tuple(grad_output.shape)}")
     n, tiles = self.numel(), each_tiles(dtype=self.dtype)
     config = tiles.config(LOSS=globals()[name], WIDE=wide_of(self.dtype), ONE=one)
     numbers = {"n": n, "number": _number(**number), "factor": 1 / n if reduction == spec.MEAN else 1.0}
@@ -296,24 +290,14 @@ for _name in ("mse_loss", "soft_margin_loss", "smooth_l1_loss", "huber_loss", "b
 
 @planned(spec.ops["binary_cross_entropy_with_logits"])
 def binary_cross_entropy_with_logits_triton(
-    self: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
+    self: Input, target: Like, weight: Weight | None, pos_weight: Weight | None, reduction: int
 ) -> Plan:
     """Weights that broadcast are expanded to the shape of self by a copy."""
-    _check(self, target)
     shape, before = self.shape, {}
     for name, w in (("weight", weight), ("pos_weight", pos_weight)):
         if w is not None:
-            _check_broadcast(w, self)
             before[name] = lambda w: w.expand(shape).contiguous()
     return _forward("binary_cross_entropy_with_logits", self, reduction, 0.0, before, strided(self=self, target=target))
-
-
-def _check_broadcast(w: Tensor, x: Tensor) -> None:
-    shape = x.shape[len(x.shape) - w.dim() :] if w.dim() <= x.dim() else ()
-    if w.dim() > x.dim() or any(a not in (1, b) for a, b in zip(w.shape, shape, strict=True)):
-        raise NotSupported(f"a weight of {tuple(w.shape)}")
-    if w.dtype is not x.dtype or w.device != x.device:
-        raise NotSupported(f"a weight of {w.dtype} on {w.device}")
 
 
 # ---- the negative log likelihood ------------------------------------------------------------------------------------
@@ -469,19 +453,20 @@ def nll_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=max(1, 4096 // dtype.itemsize // block), BLOCK_N=block)
 
 
-def _check_classes(x: Tensor, target: Tensor, weight: Tensor | None, spatial: bool) -> None:
-    if x.dtype not in DTYPES or not x.dtype.is_floating_point or not x.numel() or target.dtype is not torch.int64:
-        raise NotSupported(f"classes of {x.dtype} {tuple(x.shape)} and targets of {target.dtype}")
-    if x.dim() != (4 if spatial else 2) or target.shape != (x.shape[0], *x.shape[2:]) or target.device != x.device:
-        raise NotSupported(f"classes of {tuple(x.shape)} and targets of {tuple(target.shape)} on {target.device}")
-    if weight is not None and (weight.shape != x.shape[1:2] or weight.dtype is not x.dtype):
-        raise NotSupported(f"weights of {weight.dtype} {tuple(weight.shape)}")
+Classes = Float[Tensor, "n c *space", nonempty()]
+Targets = Int64[Tensor, "n *space"]
+ClassWeights = Float[Tensor, "c", same_dtype("self")]
+
+
+def _check_space(x: Tensor, spatial: bool) -> None:
+    if x.dim() != (4 if spatial else 2):
+        raise NotSupported(f"classes of shape {tuple(x.shape)}")
 
 
 def _nll_forward(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, spatial: bool
 ) -> Plan:
-    _check_classes(x, target, weight, spatial)
+    _check_space(x, spatial)
     copied = strided(target=target, weight=weight)
     n, inner, step = target.numel(), x.shape[2:].numel(), 0
     x_n, x_c = x.stride()[:2]
@@ -518,13 +503,11 @@ def _nll_forward(
 
 
 def _nll_backward(
-    grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, total_weight: Tensor, spatial: bool
+    grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, spatial: bool
 ) -> Plan:
-    _check_classes(x, target, weight, spatial)
-    if grad.dtype is not x.dtype or grad.shape != (target.shape if reduction == spec.NONE else ()):
-        raise NotSupported(f"a gradient of {grad.dtype} {tuple(grad.shape)}")
-    if total_weight.dtype is not x.dtype or total_weight.numel() != 1:
-        raise NotSupported(f"a total weight of {total_weight.dtype} {tuple(total_weight.shape)}")
+    _check_space(x, spatial)
+    if grad.shape != (target.shape if reduction == spec.NONE else ()):
+        raise NotSupported(f"a gradient of shape {tuple(grad.shape)}")
     rows, inner = x.shape[0], x.shape[2:].numel()
     n = x.shape[1] * inner
     tiles = nll_bwd_tiles(n=n, dtype=x.dtype)
@@ -537,19 +520,19 @@ def _nll_backward(
 
 def declare_classes(name: str, spatial: bool) -> None:
     @planned(spec.ops[f"{name}_forward"])
-    def forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Plan:
+    def forward(self: Classes, target: Targets, weight: ClassWeights | None, reduction: int, ignore_index: int) -> Plan:
         return _nll_forward(self, target, weight, reduction, ignore_index, spatial)
 
     @planned(spec.ops[f"{name}_backward"])
     def backward(
-        grad_output: Tensor,
-        self: Tensor,
-        target: Tensor,
-        weight: Tensor | None,
+        grad_output: Float[Tensor, "...", same_dtype("self")],
+        self: Classes,
+        target: Targets,
+        weight: ClassWeights | None,
         reduction: int,
-        total_weight: Tensor,
+        total_weight: Float[Tensor, "...", same_dtype("self"), single()],
     ) -> Plan:
-        return _nll_backward(grad_output, self, target, weight, reduction, total_weight, spatial)
+        return _nll_backward(grad_output, self, target, weight, reduction, spatial)
 
 
 declare_classes("nll_loss", False)

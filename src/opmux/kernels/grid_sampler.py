@@ -7,12 +7,14 @@ atomics too. If deterministic algorithms are requested, the backward is left to 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.contract import AnyTensor, dtypes, one_of
 from ..core.errors import NotSupported
 from ..specs import grid_sampler as spec
 from .lib.harness import Launch, Plan, Zeros, planned
@@ -168,11 +170,15 @@ sample = Launcher(_sample, sizes="n n_c")
 sample_bwd = Launcher(_sample_bwd, sizes="n")
 
 
-def _check(rank: int, x: Tensor, grid: Tensor, mode: int, padding: int) -> tuple[Planes, dict[str, int]]:
-    """The input's planes and the grid's strides; raises NotSupported for cubic sampling and mismatched shapes."""
+Mode = Annotated[int, one_of(spec.LINEAR, spec.NEAREST)]  # not cubic
+Padding = Annotated[int, one_of(spec.ZEROS, spec.BORDER, spec.REFLECTION)]
+# torch computes the gradients of 16-bit positions in 16 bits, with other results.
+Wide = AnyTensor[Tensor, "...", dtypes((torch.float32, torch.float64))]
+
+
+def _check(rank: int, x: Tensor, grid: Tensor) -> tuple[Planes, dict[str, int]]:
+    """The input's planes and the grid's strides; raises NotSupported for mismatched shapes."""
     check_floats(x, grid)
-    if mode not in (spec.LINEAR, spec.NEAREST) or padding not in (spec.ZEROS, spec.BORDER, spec.REFLECTION):
-        raise NotSupported(f"interpolation_mode {mode}, padding_mode {padding}")
     fits = x.dim() == grid.dim() == rank + 2 and grid.shape[-1] == rank and grid.shape[0] == x.shape[0]
     if not fits or not x.numel() or not grid.numel():
         raise NotSupported(f"an input of shape {tuple(x.shape)}, a grid of shape {tuple(grid.shape)}")
@@ -181,8 +187,8 @@ def _check(rank: int, x: Tensor, grid: Tensor, mode: int, padding: int) -> tuple
 
 
 def _forward(rank: int) -> Callable[..., Plan]:
-    def plan(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Plan:
-        x, strides = _check(rank, input, grid, interpolation_mode, padding_mode)
+    def plan(input: Tensor, grid: Tensor, interpolation_mode: Mode, padding_mode: Padding, align_corners: bool) -> Plan:
+        x, strides = _check(rank, input, grid)
         made = OutputSpec.of((*input.shape[:2], *grid.shape[1:-1]), input.dtype)
         if reach(grid.shape, grid.stride()) > LARGEST:
             raise NotSupported("a grid of more than 2^31 elements")
@@ -207,20 +213,18 @@ def _forward(rank: int) -> Callable[..., Plan]:
 def _backward(rank: int) -> Callable[..., Plan]:
     def plan(
         grad_output: Tensor,
-        input: Tensor,
+        input: Wide,
         grid: Tensor,
-        interpolation_mode: int,
-        padding_mode: int,
+        interpolation_mode: Mode,
+        padding_mode: Padding,
         align_corners: bool,
         output_mask: list[bool],
         deterministic: bool,
     ) -> Plan:
         if deterministic and output_mask[0]:
             raise NotSupported("atomics, while deterministic algorithms are enabled")
-        x, strides = _check(rank, input, grid, interpolation_mode, padding_mode)
+        x, strides = _check(rank, input, grid)
         check_floats(input, grad_output)
-        if input.dtype.itemsize < 4:
-            raise NotSupported("torch computes gradients of 16-bit positions in 16 bits, with other results")
         if grad_output.shape != (*input.shape[:2], *grid.shape[1:-1]):
             raise NotSupported(f"grad_output has shape {tuple(grad_output.shape)}")
         dy, tiles = Planes.of(grad_output, rank), plane_tiles(last=False, dtype=input.dtype)

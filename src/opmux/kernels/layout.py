@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.contract import AnyTensor, Index, contiguous, dtypes, same_dtype
 from ..core.errors import NotSupported
 from ..core.registry import impl
+from ..core.rules import nonempty
 from ..specs import layout as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
@@ -492,11 +494,10 @@ polar_kernel = Launcher(_polar, sizes="total")
 
 
 @plans
-def _turned(abs: Tensor, angle: Tensor) -> Callable[..., Any]:
-    if abs.dtype not in (torch.float32, torch.float64) or angle.dtype is not abs.dtype or abs.device != angle.device:
-        raise NotSupported(f"polar of {abs.dtype} and {angle.dtype}")
-    if abs.shape != angle.shape or not abs.is_contiguous() or not angle.is_contiguous() or not abs.numel():
-        raise NotSupported("tensors that are not contiguous, or have other shapes")
+def _polar_launch(
+    abs: AnyTensor[Tensor, "*size", dtypes((torch.float32, torch.float64)), contiguous(), nonempty()],
+    angle: AnyTensor[Tensor, "*size", same_dtype("abs"), contiguous()],
+) -> Callable[..., Any]:
     output = OutputSpec.of((*abs.shape, 2), abs.dtype)
     launch = _launch(polar_kernel, abs.numel(), ())
 
@@ -510,7 +511,7 @@ def _turned(abs: Tensor, angle: Tensor) -> Callable[..., Any]:
 
 @impl(spec.ops["polar"], devices=DEVICES)
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
-    return _turned(abs, angle)(abs, angle)
+    return _polar_launch(abs, angle)(abs, angle)
 
 
 def _search(ends_ptr, y_ptr, total, n, steps, BLOCK: tl.constexpr):
@@ -535,10 +536,8 @@ def _searched(ends: Tensor, y: Tensor) -> Callable[..., Any]:
 
 
 @impl(spec.ops["repeat_interleave"], devices=DEVICES)
-def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+def repeat_interleave(repeats: Index[Tensor, "n", nonempty()], *, output_size: int | None = None) -> Tensor:
     """Each index, repeated as often as `repeats` says. Without output_size, the host reads the sum, as torch does."""
-    if repeats.dim() != 1 or repeats.dtype not in (torch.int32, torch.int64) or not repeats.numel():
-        raise NotSupported(f"repeats of {repeats.dtype} {tuple(repeats.shape)}")
     ends = repeats.cumsum(0)
     if output_size is None:
         output_size = int(ends[-1].item())

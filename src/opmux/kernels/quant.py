@@ -397,7 +397,7 @@ def _uncast_blocks(
 def fp8_blocks_uncast(
     data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype
 ) -> Plan:
-    shape = spec.unturned(data.shape) if columnwise else tuple(data.shape)
+    shape = spec.original_shape(data.shape) if columnwise else tuple(data.shape)
     first, second = scales.stride()
     # 2D rowwise and 1D columnwise scales have the block rows in dimension 0; other scales have them in dimension 1.
     steps = (first, second) if bool(two_d) != bool(columnwise) else (second, first)
@@ -413,7 +413,7 @@ def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: b
 
 @planned(spec.bytes_transpose)
 def bytes_transpose(data: Tensor) -> Plan:
-    makes = {"y": OutputSpec.of(spec.turned(data.shape), torch.uint8)}
+    makes = {"y": OutputSpec.of(spec.transposed_shape(data.shape), torch.uint8)}
     if not data.numel():
         return Plan(makes)
     tiles = turn_tiles()

@@ -7,13 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.contract import Float, same_dtype
 from ..core.errors import NotSupported
+from ..core.rules import nonempty
 from ..specs import rnn as spec
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, Step, planned, strided
 from .lib.launch import Launcher
 from .lib.maths import libdevice
-from .lib.planes import check_floats
 from .lib.rows import OutputSpec, wide_of
 
 
@@ -112,46 +113,41 @@ def cell_tiles(dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK=512)
 
 
-def _sizes(cx: Tensor, **gates: Tensor | None) -> tuple[int, int]:
-    """Rows and hidden size; raises NotSupported if shapes do not match."""
-    present = [t for t in gates.values() if t is not None]
-    check_floats(cx, *present)
-    if cx.dim() != 2 or not cx.numel():
-        raise NotSupported(f"a state of shape {tuple(cx.shape)}")
-    n, h = cx.shape
-    wanted = {1: (4 * h,), 2: (n, 4 * h)}
-    if any(wanted.get(t.dim()) != tuple(t.shape) for t in present):
-        raise NotSupported("gates or biases of other shapes")
-    return n, h
+State = Float[Tensor, "n h", nonempty()]
+OtherState = Float[Tensor, "n h", same_dtype("cx")]
+Gates = Float[Tensor, "n 4*h", same_dtype("cx")]
+Bias = Float[Tensor, "4*h", same_dtype("cx")]
 
 
 @planned(spec.ops["_thnn_fused_lstm_cell"])
 def lstm_cell(
-    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
+    input_gates: Gates, hidden_gates: Gates, cx: State, input_bias: Bias | None, hidden_bias: Bias | None
 ) -> Plan:
-    given = dict(input_gates=input_gates, hidden_gates=hidden_gates, input_bias=input_bias, hidden_bias=hidden_bias)
-    n, h = _sizes(cx, **given)
-    if (input_bias is None) != (hidden_bias is None) or input_gates.dim() != 2 or hidden_gates.dim() != 2:
-        raise NotSupported("one bias without the other, or gates of other dimensions")
+    gates = dict(input_gates=input_gates, hidden_gates=hidden_gates, input_bias=input_bias, hidden_bias=hidden_bias)
+    n, h = cx.shape
+    if (input_bias is None) != (hidden_bias is None):
+        raise NotSupported("one bias without the other")
     tiles = cell_tiles(dtype=cx.dtype)
     grid = (-(-cx.numel() // tiles["BLOCK"]),)
     launch = Launch(cell, grid, tiles.config(WIDE=wide_of(cx.dtype)), {"n": n * h, "h": h})
     state = OutputSpec.of(cx.shape, cx.dtype)
     makes = {"hy": state, "cy": state, "workspace": OutputSpec.of((n, 4 * h), cx.dtype)}
-    return Plan(makes, [launch], strided(cx=cx, **given))
+    return Plan(makes, [launch], strided(cx=cx, **gates))
 
 
 @planned(spec.ops["_thnn_fused_lstm_cell_backward_impl"])
 def lstm_cell_backward(
-    grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
+    grad_hy: OtherState | None,
+    grad_cy: OtherState | None,
+    cx: State,
+    cy: OtherState,
+    workspace: Gates,
+    has_bias: bool,
 ) -> Plan:
-    n, h = _sizes(cx, workspace=workspace)
+    n, h = cx.shape
     states = dict(grad_hy=grad_hy, grad_cy=grad_cy, cy=cy)
-    check_floats(cx, *states.values())
     if grad_hy is None and grad_cy is None:
         raise NotSupported("no gradient is given")
-    if any(t is not None and t.shape != cx.shape for t in states.values()):
-        raise NotSupported("states of other shapes")
     tiles = cell_tiles(dtype=cx.dtype)
     grid = (-(-cx.numel() // tiles["BLOCK"]),)
     steps: list[Step] = [Launch(cell_bwd, grid, tiles.config(WIDE=wide_of(cx.dtype)), {"n": n * h, "h": h})]

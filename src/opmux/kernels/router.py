@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.contract import AnyTensor, Float32, between, contiguous
 from ..core.errors import NotSupported
 from ..specs import router as spec
 from .lib.config import Tiles, tunable
@@ -380,11 +381,9 @@ def fused_topk_with_score_function_qb_fwd(
     routing_map_format: Any,
     topk_indices: Tensor | None,
     histogram: Tensor,
-    bin_bounds: Tensor,
+    bin_bounds: Float32[Tensor, "...", contiguous()],
     histogram_mode: Any,
 ) -> Plan:
-    if not bin_bounds.is_contiguous():
-        raise NotSupported("bounds that are not contiguous")
     plan = _routed(
         logits,
         topk,
@@ -429,7 +428,7 @@ def _routed_bwd(
 
 @planned(spec.fused_topk_with_score_function_bwd)
 def fused_topk_with_score_function_bwd(
-    routing_map: Tensor,
+    routing_map: AnyTensor[Tensor, "...", contiguous()],
     intermediate_output: Tensor,
     grad_probs: Tensor,
     grad_logits: Tensor,
@@ -440,8 +439,6 @@ def fused_topk_with_score_function_bwd(
     use_dense_indices: bool,
     routing_map_format: Any,
 ) -> Plan:
-    if not routing_map.is_contiguous():
-        raise NotSupported("a routing map that is not contiguous")
     kind = 2 if use_dense_indices else int(routing_map_format)
     return _routed_bwd(
         intermediate_output,
@@ -542,11 +539,12 @@ def fused_moe_aux_loss_fwd_graph_safe(
 
 @planned(spec.fused_moe_aux_loss_bwd)
 def fused_moe_aux_loss_bwd(
-    Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: int, num_cols: int, grad_aux_loss: Tensor
+    Const_buf: Tensor,
+    tokens_per_expert: AnyTensor[Tensor, "...", contiguous()],
+    num_rows: int,
+    num_cols: Annotated[int, between(0, MOST)],
+    grad_aux_loss: Tensor,
 ) -> Plan:
-    _refuse_many(num_cols)
-    if not tokens_per_expert.is_contiguous():
-        raise NotSupported("counts that are not contiguous")
     makes = {"grad_probs": OutputSpec.of((num_rows, num_cols), grad_aux_loss.dtype)}
     if not num_rows * num_cols:
         return Plan(makes)

@@ -45,8 +45,8 @@ _assumed: list[Assumed] = []
 
 def infer_device() -> str:
     """The device type to use on this machine: an available accelerator, else "cpu"."""
-    found = accelerators()
-    return found[0] if found else "cpu"
+    types = accelerators()
+    return types[0] if types else "cpu"
 
 
 def accelerators() -> tuple[str, ...]:
@@ -60,20 +60,20 @@ def accelerators() -> tuple[str, ...]:
 # Caches are keyed by the vendors' generation, so a result computed while a vendor is registered is not used later.
 @functools.cache
 def _available(generation: int) -> tuple[str, ...]:
-    mine = [p.device for p in vendors.known().values() if p.device != "cpu"]
+    of_vendors = [p.device for p in vendors.known().values() if p.device != "cpu"]
     for package in vendors.known().values():
         _import_torch_package(package)
     current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    theirs = [current.type] if current is not None else []
-    return tuple(d for d in dict.fromkeys([*FIRST, *theirs, *mine]) if d in theirs or is_available(d))
+    of_torch = [current.type] if current is not None else []
+    return tuple(d for d in dict.fromkeys([*FIRST, *of_torch, *of_vendors]) if d in of_torch or is_available(d))
 
 
 def is_available(device: str) -> bool:
     """Whether torch has this device type and can use it."""
     module = getattr(torch, device, None)
-    asked = getattr(module, "is_available", None)
+    probe = getattr(module, "is_available", None)
     try:
-        return bool(asked()) if callable(asked) else False
+        return bool(probe()) if callable(probe) else False
     except Exception as error:  # a vendor's code may raise anything
         logger.warning("torch.%s.is_available() raised %s: %s", device, type(error).__name__, error)
         return False
@@ -120,14 +120,14 @@ def _vendor_of(device: str, generation: int) -> Package | None:
 def _detect_vendor(device: str, claims: list[Package]) -> Package | None:
     """Which of several vendors of one device type is present; if none is found, the one that torch was built for."""
     built = "amd" if torch.version.hip else "nvidia" if torch.version.cuda else ""
-    strangers = {"nvidia", "amd"} - {built} if device == "cuda" and built else set()
-    claims = [p for p in claims if p.name not in strangers]
+    absent = {"nvidia", "amd"} - {built} if device == "cuda" and built else set()
+    claims = [p for p in claims if p.name not in absent]
     if len(claims) == 1:
         return claims[0]
-    seen = [p for p in claims if any(Path(f).exists() for f in p.info.driver_files)]
-    if len(seen) == 1:
-        return seen[0]
-    by_query = next((p for p in seen or claims if query_succeeds(p)), None)
+    installed = [p for p in claims if any(Path(f).exists() for f in p.info.driver_files)]
+    if len(installed) == 1:
+        return installed[0]
+    by_query = next((p for p in installed or claims if query_succeeds(p)), None)
     if by_query is None and device == "cuda":
         return next((p for p in claims if p.name == built), None)
     return by_query or claims[-1]  # the last one, because an external package was installed on purpose
@@ -140,7 +140,7 @@ def query_succeeds(package: Package) -> bool:
     program = shutil.which(command[0]) if command else None
     if program is None:
         return False
-    words = f"{package.name}'s query `{package.info.device_query_cmd}`"
+    query = f"{package.name}'s query `{package.info.device_query_cmd}`"
     try:
         done = subprocess.run(
             [program, *command[1:]],
@@ -153,20 +153,20 @@ def query_succeeds(package: Package) -> bool:
         )
     except subprocess.TimeoutExpired:
         logger.warning(
-            "%s was stopped after %g s and counts as failed. Set OPMUX_VENDOR to skip the query", words, QUERY_TIMEOUT
+            "%s was stopped after %g s and counts as failed. Set OPMUX_VENDOR to skip the query", query, QUERY_TIMEOUT
         )
         return False
     except OSError as error:
-        logger.warning("%s cannot be run: %s", words, error)
+        logger.warning("%s cannot be run: %s", query, error)
         return False
     return done.returncode == 0
 
 
 def _package(name: str) -> Package:
-    found = vendors.get(name)
-    if found is None:
+    package = vendors.get(name)
+    if package is None:
         raise UnknownName("vendor", name, list(vendors.known()))
-    return found
+    return package
 
 
 @contextlib.contextmanager
@@ -221,9 +221,9 @@ def _arch_of(device_type: str, index: int | None, generation: int) -> str | None
 def cores(device_type: str, index: int = 0) -> int | None:
     """The number of cores (multiprocessors) of a device, from torch or else from its vendor."""
     properties = getattr(getattr(torch, device_type, None), "get_device_properties", None)
-    told = None if properties is None else getattr(properties(index), "multi_processor_count", None)
+    from_torch = None if properties is None else getattr(properties(index), "multi_processor_count", None)
     package = vendor_of(device_type)
-    return told or (None if package is None else package.info.target(arch_of(device_type, index)).cores)
+    return from_torch or (None if package is None else package.info.target(arch_of(device_type, index)).cores)
 
 
 def lacks(device_type: str) -> frozenset[torch.dtype]:
@@ -280,15 +280,15 @@ def chip_of(device_type: str) -> Chip:
 def _chip(kind: str, index: int) -> Chip:
     name_of = getattr(torch.get_device_module(kind), "get_device_name", None)
     name = kind if name_of is None else name_of(index)
-    whose = vendor_of(kind)
-    return Chip(None if whose is None else whose.name, arch_of(kind, index), name, _driver(kind))
+    package = vendor_of(kind)
+    return Chip(None if package is None else package.name, arch_of(kind, index), name, _driver(kind))
 
 
 def _driver(kind: str) -> str:
     """The driver's version, on which tuned times depend; "" if unknown."""
-    whose = vendor_of(kind)
-    named = {"nvidia": "nvidia", "amd": "amdgpu"}.get(whose.name if whose else "", kind)
-    module = Path("/sys/module", named, "version")
+    package = vendor_of(kind)
+    module_name = {"nvidia": "nvidia", "amd": "amdgpu"}.get(package.name if package else "", kind)
+    module = Path("/sys/module", module_name, "version")
     if module.is_file():
         return module.read_text(encoding="utf-8").strip()
     of_cuda: Callable[[], int] | None = getattr(torch._C, "_cuda_getDriverVersion", None)

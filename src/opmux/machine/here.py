@@ -39,15 +39,15 @@ class LocalMachine(machine.Machine):
         return devices.arch_of(device_type)
 
     def vendor_of(self, device_type: str) -> str | None:
-        found = devices.vendor_of(device_type)
-        return None if found is None else found.name
+        package = devices.vendor_of(device_type)
+        return None if package is None else package.name
 
     def unused(self, device_type: str) -> Mapping[str, str]:
         key = vendors.generation(), device_type
-        found = self._unused.get(key)
-        if found is None:
-            found = self._unused[key] = vendor_ops.unused_by_key(self.ops(device_type))
-        return found
+        unused = self._unused.get(key)
+        if unused is None:
+            unused = self._unused[key] = vendor_ops.unused_by_key(self.ops(device_type))
+        return unused
 
     def preferred(self, device_type: str) -> Mapping[str, machine.Preferred]:
         return self.ops(device_type).preferred
@@ -57,10 +57,10 @@ class LocalMachine(machine.Machine):
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:
         key = vendors.generation(), device_type
-        found = self._lacks.get(key)
-        if found is None:
-            found = self._lacks[key] = devices.lacks(device_type)
-        return found
+        dtypes = self._lacks.get(key)
+        if dtypes is None:
+            dtypes = self._lacks[key] = devices.lacks(device_type)
+        return dtypes
 
     def foreign_names(self) -> AbstractContextManager[None]:
         return imports.foreign_names()
@@ -78,10 +78,10 @@ class LocalMachine(machine.Machine):
         if package is None:
             return VendorOps()
         key = (vendors.generation(), package.name, self.arch_of(device_type))
-        found = self._ops.get(key)
-        if found is None:
-            found = self._ops.setdefault(key, vendor_ops.read(package, key[2]))
-        return found
+        ops = self._ops.get(key)
+        if ops is None:
+            ops = self._ops.setdefault(key, vendor_ops.read(package, key[2]))
+        return ops
 
     def register(self, registry: OpRegistry) -> None:
         """Add the impls of this machine's vendors to a registry, and remove those of other vendors.
@@ -89,39 +89,39 @@ class LocalMachine(machine.Machine):
         An impl that does not fit its op is logged and skipped. No lock is held while vendors' code is imported.
         """
         devices.check_setting()
-        wanted = [
-            (package, made)
+        current = [
+            (package, impl)
             for device in self.devices()
             if (package := devices.vendor_of(device)) is not None
-            for made in self.ops(device).impls
+            for impl in self.ops(device).impls
         ]
         with lock.held:
-            keep = {id(made) for _, made in wanted}
-            registry.remove_impls([(key, made) for key, made in self._registered if id(made) not in keep])
-            new = [(p, made) for p, made in wanted if all(made is not one for one in registry.impls(made.op_name))]
+            keep = {id(impl) for _, impl in current}
+            registry.remove_impls([(key, impl) for key, impl in self._registered if id(impl) not in keep])
+            new = [(p, impl) for p, impl in current if all(impl is not i for i in registry.impls(impl.op_name))]
             self._register(registry, new)
-            self._registered = [(made.op_name, made) for _, made in wanted]
+            self._registered = [(impl.op_name, impl) for _, impl in current]
 
     def _register(self, registry: OpRegistry, new: list[tuple[Package, OpImpl]]) -> None:
         try:
-            registry.add_impls([(made, vendor_ops.origin_of(package, made)) for package, made in new])
+            registry.add_impls([(impl, vendor_ops.origin_of(package, impl)) for package, impl in new])
         except OpmuxError as error:
             if len(new) > 1:  # one impl does not fit its op: register them one by one
-                for one in new:
-                    self._register(registry, [one])
+                for pair in new:
+                    self._register(registry, [pair])
             else:
                 logger.warning("%s's %s is left out: %s", new[0][0].name, new[0][1].op_name, error)
 
     def extras(self) -> Mapping[str, Any]:
-        found: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
         for device in reversed(self.devices()):
-            found |= self.ops(device).extras
-        return found
+            extras |= self.ops(device).extras
+        return extras
 
     def changed(self) -> None:
         """A vendor was added or removed, or another chip is assumed: choose impls again."""
-        for kept in (self._ops, self._unused, self._lacks):
-            kept.clear()
+        for cached in (self._ops, self._unused, self._lacks):
+            cached.clear()
         manager = get_default_manager()
         if manager.started:
             self.register(manager.registry)

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import BadImpl, nearest
+from ..core.errors import BadImpl, nearest, suggestion
 from ..core.loading import all_or_nothing
 from ..core.log import logger
 from ..core.machine import Preferred
@@ -85,12 +85,12 @@ class VendorOps:
 
 def read(package: Package, arch: str | None) -> VendorOps:
     """Read a vendor's folders for a chip of this arch."""
-    found = VendorOps()
+    ops = VendorOps()
     for folder in folders(Chip(package.name, arch)):
         module = load(folder)
         if module is not None:
-            _OpsReader(package, folder, module, found).read()
-    return found
+            _OpsReader(package, folder, module, ops).read()
+    return ops
 
 
 @functools.cache
@@ -117,10 +117,10 @@ vendors.on_change(load.cache_clear)
 
 
 class _OpsReader:
-    """Reads one `ops` module into `found`; existing entries, from more specific folders, are kept."""
+    """Reads one `ops` module into `into`; existing entries, from more specific folders, take precedence."""
 
-    def __init__(self, package: Package, folder: str, module: ModuleType, found: VendorOps):
-        self.package, self.module, self.found = package, module, found
+    def __init__(self, package: Package, folder: str, module: ModuleType, into: VendorOps):
+        self.package, self.module, self.into = package, module, into
         variant = folder.removeprefix(package.module).strip(".")
         self.id = ".".join(filter(None, ("default.flagos", package.name, variant)))
         self.library_id = ".".join(filter(None, ("vendor", package.name, variant)))  # of functions of kind VENDOR
@@ -139,13 +139,12 @@ class _OpsReader:
         for name, why in self._call("get_preferred_ops", dict).items():
             what = f"the preferred op {name!r}"
             self._guard(lambda name=name, why=why: self._preferred(name, why), what, "get_preferred_ops")
-        taken = {fn for _, fn in ((r.overload, r.fn) for r in self.found.rows.values())}
+        taken = {fn for _, fn in ((r.overload, r.fn) for r in self.into.rows.values())}
         for name in self._names(bool(rows)):
             value = getattr(self.module, name, None)
             if value is None:
-                close = nearest(name, [n for n in vars(self.module) if not n.startswith("_") and n not in HOOKS])
-                hint = f"; did you mean '{close}'?" if close else ""
-                self._warn(f"__all__ has '{name}', which the module does not define{hint}")
+                public = [n for n in vars(self.module) if not n.startswith("_") and n not in HOOKS]
+                self._warn(f"__all__ has '{name}', which the module does not define{suggestion(name, public)}")
             elif not (_hashable(value) and value in taken):  # a row takes precedence over __all__
                 self._guard(lambda name=name, value=value: self._export(name, value), f"'{name}'", name)
 
@@ -167,14 +166,14 @@ class _OpsReader:
             return read()
         try:
             with foreign_names():
-                made = method()
-            if isinstance(made, str) or _is_row(made):
-                shown = repr(made) if isinstance(made, str) else f"the row of '{made[0]}'"
+                result = method()
+            if isinstance(result, str) or _is_row(result):
+                shown = repr(result) if isinstance(result, str) else f"the row of '{result[0]}'"
                 self._warn(
                     f"{name}() returns {shown}, and is read as a tuple of that one: write a comma after it", name
                 )
-                made = (made,)
-            return read(made)
+                result = (result,)
+            return read(result)
         except MemoryError:
             raise
         except Exception as error:  # a vendor's code may raise anything
@@ -187,9 +186,9 @@ class _OpsReader:
         except (BadImpl, ValueError, TypeError) as error:
             self._warn(f"{what} is left out: {error}", at)
 
-    def _warn(self, words: str, at: str = "") -> None:
+    def _warn(self, message: str, at: str = "") -> None:
         """Log a warning that starts with the file and line of the module's attribute `at`."""
-        logger.warning("%s: %s", _where(self.module, getattr(self.module, at, None)), words)
+        logger.warning("%s: %s", _where(self.module, getattr(self.module, at, None)), message)
 
     def _row(self, row: Any) -> None:
         if not _is_row(row):
@@ -205,28 +204,28 @@ class _OpsReader:
             if why:  # the row's name covers all overloads, and the function does not fit this one
                 logger.debug("%s: aten::%s is not served: %s", self.id, overload, why)
                 continue
-            made = AtenRow(overload, fn, Autograd[autograd.name], self.id, self.priority)
-            first = self.rows.setdefault((overload, "." in name), made)
+            aten_row = AtenRow(overload, fn, Autograd[autograd.name], self.id, self.priority)
+            first = self.rows.setdefault((overload, "." in name), aten_row)
             if first.fn is not fn:
                 used, other = _where(self.module, first.fn), _where(self.module, fn)
                 self._warn(f"two rows for aten::{overload}: {used} is used, {other} is not", "get_specific_ops")
-            self.found.rows.setdefault(overload, made)
+            self.into.rows.setdefault(overload, aten_row)
         spec = specs.lookup(name.partition(".")[0], NAME_LOOKUP["row"])
         if spec is not None:
-            made = self._impl(spec.key, fn)
+            impl = self._impl(spec.key, fn)
             try:
-                check_fit(spec, made)
+                check_fit(spec, impl)
             except BadImpl as error:  # it fits the overload but not our op, so it is used only for the overload
-                logger.debug("%s: opmux.ops.%s does not use the row %s: %s", made.impl_id, spec.name, name, error)
+                logger.debug("%s: opmux.ops.%s does not use the row %s: %s", impl.impl_id, spec.name, name, error)
             else:
-                self._add(made)
+                self._add(impl)
 
     def _unused(self, name: Any) -> None:
-        words = f"{self.package.name} declares it unused ({_where(self.module)})"
+        reason = f"{self.package.name} declares it unused ({_where(self.module)})"
         spec = specs.lookup(name, NAME_LOOKUP["export"])
         if spec is None:
             overloads_of(name)  # raises if ATen has no such op either
-        self.found.unused.setdefault(name, words)
+        self.into.unused.setdefault(name, reason)
 
     def _preferred(self, name: str, why: Any) -> None:
         spec = specs.lookup(name, NAME_LOOKUP["export"])
@@ -234,56 +233,56 @@ class _OpsReader:
             raise BadImpl("opmux has no such op")
         if not (isinstance(why, str) or callable(why)):
             raise BadImpl(f"expected the reason, or a function that returns it or None; got {why!r}")
-        self.found.preferred.setdefault(spec.key, LibrariesFirst(spec.key, why))
+        self.into.preferred.setdefault(spec.key, LibrariesFirst(spec.key, why))
 
     def _export(self, name: str, value: Any) -> None:
         if name in liger_names.NAMES:
             self._liger(name, value)
             return
         op = getattr(value, "op", name) if callable(value) else name
-        named = [] if not callable(value) else [specs.lookup(op, (space,)) for space in NAME_LOOKUP["export"]]
-        found = [spec for spec in named if spec is not None and op in (spec.name, spec.key)]
-        if not found:
+        specs_of_name = [] if not callable(value) else [specs.lookup(op, (space,)) for space in NAME_LOOKUP["export"]]
+        candidates = [spec for spec in specs_of_name if spec is not None and op in (spec.name, spec.key)]
+        if not candidates:
             close = _misspelt(name) if callable(value) else None
             if close is not None:
                 self._warn(
                     f"'{name}' is no op, and becomes a new function opmux.ops.{name}; did you mean '{close}'?", name
                 )
-            self.found.extras.setdefault(name, value)
+            self.into.extras.setdefault(name, value)
             return
-        fitting = [spec for spec in found if Fit.of(spec, self._impl(spec.key, value)).refusal is None]
-        spec = next((s for s in fitting if _has_all_parameters(s, value)), (fitting or found)[0])
-        made = self._impl(spec.key, value)
-        check_fit(spec, made)
-        self._add(made)
+        fitting = [spec for spec in candidates if Fit.of(spec, self._impl(spec.key, value)).refusal is None]
+        spec = next((s for s in fitting if _has_all_parameters(s, value)), (fitting or candidates)[0])
+        impl = self._impl(spec.key, value)
+        check_fit(spec, impl)
+        self._add(impl)
 
     def _liger(self, name: str, value: Any) -> None:
         """Export a name of `liger_kernel.ops`. An autograd.Function may implement an op as well."""
-        self.found.extras.setdefault(name, value)
+        self.into.extras.setdefault(name, value)
         op = liger_names.FUNCTION_OPS.get(name)
         if op is None or not _is_autograd_function(value):
             return
         spec = specs.lookup(op, ("opmux",))
         assert spec is not None, op
-        made = self._impl(spec.key, value)
-        refusal = Fit.of(spec, made).refusal
+        impl = self._impl(spec.key, value)
+        refusal = Fit.of(spec, impl).refusal
         if refusal is None:
-            self._add(made)
+            self._add(impl)
         else:
-            self._warn(f"'{name}' is used in liger_kernel.ops alone, and not as {op}: {refusal}", name)
+            self._warn(f"'{name}' is used only in liger_kernel.ops, not as {op}: {refusal}", name)
 
     def _impl(self, key: str, fn: Any) -> OpImpl:
         """The function as an OpImpl, with its attributes as fields."""
         is_library = getattr(fn, "kind", None) in (BackendImplKind.VENDOR, BackendImplKind.VENDOR.value)
         impl_id = self.library_id if is_library else self.id
         usual: dict[str, Any] = {"impl_id": impl_id, "kind": BackendImplKind.DEFAULT, "priority": self.priority}
-        said = {field: getattr(fn, tag) for tag, field in TAGS.items() if hasattr(fn, tag)}
-        devices, fields = frozenset({self.package.device}), usual | said
+        tagged = {field: getattr(fn, tag) for tag, field in TAGS.items() if hasattr(fn, tag)}
+        devices, fields = frozenset({self.package.device}), usual | tagged
         return OpImpl(op_name=key, vendor=self.package.name, fn=fn, devices=devices, **fields)
 
-    def _add(self, made: OpImpl) -> None:
-        if not any((i.op_name, i.impl_id) == (made.op_name, made.impl_id) for i in self.found.impls):
-            self.found.impls.append(made)
+    def _add(self, impl: OpImpl) -> None:
+        if not any((i.op_name, i.impl_id) == (impl.op_name, impl.impl_id) for i in self.into.impls):
+            self.into.impls.append(impl)
 
 
 def _is_autograd_function(value: Any) -> bool:
@@ -310,13 +309,12 @@ def _misspelt(name: str) -> str | None:
 def overloads_of(name: str) -> list[str]:
     """The overloads that a row names: `add.Tensor` names one, `add` all of them. Raises ValueError if ATen has none."""
     packet, dot, overload = name.removeprefix("aten::").partition(".")
-    found = getattr(torch.ops.aten, packet, None)
-    if found is None:
-        close = nearest(packet, aten_names())
-        raise ValueError(f"ATen has no op '{packet}'" + (f"; did you mean '{close}'?" if close else ""))
+    packet_op = getattr(torch.ops.aten, packet, None)
+    if packet_op is None:
+        raise ValueError(f"ATen has no op '{packet}'{suggestion(packet, aten_names())}")
     named = lambda n: f"aten::{packet}.{n}" if n != "default" else f"aten::{packet}"
     # without TorchScript's overloads, which take no tensors
-    have = [n.replace("default", "") for n in found.overloads() if torch._C._dispatch_has_kernel(named(n))]
+    have = [n.replace("default", "") for n in packet_op.overloads() if torch._C._dispatch_has_kernel(named(n))]
     if dot and overload != "default" and overload not in have:
         raise ValueError(
             f"aten::{packet} has no overload '{overload}'. It has: {', '.join(n or 'default' for n in have)}"
@@ -365,11 +363,11 @@ def _has_all_parameters(spec: Spec, fn: Any) -> bool:
     return by_name <= set(spec.names) and len(by_place) + len(by_name) <= len(spec.names)
 
 
-def origin_of(package: Package, made: OpImpl) -> Origin:
-    file = getattr(inspect.unwrap(made.fn), "__code__", None)
-    place = file.co_filename if file is not None else None
+def origin_of(package: Package, impl: OpImpl) -> Origin:
+    file = getattr(inspect.unwrap(impl.fn), "__code__", None)
+    path = file.co_filename if file is not None else None
     own = package.origin
-    return Origin(own.plugin if own.plugin != "opmux" else "opmux", own.distribution, own.version, place)
+    return Origin(own.plugin if own.plugin != "opmux" else "opmux", own.distribution, own.version, path)
 
 
 def _is_own(value: Any, module: ModuleType) -> bool:
@@ -392,10 +390,10 @@ def _where(module: ModuleType, fn: Any = None) -> str:
 
 def unused_by_key(ops: VendorOps) -> Mapping[str, str]:
     """The unused ops by the keys of our specs."""
-    found = {}
-    for name, words in ops.unused.items():
+    reasons = {}
+    for name, reason in ops.unused.items():
         for space in NAME_LOOKUP["export"]:
             spec = specs.by_key.get(f"{space}::{name.removeprefix('aten::')}")
             if spec is not None:
-                found[spec.key] = words
-    return found
+                reasons[spec.key] = reason
+    return reasons

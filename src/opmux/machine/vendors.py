@@ -25,7 +25,7 @@ import torch
 
 from ..core.default import get_default_manager
 from ..core.discovery import plugins_are_named
-from ..core.errors import OpmuxError, nearest
+from ..core.errors import OpmuxError, suggestion
 from ..core.loading import Once, all_or_nothing, on_failure
 from ..core.lock import lock
 from ..core.log import logger
@@ -111,8 +111,7 @@ class VendorInfoBase:
         except ValueError as error:
             raise BadVendor(f"{where}: device_query_cmd = {self.device_query_cmd!r}: {error}") from None
         if self.dispatch_key is not None and self.dispatch_key not in dispatch_keys():
-            close = nearest(self.dispatch_key, dispatch_keys()) if isinstance(self.dispatch_key, str) else None
-            hint = f"; did you mean '{close}'?" if close else ""
+            hint = suggestion(self.dispatch_key, dispatch_keys()) if isinstance(self.dispatch_key, str) else ""
             raise BadVendor(
                 f"{where}: dispatch_key = {self.dispatch_key!r}. Allowed: {', '.join(dispatch_keys())}{hint}"
             )
@@ -121,8 +120,8 @@ class VendorInfoBase:
     @property
     def statement(self) -> str:
         """What was run on this vendor's hardware, in words."""
-        said = self.verified
-        return said if isinstance(said, str) else said.get(self.vendor_name, NOT_VERIFIED)
+        verified = self.verified
+        return verified if isinstance(verified, str) else verified.get(self.vendor_name, NOT_VERIFIED)
 
     @property
     def key(self) -> str:
@@ -172,8 +171,8 @@ class Package:
 
     @property
     def folder(self) -> Path | None:
-        found = _find(self.module) if self.module else None
-        places = list(found.submodule_search_locations or ()) if found else []
+        spec = _find(self.module) if self.module else None
+        places = list(spec.submodule_search_locations or ()) if spec else []
         return Path(places[0]) if places else None
 
 
@@ -312,8 +311,8 @@ def _add(info: VendorInfoBase, module: str, origin: Origin) -> None:
     arch_map = getattr(loaded, "ARCH_MAP", {})
     if not isinstance(arch_map, Mapping):
         raise BadVendor(f"{module}: ARCH_MAP is {{arch: folder}}, such as {{'9': 'hopper'}}; got {arch_map!r}")
-    made = Package(info, module, origin, arch_map, getattr(loaded, "arch_of", None))
-    _set_known({**_known, info.vendor_name.casefold(): made})
+    package = Package(info, module, origin, arch_map, getattr(loaded, "arch_of", None))
+    _set_known({**_known, info.vendor_name.casefold(): package})
 
 
 def _import_or_skip(module: str) -> None:
@@ -348,24 +347,24 @@ def _checked(info: Any, module: str) -> VendorInfoBase:
 
 def skip_package(module: str, error: BaseException, part: str = "") -> None:
     """Log once that a package, or a part of it, cannot be used, with the file and line of the error."""
-    words = f"{place_of(module, error)}: {type(error).__name__}: {error}"
+    problem = f"{place_of(module, error)}: {type(error).__name__}: {error}"
     name = f"{module}.{part}" if part else module
-    if _broken.get(name) != words:
-        _broken[name] = words
-        logger.warning("%s is left out: %s", name, words)
+    if _broken.get(name) != problem:
+        _broken[name] = problem
+        logger.warning("%s is left out: %s", name, problem)
 
 
 def place_of(module: str, error: BaseException) -> str:
     """The file and line of a package that raised an error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    found = _find(module)
-    home = str(Path(found.origin).parent) if found and found.origin else None
+    spec = _find(module)
+    home = str(Path(spec.origin).parent) if spec and spec.origin else None
     frames = traceback.extract_tb(error.__traceback__)
     inside = [f for f in frames if home and f.filename.startswith(home)]
     if inside:
         return f"{inside[-1].filename}:{inside[-1].lineno}"
-    return str(found.origin) if found and found.origin else module
+    return str(spec.origin) if spec and spec.origin else module
 
 
 def _find(module: str) -> Any:

@@ -62,13 +62,13 @@ struct Op {
 // The launches of a forward, and the data that its nodes need.
 struct Forward final : LaunchRecord {
   ~Forward() override {
-    if (kept != nullptr && Py_IsInitialized() != 0) {
+    if (saved_objects != nullptr && Py_IsInitialized() != 0) {
       pybind11::gil_scoped_acquire gil;
-      Py_DECREF(kept);
+      Py_DECREF(saved_objects);
     }
   }
 
-  PyObject* kept = nullptr;        // what the Function keeps on its context: the backward's pair, and numbers
+  PyObject* saved_objects = nullptr;  // `saved_objects` of the Function's context: the backward's pair, and non-tensors
   std::vector<at::Tensor> shapes;  // tensors of the same shape and dtype as the saved values of kind kShape
 };
 
@@ -164,9 +164,9 @@ struct Gradient final : Node {
   std::string name() const override { return op->name + "Backward"; }
 
   void release_variables() override {
-    std::lock_guard<std::mutex> held(mutex_);
-    for (auto& one : saved) {
-      one.reset_data();
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (auto& variable : saved) {
+      variable.reset_data();
     }
   }
 
@@ -190,12 +190,12 @@ struct Gradient final : Node {
     if (at::GradMode::is_enabled() || !launching.load(std::memory_order_relaxed)) {
       return by_python(op->backward, values, grads);
     }
-    const at::Tensor* given[kMostArguments];
+    const at::Tensor* arguments[kMostArguments];
     for (size_t i = 0; i < op->sources.size(); ++i) {
-      given[i] = value_of(op->sources[i], values, grads);
+      arguments[i] = value_of(op->sources[i], values, grads);
     }
     CallKey call;
-    add_backward(call, *op, forward->id, given);
+    add_backward(call, *op, forward->id, arguments);
     if (!call.ok || call.tensors == 0) {
       return by_python(op->backward, values, grads);
     }
@@ -204,13 +204,13 @@ struct Gradient final : Node {
     {
       const Reading reading;
       if (const LaunchRecord* record = op->backward_table.find(call, hash)) {
-        Results made;
-        if (run(*record, call, key_of(call), made)) {
+        Results results;
+        if (run(*record, call, key_of(call), results)) {
           variable_list result(num_outputs());
           for (size_t i = 0; i < op->targets.size(); ++i) {
             const int32_t edge = op->edges[op->targets[i]];
             if (task_should_compute_output(edge)) {
-              result[edge] = std::move(made[i]);
+              result[edge] = std::move(results[i]);
             }
           }
           return result;
@@ -239,11 +239,11 @@ struct Gradient final : Node {
   bool is_needed(int32_t argument) const { return task_should_compute_output(op->edges[argument]); }
 
   variable_list unpacked() {
-    std::lock_guard<std::mutex> held(mutex_);
+    std::lock_guard<std::mutex> guard(mutex_);
     variable_list values;
     values.reserve(saved.size());
-    for (const auto& one : saved) {
-      values.push_back(one.unpack(getptr()));
+    for (const auto& variable : saved) {
+      values.push_back(variable.unpack(getptr()));
     }
     return values;
   }
@@ -260,30 +260,31 @@ struct Gradient final : Node {
     return nullptr;
   }
 
-  // Calls backward(saved tensors, kept, needed, id of the forward, gradients), which returns what the Function's does.
+  // Calls backward(saved tensors, saved objects, needed, id of the forward, gradients). It returns the results of the
+  // Function's own backward.
   variable_list by_python(PyObject* function, const variable_list& values, const variable_list& grads) const {
     pybind11::gil_scoped_acquire gil;
-    const auto tuple = [](size_t size, auto&& one) {
-      THPObjectPtr made(PyTuple_New(static_cast<Py_ssize_t>(size)));
-      for (size_t i = 0; made && i < size; ++i) {
-        PyTuple_SET_ITEM(made.get(), static_cast<Py_ssize_t>(i), one(i));
+    const auto tuple = [](size_t size, auto&& item) {
+      THPObjectPtr created(PyTuple_New(static_cast<Py_ssize_t>(size)));
+      for (size_t i = 0; created && i < size; ++i) {
+        PyTuple_SET_ITEM(created.get(), static_cast<Py_ssize_t>(i), item(i));
       }
-      return made;
+      return created;
     };
     const auto tensors = tuple(values.size(), [&](size_t i) { return wrapped(values[i]); });
-    const auto given = tuple(grads.size(), [&](size_t i) { return wrapped(grads[i]); });
+    const auto grads_tuple = tuple(grads.size(), [&](size_t i) { return wrapped(grads[i]); });
     const auto needed = tuple(1 + op->edges.size(), [&](size_t i) {
       return PyBool_FromLong(i > 0 && op->edges[i - 1] >= 0 && task_should_compute_output(op->edges[i - 1]));
     });
     THPObjectPtr id(PyLong_FromUnsignedLongLong(forward->id));
-    THPObjectPtr found(PyObject_CallFunctionObjArgs(function, tensors.get(), forward->kept, needed.get(), id.get(),
-                                                    given.get(), nullptr));
-    if (!found) {
+    THPObjectPtr returned(PyObject_CallFunctionObjArgs(function, tensors.get(), forward->saved_objects, needed.get(),
+                                                       id.get(), grads_tuple.get(), nullptr));
+    if (!returned) {
       raise_python();
     }
     variable_list result(num_outputs());
     for (size_t i = 0; i < op->edges.size(); ++i) {
-      PyObject* one = PyTuple_GET_ITEM(found.get(), static_cast<Py_ssize_t>(i) + 1);
+      PyObject* one = PyTuple_GET_ITEM(returned.get(), static_cast<Py_ssize_t>(i) + 1);
       if (op->edges[i] >= 0 && one != Py_None) {
         TORCH_CHECK_TYPE(THPVariable_Check(one), name(), " must return tensors or None");
         result[op->edges[i]] = THPVariable_Unpack(one);
@@ -309,61 +310,61 @@ Pointer new_node(Args... args) {
 
 // ---- the forward -----------------------------------------------------------------------------------------------------
 
-struct Given {
+struct ForwardArguments {
   CallKey call;
   const at::Tensor* tensor[kMostArguments];  // nullptr: not a tensor
 };
 
-void add_forward(Given& given, const Op& op, PyObject* const* args) {
-  add_settings(given.call);
-  for (size_t i = 0; i < op.edges.size() && given.call.ok; ++i) {
+void add_forward(ForwardArguments& arguments, const Op& op, PyObject* const* args) {
+  add_settings(arguments.call);
+  for (size_t i = 0; i < op.edges.size() && arguments.call.ok; ++i) {
     if (THPVariable_Check(args[i])) {
-      given.tensor[i] = &THPVariable_Unpack(args[i]);
-      add_argument(given.call, *given.tensor[i], op.device);
-      given.call.ok = given.call.ok && op.edges[i] >= 0;
+      arguments.tensor[i] = &THPVariable_Unpack(args[i]);
+      add_argument(arguments.call, *arguments.tensor[i], op.device);
+      arguments.call.ok = arguments.call.ok && op.edges[i] >= 0;
     } else {
-      given.tensor[i] = nullptr;
-      add_argument(given.call, args[i]);
+      arguments.tensor[i] = nullptr;
+      add_argument(arguments.call, args[i]);
     }
   }
 }
 
-PyObject* recorded_in_graph(Op& op, const Forward& forward, const Given& given, Results& made) {
+PyObject* recorded_in_graph(Op& op, const Forward& forward, const ForwardArguments& arguments, Results& results) {
   const NodePtr owner =
       new_node<NodePtr, Gradient>(&op, std::static_pointer_cast<const Forward>(forward.shared_from_this()));
   auto* node = static_cast<Gradient*>(owner.get());
   torch::autograd::edge_list edges(op.edge_count());
   for (size_t i = 0; i < op.edges.size(); ++i) {
-    if (given.tensor[i] != nullptr) {
-      edges[op.edges[i]] = torch::autograd::impl::gradient_edge(*given.tensor[i]);
+    if (arguments.tensor[i] != nullptr) {
+      edges[op.edges[i]] = torch::autograd::impl::gradient_edge(*arguments.tensor[i]);
     }
   }
   node->set_next_edges(std::move(edges));
   for (size_t i = 0; i < op.differentiable.size(); ++i) {
-    const uint32_t number = node->add_input_metadata(made[i]);
+    const uint32_t number = node->add_input_metadata(results[i]);
     if (op.differentiable[i]) {
-      torch::autograd::impl::set_gradient_edge(made[i], {owner, number});
+      torch::autograd::impl::set_gradient_edge(results[i], {owner, number});
     }
   }
   node->saved.reserve(op.saves.size());
   size_t shapes = 0;
   for (const auto& [kind, index] : op.saves) {
     if (kind == Source::kResult) {
-      node->saved.emplace_back(made[index], op.differentiable[index] != 0);
+      node->saved.emplace_back(results[index], op.differentiable[index] != 0);
     } else if (kind == Source::kShape) {
       node->saved.emplace_back(forward.shapes[shapes++], false);
-    } else if (given.tensor[index] != nullptr) {
-      node->saved.emplace_back(*given.tensor[index], false);
+    } else if (arguments.tensor[index] != nullptr) {
+      node->saved.emplace_back(*arguments.tensor[index], false);
     } else {
       node->saved.emplace_back();
     }
   }
   if (op.differentiable.size() == 1) {
-    return THPVariable_Wrap(std::move(made[0]));
+    return THPVariable_Wrap(std::move(results[0]));
   }
   THPObjectPtr all(PyTuple_New(static_cast<Py_ssize_t>(op.differentiable.size())));
   for (size_t i = 0; all && i < op.differentiable.size(); ++i) {
-    PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(made[i])));
+    PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(results[i])));
   }
   return all.release();
 }
@@ -375,9 +376,9 @@ PyObject* apply(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   // torch.jit.trace records a Function by itself.
   const bool traced = c10::impl::tls_is_dispatch_key_included(DispatchKey::Tracer);
   if (launching.load(std::memory_order_relaxed) && !traced && count == static_cast<Py_ssize_t>(op.edges.size()) + 1) {
-    Given given;
-    add_forward(given, op, args + 1);
-    const CallKey& call = given.call;
+    ForwardArguments arguments;
+    add_forward(arguments, op, args + 1);
+    const CallKey& call = arguments.call;
     if (call.ok && call.tensors > 0) {
       const uint64_t hash = call.hash();
       bool known = false;
@@ -385,14 +386,14 @@ PyObject* apply(PyObject* self, PyObject* const* args, Py_ssize_t count) {
         const Reading reading;
         if (const LaunchRecord* record = op.forward_table.find(call, hash)) {
           RECORD_FUNCTION(op.name, std::vector<c10::IValue>(), at::sequence_number::peek());  // as torch does
-          Results made;
+          Results results;
           bool done = false;
           {
             pybind11::gil_scoped_release no_gil;  // the driver waits if its queue is full
-            done = run(*record, call, key_of(call), made);
+            done = run(*record, call, key_of(call), results);
           }
           if (done) {
-            return recorded_in_graph(op, static_cast<const Forward&>(*record), given, made);
+            return recorded_in_graph(op, static_cast<const Forward&>(*record), arguments, results);
           }
           known = true;
         }
@@ -422,20 +423,20 @@ bool tensors_of(PyObject* tuple, std::vector<const at::Tensor*>& into) {
 }
 
 std::vector<int32_t> numbers(PyObject* tuple) {
-  std::vector<int32_t> made;
+  std::vector<int32_t> values;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
-    made.push_back(static_cast<int32_t>(PyLong_AsLong(PyTuple_GET_ITEM(tuple, i))));
+    values.push_back(static_cast<int32_t>(PyLong_AsLong(PyTuple_GET_ITEM(tuple, i))));
   }
-  return made;
+  return values;
 }
 
 std::vector<Source> sources(PyObject* tuple) {
   const auto flat = numbers(tuple);
-  std::vector<Source> made;
+  std::vector<Source> values;
   for (size_t i = 0; i + 1 < flat.size(); i += 2) {
-    made.push_back({flat[i], flat[i + 1]});
+    values.push_back({flat[i], flat[i + 1]});
   }
-  return made;
+  return values;
 }
 
 template <typename F>
@@ -456,7 +457,7 @@ Op& op_of(PyObject* function) {
 #pragma GCC visibility push(default)  // hidden otherwise, like the types of launches.h
 extern "C" {
 
-// Makes `apply` of an op. Sources are pairs (kind, index) in one tuple. The op is never freed: nodes refer to it.
+// Creates `apply` of an op. Sources are pairs (kind, index) in one tuple. The op is never freed: nodes refer to it.
 PyObject* opmux_functions_new(const char* name, PyObject* edges, PyObject* saves, PyObject* takes, PyObject* targets,
                               PyObject* differentiable, int device, PyObject* functions) {
   HANDLE_TH_ERRORS
@@ -484,50 +485,51 @@ uint64_t opmux_functions_epoch() { return epoch.load(std::memory_order_acquire);
 
 // Stores what a forward has launched since an epoch. Returns whether a launch record was built.
 int opmux_functions_keep(PyObject* function, PyObject* args, PyObject* results, const Recorded* recorded, uint64_t since,
-                         PyObject* kept, PyObject* shapes) {
+                         PyObject* saved_objects, PyObject* shapes) {
   return guarded([&] {
     Op& op = op_of(function);
-    Given given;
-    add_forward(given, op, &PyTuple_GET_ITEM(args, 0));
+    ForwardArguments arguments;
+    add_forward(arguments, op, &PyTuple_GET_ITEM(args, 0));
     std::vector<const at::Tensor*> outs;
     std::vector<const at::Tensor*> samples;
-    auto made = std::make_shared<Forward>();
-    if (!given.call.ok || given.call.tensors == 0 || !tensors_of(results, outs) || !tensors_of(shapes, samples) ||
-        !build(*made, given.call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
+    auto record = std::make_shared<Forward>();
+    const CallKey& call = arguments.call;
+    if (!call.ok || call.tensors == 0 || !tensors_of(results, outs) || !tensors_of(shapes, samples) ||
+        !build(*record, call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
       return 0;
     }
-    for (const at::Tensor* one : samples) {
-      made->shapes.push_back(*one);
+    for (const at::Tensor* sample : samples) {
+      record->shapes.push_back(*sample);
     }
-    made->epoch = since;
-    made->kept = Py_NewRef(kept);
-    op.forward_table.keep(std::move(made), given.call.hash());
-    op.forward_table.alike(given.call).times.fetch_add(1, std::memory_order_relaxed);
+    record->epoch = since;
+    record->saved_objects = Py_NewRef(saved_objects);
+    op.forward_table.keep(std::move(record), call.hash());
+    op.forward_table.with_other_sizes(call).times.fetch_add(1, std::memory_order_relaxed);
     return 1;
   });
 }
 
-// The same for a backward, for nodes made by the forward with this id.
+// The same for a backward, for nodes of the forward with this id.
 int opmux_functions_keep_backward(PyObject* function, uint64_t forward, PyObject* args, PyObject* results,
                                   const Recorded* recorded, uint64_t since) {
   return guarded([&] {
     Op& op = op_of(function);
-    const at::Tensor* given[kMostArguments];
+    const at::Tensor* values[kMostArguments];
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
-      PyObject* one = PyTuple_GET_ITEM(args, i);
-      given[i] = THPVariable_Check(one) ? &THPVariable_Unpack(one) : nullptr;
+      PyObject* value = PyTuple_GET_ITEM(args, i);
+      values[i] = THPVariable_Check(value) ? &THPVariable_Unpack(value) : nullptr;
     }
     CallKey call;
-    add_backward(call, op, forward, given);
+    add_backward(call, op, forward, values);
     std::vector<const at::Tensor*> outs;
-    auto made = std::make_shared<LaunchRecord>();
+    auto record = std::make_shared<LaunchRecord>();
     if (!call.ok || call.tensors == 0 || !tensors_of(results, outs) || outs.size() != op.targets.size() ||
-        !build(*made, call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
+        !build(*record, call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
       return 0;
     }
-    made->epoch = since;
-    op.backward_table.keep(std::move(made), call.hash());
-    op.backward_table.alike(call).times.fetch_add(1, std::memory_order_relaxed);
+    record->epoch = since;
+    op.backward_table.keep(std::move(record), call.hash());
+    op.backward_table.with_other_sizes(call).times.fetch_add(1, std::memory_order_relaxed);
     return 1;
   });
 }

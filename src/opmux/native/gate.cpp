@@ -2,7 +2,7 @@
 //
 // The gate calls ATen's kernel, without Python, if the overload is off or the call is too small; otherwise it calls the
 // override with the same arguments. If the override only allocated and launched kernels, further calls with the same
-// key are launched from C++. See gate.py.
+// key are launched from C++. See faces/aten/gate.py.
 
 #include "planner.h"
 
@@ -34,7 +34,7 @@ class Allowance {
   using Clock = std::chrono::steady_clock;
 
   bool left() {
-    std::lock_guard<std::mutex> held(lock_);
+    std::lock_guard<std::mutex> guard(lock_);
     const auto now = Clock::now();
     const double passed = std::chrono::duration<double>(now - last_).count();
     last_ = now;
@@ -43,7 +43,7 @@ class Allowance {
   }
 
   void spend(double seconds) {
-    std::lock_guard<std::mutex> held(lock_);
+    std::lock_guard<std::mutex> guard(lock_);
     seconds_ -= seconds;
   }
 
@@ -100,7 +100,7 @@ struct Gate {
     return now == nullptr || slot >= now->size || inside > 0 ? nullptr : now->rows[slot];
   }
 
-  static bool is_ours(const int64_t* row, const at::Tensor* first, bool by_python) {
+  static bool runs_ours(const int64_t* row, const at::Tensor* first, bool by_python) {
     if (row == nullptr) {
       return false;
     }
@@ -109,14 +109,14 @@ struct Gate {
     return least == 0 || (least != kNever && (first == nullptr || first->unsafeGetTensorImpl()->numel() >= least));
   }
 
-  static bool is_patient(const int64_t* row) { return row[2 * kTypes] != 0; }
+  static bool only_frequent(const int64_t* row) { return row[2 * kTypes] != 0; }
 
   // The kernel for a call that we may run but that is not launched from C++. In auto mode this is torch's, except
   // without a planner: then Python's, once calls with the key are frequent and one was planned. `by_python`: Python may
   // run this size.
   const c10::KernelFunction& choose(const int64_t* row, uint64_t hash, bool by_python, bool& plans) {
     plans = false;
-    if (!is_patient(row)) {
+    if (!only_frequent(row)) {
       return by_python ? override : native;
     }
     if (Planner::instance().is_there()) {  // the first call of Python would take seconds of imports
@@ -145,14 +145,14 @@ struct Gate {
 // ---- overloads of any signature: arguments on a stack ----------------------------------------------------------------
 
 struct Boxed final : c10::OperatorKernel {
-  explicit Boxed(std::shared_ptr<Gate> made)
-      : gate(std::move(made)), arguments(gate->op.schema().arguments().size()) {}
+  explicit Boxed(std::shared_ptr<Gate> owner)
+      : gate(std::move(owner)), arguments(gate->op.schema().arguments().size()) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const int64_t* row = gate->row();
-    const at::Tensor held = row == nullptr ? at::Tensor() : first_tensor(stack);
-    const at::Tensor* first = held.defined() ? &held : nullptr;
-    if (!Gate::is_ours(row, first, true)) {
+    const at::Tensor owned = row == nullptr ? at::Tensor() : first_tensor(stack);
+    const at::Tensor* first = owned.defined() ? &owned : nullptr;
+    if (!Gate::runs_ours(row, first, true)) {
       return gate->native.callBoxed(op, keys, stack);
     }
     bool plans = false;
@@ -213,7 +213,7 @@ struct Typed;
 
 template <class Result, class... Args>
 struct Typed<Result(Args...)> final : c10::OperatorKernel {
-  explicit Typed(std::shared_ptr<Gate> made) : gate(std::move(made)) {}
+  explicit Typed(std::shared_ptr<Gate> owner) : gate(std::move(owner)) {}
 
   static constexpr bool kInPlace = std::is_same_v<Result, at::Tensor&>;
   static constexpr bool kOfLists = std::is_void_v<Result> || std::is_same_v<Result, std::vector<at::Tensor>>;
@@ -221,13 +221,13 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
   Result operator()(DispatchKeySet keys, Args... args) {
     const int64_t* row = gate->row();
     const at::Tensor* first = row == nullptr ? nullptr : first_tensor(args...);
-    if (!Gate::is_ours(row, first, !gate->launches)) {
+    if (!Gate::runs_ours(row, first, !gate->launches)) {
       return gate->native.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
     }
-    const bool patient = Gate::is_patient(row);
-    const bool by_python = Gate::is_ours(row, first, true);
+    const bool only_frequent = Gate::only_frequent(row);
+    const bool by_python = Gate::runs_ours(row, first, true);
     const bool launches = !kOfLists && gate->launches && launching.load(std::memory_order_relaxed);
-    if (!launches && !patient) {  // every call goes to Python
+    if (!launches && !only_frequent) {  // every call goes to Python
       const auto& chosen = by_python || !gate->launches ? gate->override : gate->native;
       return chosen.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
     }
@@ -242,35 +242,35 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
         {
           const Reading reading;
           if (const LaunchRecord* record = gate->table.find(call, hash)) {
-            Results made;
-            if (run(*record, call, gate->key, made)) {
-              return as_result(made, args...);
+            Results results;
+            if (run(*record, call, gate->key, results)) {
+              return as_result(results, args...);
             }
             known = true;
           }
         }
         if (!known) {
           CallCount& calls = gate->table.count(hash);
-          if (patient && Planner::instance().is_there()) {
+          if (only_frequent && Planner::instance().is_there()) {
             if (const auto record = gate->table.make(call, hash, calls)) {
-              Results made;
-              if (run(*record, call, gate->key, made)) {
-                return as_result(made, args...);
+              Results results;
+              if (run(*record, call, gate->key, results)) {
+                return as_result(results, args...);
               }
             } else if (gate->table.should_request(call, calls)) {
               calls.requested(Planner::instance().request(gate->slot, call, hash));
             }
             return gate->native.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
           }
-          if (calls.should_record() && (!patient || allowance.left())) {
+          if (calls.should_record() && (!only_frequent || allowance.left())) {
             calls.tried();
             std::optional<Spending> spending;
-            if (patient) {
+            if (only_frequent) {
               spending.emplace();
             }
             return recorded(keys, call, hash, args...);
           }
-          const bool python = by_python && (!patient || calls.planned.load(std::memory_order_relaxed));
+          const bool python = by_python && (!only_frequent || calls.planned.load(std::memory_order_relaxed));
           const auto& chosen = python ? gate->override : gate->native;
           return chosen.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
         }
@@ -296,33 +296,33 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
 
   // Calls the override, and stores what it launches.
   Result recorded(DispatchKeySet keys, const CallKey& call, uint64_t hash, Args... args) {
-    const Driver& with = *driver.load(std::memory_order_acquire);
+    const Driver& api = *driver.load(std::memory_order_acquire);
     const uint64_t now = epoch.load(std::memory_order_acquire);
-    if (with.begin() == 0) {
+    if (api.begin() == 0) {
       return gate->override.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
     }
     struct End {
-      const Driver& with;
+      const Driver& api;
       Recorded recorded{};
       bool ended = false;
       bool end() {
         ended = true;
-        return with.end(&recorded) != 0;
+        return api.end(&recorded) != 0;
       }
       ~End() {
         if (!ended) {
-          with.end(&recorded);  // the override raised an error
+          api.end(&recorded);  // the override raised an error
         }
       }
-    } recording{with};
+    } recording{api};
     Result result = gate->override.template call<Result, Args...>(gate->op, keys, args...);
     if (recording.end()) {
       const auto all = pointers(result);
       if (!kInPlace || all[0]->is_same(*call.tensor[0])) {
-        auto made = std::make_shared<LaunchRecord>();
-        if (build(*made, call, recording.recorded, all.data(), static_cast<int>(all.size()), kInPlace)) {
-          made->epoch = now;
-          gate->table.keep(std::move(made), hash);
+        auto record = std::make_shared<LaunchRecord>();
+        if (build(*record, call, recording.recorded, all.data(), static_cast<int>(all.size()), kInPlace)) {
+          record->epoch = now;
+          gate->table.keep(std::move(record), hash);
         }
       }
     }
@@ -338,15 +338,15 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
   }
 
   template <class First, class... Rest>
-  static Result as_result(Results& made, First& first, Rest&...) {
+  static Result as_result(Results& results, First& first, Rest&...) {
     if constexpr (kInPlace) {
       return first;
     } else if constexpr (std::is_same_v<Result, at::Tensor>) {
-      return std::move(made[0]);
+      return std::move(results[0]);
     } else if constexpr (std::tuple_size_v<Result> == 2) {
-      return {std::move(made[0]), std::move(made[1])};
+      return {std::move(results[0]), std::move(results[1])};
     } else {
-      return {std::move(made[0]), std::move(made[1]), std::move(made[2])};
+      return {std::move(results[0]), std::move(results[1]), std::move(results[2])};
     }
   }
 
@@ -355,90 +355,90 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
 
 // The name of a C++ type in an op's schema.
 template <class T>
-inline constexpr const char* kWord = "";
+inline constexpr const char* kTypeName = "";
 template <>
-inline constexpr const char* kWord<at::Tensor> = "Tensor";
+inline constexpr const char* kTypeName<at::Tensor> = "Tensor";
 template <>
-inline constexpr const char* kWord<const at::Tensor&> = "Tensor";
+inline constexpr const char* kTypeName<const at::Tensor&> = "Tensor";
 template <>
-inline constexpr const char* kWord<at::Tensor&> = "Tensor!";
+inline constexpr const char* kTypeName<at::Tensor&> = "Tensor!";
 template <>
-inline constexpr const char* kWord<const std::optional<at::Tensor>&> = "Tensor?";
+inline constexpr const char* kTypeName<const std::optional<at::Tensor>&> = "Tensor?";
 template <>
-inline constexpr const char* kWord<const at::Scalar&> = "Scalar";
+inline constexpr const char* kTypeName<const at::Scalar&> = "Scalar";
 template <>
-inline constexpr const char* kWord<const std::optional<at::Scalar>&> = "Scalar?";
+inline constexpr const char* kTypeName<const std::optional<at::Scalar>&> = "Scalar?";
 template <>
-inline constexpr const char* kWord<int64_t> = "int";
+inline constexpr const char* kTypeName<int64_t> = "int";
 template <>
-inline constexpr const char* kWord<std::optional<int64_t>> = "int?";
+inline constexpr const char* kTypeName<std::optional<int64_t>> = "int?";
 template <>
-inline constexpr const char* kWord<double> = "float";
+inline constexpr const char* kTypeName<double> = "float";
 template <>
-inline constexpr const char* kWord<std::optional<double>> = "float?";
+inline constexpr const char* kTypeName<std::optional<double>> = "float?";
 template <>
-inline constexpr const char* kWord<bool> = "bool";
+inline constexpr const char* kTypeName<bool> = "bool";
 template <>
-inline constexpr const char* kWord<std::string_view> = "str";
+inline constexpr const char* kTypeName<std::string_view> = "str";
 template <>
-inline constexpr const char* kWord<std::optional<std::string_view>> = "str?";
+inline constexpr const char* kTypeName<std::optional<std::string_view>> = "str?";
 template <>
-inline constexpr const char* kWord<at::ScalarType> = "ScalarType";
+inline constexpr const char* kTypeName<at::ScalarType> = "ScalarType";
 template <>
-inline constexpr const char* kWord<std::optional<at::ScalarType>> = "ScalarType?";
+inline constexpr const char* kTypeName<std::optional<at::ScalarType>> = "ScalarType?";
 template <>
-inline constexpr const char* kWord<at::IntArrayRef> = "int[]";
+inline constexpr const char* kTypeName<at::IntArrayRef> = "int[]";
 template <>
-inline constexpr const char* kWord<at::OptionalIntArrayRef> = "int[]?";
+inline constexpr const char* kTypeName<at::OptionalIntArrayRef> = "int[]?";
 template <>
-inline constexpr const char* kWord<c10::SymIntArrayRef> = "SymInt[]";
+inline constexpr const char* kTypeName<c10::SymIntArrayRef> = "SymInt[]";
 template <>
-inline constexpr const char* kWord<std::array<bool, 3>> = "bool[]";
+inline constexpr const char* kTypeName<std::array<bool, 3>> = "bool[]";
 template <>
-inline constexpr const char* kWord<std::array<bool, 2>> = "bool[]";
+inline constexpr const char* kTypeName<std::array<bool, 2>> = "bool[]";
 template <>
-inline constexpr const char* kWord<c10::SymInt> = "SymInt";
+inline constexpr const char* kTypeName<c10::SymInt> = "SymInt";
 template <>
-inline constexpr const char* kWord<std::optional<bool>> = "bool?";
+inline constexpr const char* kTypeName<std::optional<bool>> = "bool?";
 template <>
-inline constexpr const char* kWord<std::optional<at::Layout>> = "Layout?";
+inline constexpr const char* kTypeName<std::optional<at::Layout>> = "Layout?";
 template <>
-inline constexpr const char* kWord<std::optional<at::Device>> = "Device?";
+inline constexpr const char* kTypeName<std::optional<at::Device>> = "Device?";
 template <>
-inline constexpr const char* kWord<std::optional<at::MemoryFormat>> = "MemoryFormat?";
+inline constexpr const char* kTypeName<std::optional<at::MemoryFormat>> = "MemoryFormat?";
 template <>
-inline constexpr const char* kWord<const at::ITensorListRef&> = "Tensor[]";
+inline constexpr const char* kTypeName<const at::ITensorListRef&> = "Tensor[]";
 template <>
-inline constexpr const char* kWord<at::TensorList> = "Tensor[]";
+inline constexpr const char* kTypeName<at::TensorList> = "Tensor[]";
 template <>
-inline constexpr const char* kWord<std::vector<at::Tensor>> = "Tensor[]";
+inline constexpr const char* kTypeName<std::vector<at::Tensor>> = "Tensor[]";
 template <>
-inline constexpr const char* kWord<at::ArrayRef<at::Scalar>> = "Scalar[]";
+inline constexpr const char* kTypeName<at::ArrayRef<at::Scalar>> = "Scalar[]";
 template <>
-inline constexpr const char* kWord<std::tuple<at::Tensor, at::Tensor>> = "Tensor Tensor";
+inline constexpr const char* kTypeName<std::tuple<at::Tensor, at::Tensor>> = "Tensor Tensor";
 template <>
-inline constexpr const char* kWord<std::tuple<at::Tensor, at::Tensor, at::Tensor>> = "Tensor Tensor Tensor";
+inline constexpr const char* kTypeName<std::tuple<at::Tensor, at::Tensor, at::Tensor>> = "Tensor Tensor Tensor";
 
-struct Made {
+struct TypedKernel {
   c10::KernelFunction kernel;
   c10::impl::CppSignature signature;  // the dispatcher compares it with the signature of ATen's kernels
 };
 
-using Maker = Made (*)(const std::shared_ptr<Gate>&);
+using Maker = TypedKernel (*)(const std::shared_ptr<Gate>&);
 
 template <class Function>
 struct Row;
 
 template <class Result, class... Args>
 struct Row<Result(Args...)> {
-  static std::string words() {
-    std::string made;
-    ((made += kWord<Args>, made += ' '), ...);
-    made += "->";
-    return std::is_void_v<Result> ? made : made + ' ' + kWord<Result>;
+  static std::string text() {
+    std::string signature;
+    ((signature += kTypeName<Args>, signature += ' '), ...);
+    signature += "->";
+    return std::is_void_v<Result> ? signature : signature + ' ' + kTypeName<Result>;
   }
 
-  static Made make(const std::shared_ptr<Gate>& gate) {
+  static TypedKernel make(const std::shared_ptr<Gate>& gate) {
     using Kernel = Typed<Result(Args...)>;
     return {c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(std::make_unique<Kernel>(gate)),
             c10::impl::CppSignature::make<Result(Args...)>()};
@@ -447,7 +447,7 @@ struct Row<Result(Args...)> {
 
 template <class... Functions>
 std::unordered_map<std::string, Maker> makers() {
-  return {{Row<Functions>::words(), &Row<Functions>::make}...};
+  return {{Row<Functions>::text(), &Row<Functions>::make}...};
 }
 
 using T = at::Tensor;
@@ -466,7 +466,7 @@ using MaybeNumber = const std::optional<at::Scalar>&;
 using MaybeText = std::optional<std::string_view>;
 
 const std::unordered_map<std::string, Maker>& frequent() {
-  static const auto made = makers<
+  static const auto table = makers<
       // pointwise
       T(In), T&(T&), T(In, In), T&(T&, In), T(In, Number), T&(T&, Number), T(Number, In),  // exp, mul, pow.Scalar
       T(In, In, Number), T&(T&, In, Number), T(In, Number, Number), T&(T&, Number, Number),  // add
@@ -508,27 +508,27 @@ const std::unordered_map<std::string, Maker>& frequent() {
       void(Many, Many, Many, Numbers), void(Many, T&, In),
       void(Many, Many, Many, Many, Many, Many, double, double, double, double, double, bool, bool, Maybe, Maybe)
       >();
-  return made;
+  return table;
 }
 
-std::string words(const c10::FunctionSchema& schema) {
-  std::string made;
-  const auto add = [&made](const c10::Argument& one) {
-    const auto type = one.real_type();
-    made += type->str();
-    const bool written = one.alias_info() != nullptr && one.alias_info()->isWrite();
-    made += written && type->kind() == c10::TypeKind::TensorType ? "!" : "";  // every list has the same C++ type
+std::string signature_of(const c10::FunctionSchema& schema) {
+  std::string signature;
+  const auto add = [&signature](const c10::Argument& argument) {
+    const auto type = argument.real_type();
+    signature += type->str();
+    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    signature += written && type->kind() == c10::TypeKind::TensorType ? "!" : "";  // every list has the same C++ type
   };
-  for (const auto& one : schema.arguments()) {
-    add(one);
-    made += ' ';
+  for (const auto& argument : schema.arguments()) {
+    add(argument);
+    signature += ' ';
   }
-  made += "->";
-  for (const auto& one : schema.returns()) {
-    made += ' ';
-    add(one);
+  signature += "->";
+  for (const auto& argument : schema.returns()) {
+    signature += ' ';
+    add(argument);
   }
-  return made;
+  return signature;
 }
 
 // Suppresses torch's warning about each replaced kernel: the replacement is intended.
@@ -560,43 +560,43 @@ extern "C" {
 
 const char* opmux_gate_error() { return error.c_str(); }
 
-// Makes a gate for ATen's kernel, which is the current one: the override must not be registered yet.
+// Creates a gate for ATen's kernel, which is the current one: the override must not be registered yet.
 Registration* opmux_gate_new(int64_t slot, const char* name, const char* overload, const char* key_name, int launches) {
   return guarded([&]() -> Registration* {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-    auto made = std::make_shared<Gate>(slot, op, c10::parseDispatchKey(key_name), launches != 0);
-    Planner::instance().add(slot, std::shared_ptr<PlannedTable>(made, &made->table));
-    return new Registration{std::move(made), std::nullopt};
+    auto gate = std::make_shared<Gate>(slot, op, c10::parseDispatchKey(key_name), launches != 0);
+    Planner::instance().add(slot, std::shared_ptr<PlannedTable>(gate, &gate->table));
+    return new Registration{std::move(gate), std::nullopt};
   });
 }
 
 // Puts a gate in front of the override, which is the current kernel. Returns 2 if its calls need no stack, else 1.
-int opmux_gate_install(Registration* made) {
+int opmux_gate_install(Registration* registration) {
   return guarded([&]() -> int {
     Silent silent;
     c10::WarningUtils::WarningHandlerGuard quiet(&silent);
-    Gate& gate = *made->gate;
+    Gate& gate = *registration->gate;
     gate.override = kernel_of(gate.op.getComputedKernelForDispatchKey(gate.key));
     const auto install = [&](c10::KernelFunction kernel, std::optional<c10::impl::CppSignature> signature) {
-      made->handle.emplace(c10::Dispatcher::singleton().registerImpl(
+      registration->handle.emplace(c10::Dispatcher::singleton().registerImpl(
           gate.op.operator_name(), gate.key, std::move(kernel), std::move(signature), nullptr, "opmux's gate"));
     };
-    const auto found = frequent().find(words(gate.op.schema()));
-    if (found != frequent().end()) {
+    const auto maker = frequent().find(signature_of(gate.op.schema()));
+    if (maker != frequent().end()) {
       try {
-        auto [kernel, signature] = found->second(made->gate);
+        auto [kernel, signature] = maker->second(registration->gate);
         install(std::move(kernel), std::move(signature));
         return 2;
       } catch (const c10::Error&) {
         // This torch declares another C++ type for this schema.
       }
     }
-    install(c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(made->gate)), std::nullopt);
+    install(c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(registration->gate)), std::nullopt);
     return 1;
   });
 }
 
-void opmux_gate_delete(Registration* made) { delete made; }
+void opmux_gate_delete(Registration* registration) { delete registration; }
 
 void opmux_gate_select(const Selection* now) { selection.store(now, std::memory_order_release); }
 

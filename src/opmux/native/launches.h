@@ -96,29 +96,29 @@ struct Kernel {
   std::mutex lock;
 
   // The kernel's function on the current device; nullptr if it cannot be loaded, or not during a graph capture.
-  void* on(int device, const Driver& with, void* stream) {
+  void* on(int device, const Driver& api, void* stream) {
     if (device < 0 || device >= kMostDevices) {
       return nullptr;
     }
-    if (void* found = functions[device].load(std::memory_order_acquire)) {
-      return found == &failed ? nullptr : found;
+    if (void* function = functions[device].load(std::memory_order_acquire)) {
+      return function == &failed ? nullptr : function;
     }
-    std::lock_guard<std::mutex> held(lock);
-    if (void* found = functions[device].load(std::memory_order_relaxed)) {
-      return found == &failed ? nullptr : found;
+    std::lock_guard<std::mutex> guard(lock);
+    if (void* function = functions[device].load(std::memory_order_relaxed)) {
+      return function == &failed ? nullptr : function;
     }
     int status = 0;
-    void *module = nullptr, *made = nullptr;
-    if (with.load == nullptr || (with.capturing != nullptr && (with.capturing(stream, &status) != 0 || status != 0))) {
+    void *module = nullptr, *loaded = nullptr;
+    if (api.load == nullptr || (api.capturing != nullptr && (api.capturing(stream, &status) != 0 || status != 0))) {
       return nullptr;
     }
-    if (with.load(&module, image.data()) != 0 || with.function(&made, module, name.c_str()) != 0 ||
-        (shared > kPlainShared && with.attribute(made, kDynamicShared, static_cast<int>(shared)) != 0)) {
+    if (api.load(&module, image.data()) != 0 || api.function(&loaded, module, name.c_str()) != 0 ||
+        (shared > kPlainShared && api.attribute(loaded, kDynamicShared, static_cast<int>(shared)) != 0)) {
       functions[device].store(&failed, std::memory_order_release);  // compiled for another chip
       return nullptr;
     }
-    functions[device].store(made, std::memory_order_release);
-    return made;
+    functions[device].store(loaded, std::memory_order_release);
+    return loaded;
   }
 
   static inline char failed = 0;  // its address marks a device on which the kernel cannot be loaded
@@ -129,7 +129,7 @@ inline std::atomic<bool> launching{false};
 inline std::atomic<uint64_t> launched{0};
 inline std::atomic<uint64_t> epoch{1};  // launch records of earlier epochs are void
 inline std::atomic<uint64_t> next_id{1};  // the id of the next launch record
-inline std::atomic<int64_t> living{0};  // launch records in memory
+inline std::atomic<int64_t> live_records{0};  // launch records in memory
 
 inline int64_t span(const at::Tensor& t) {  // bytes from the first element to the end of the last one
   int64_t last = 0;
@@ -177,14 +177,14 @@ struct CallKey {
 
   template <class Word>
   uint64_t hash(Word&& word) const {
-    uint64_t made = 0x9E3779B97F4A7C15u;
+    uint64_t mixed = 0x9E3779B97F4A7C15u;
     for (int i = 0; i < count; ++i) {
-      made = (made ^ word(i)) * 0xFF51AFD7ED558CCDu;
-      made ^= made >> 32;
+      mixed = (mixed ^ word(i)) * 0xFF51AFD7ED558CCDu;
+      mixed ^= mixed >> 32;
     }
     // If the last word is a number such as 0.5, its low bits are all 0; this mixes its high bits into the low ones.
-    made = (made ^ made >> 29) * 0xC4CEB9FE1A85EC53u;
-    return (made ^ made >> 32) | 1;  // never 0
+    mixed = (mixed ^ mixed >> 29) * 0xC4CEB9FE1A85EC53u;
+    return (mixed ^ mixed >> 32) | 1;  // never 0
   }
 
   void number(double value) {
@@ -246,8 +246,8 @@ struct CallKey {
   bool overlaps() const {
     const int64_t size = span(*tensor[0]);
     for (int i = 1; i < tensors; ++i) {
-      const auto apart = pointer[i] - pointer[0];
-      if (apart != 0 && apart < size && -apart < span(*tensor[i])) {
+      const auto distance = pointer[i] - pointer[0];
+      if (distance != 0 && distance < size && -distance < span(*tensor[i])) {
         return true;
       }
     }
@@ -348,8 +348,8 @@ struct LaunchRecord : std::enable_shared_from_this<LaunchRecord> {
   std::vector<Result> results;
   std::vector<Result> spaces;
 
-  LaunchRecord() { living.fetch_add(1, std::memory_order_relaxed); }
-  virtual ~LaunchRecord() { living.fetch_sub(1, std::memory_order_relaxed); }
+  LaunchRecord() { live_records.fetch_add(1, std::memory_order_relaxed); }
+  virtual ~LaunchRecord() { live_records.fetch_sub(1, std::memory_order_relaxed); }
 
   bool is_for(const CallKey& call, uint64_t now) const {
     return epoch == now && key.size() == static_cast<size_t>(call.count) &&
@@ -359,29 +359,30 @@ struct LaunchRecord : std::enable_shared_from_this<LaunchRecord> {
 
 using Results = std::array<at::Tensor, kMostResults>;
 
-inline at::Tensor allocate(const LaunchRecord::Result& made, DispatchKey key, c10::Device device) {
+inline at::Tensor allocate(const LaunchRecord::Result& result, DispatchKey key, c10::Device device) {
   using Function = at::Tensor(c10::SymIntArrayRef, c10::SymIntArrayRef, std::optional<at::ScalarType>,
                               std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>);
   static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::empty_strided", "").typed<Function>();
-  return op.redispatch(DispatchKeySet(key), made.sizes, made.strides, made.type, std::nullopt, device, std::nullopt);
+  return op.redispatch(DispatchKeySet(key), result.sizes, result.strides, result.type, std::nullopt, device,
+                       std::nullopt);
 }
 
 // Launches the kernels of a call; false if that cannot be done here or now.
 inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key, Results& results) {
-  const Driver& with = *driver.load(std::memory_order_acquire);
+  const Driver& api = *driver.load(std::memory_order_acquire);
   const c10::Device device = call.tensor[0]->device();
   if (c10::impl::VirtualGuardImpl(device.type()).getDevice() != device) {
     return false;
   }
   void* stream = nullptr;
-  if (with.stream != nullptr && with.stream(device.index(), &stream) != 0) {
+  if (api.stream != nullptr && api.stream(device.index(), &stream) != 0) {
     return false;
   }
   std::array<void*, kMostLaunches> functions;
   for (size_t i = 0; i < record.launches.size(); ++i) {
     const auto& launch = record.launches[i];
     functions[i] = launch.kernel == nullptr ? reinterpret_cast<void*>(launch.recorded.function)
-                                            : launch.kernel->on(device.index() < 0 ? 0 : device.index(), with, stream);
+                                            : launch.kernel->on(device.index() < 0 ? 0 : device.index(), api, stream);
     if (functions[i] == nullptr) {
       return false;
     }
@@ -402,8 +403,8 @@ inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key
       if (param.kind == LaunchRecord::kArgument) {
         base = reinterpret_cast<uint64_t>(call.pointer[param.index]);
       } else if (param.kind != LaunchRecord::kNumber) {
-        const at::Tensor& made = param.kind == LaunchRecord::kResult ? results[param.index] : spaces[param.index];
-        base = reinterpret_cast<uint64_t>(made.mutable_data_ptr());
+        const at::Tensor& tensor = param.kind == LaunchRecord::kResult ? results[param.index] : spaces[param.index];
+        base = reinterpret_cast<uint64_t>(tensor.mutable_data_ptr());
       }
       values[count++] = base + param.value;
     }
@@ -412,13 +413,13 @@ inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key
     for (size_t i = 0; i < count; ++i) {
       params[i] = &values[i];
     }
-    const RecordedLaunch& one = launch.recorded;
+    const RecordedLaunch& recorded = launch.recorded;
     launched.fetch_add(1, std::memory_order_relaxed);
-    const int status = with.launch(functions[&launch - record.launches.data()], one.grid[0], one.grid[1], one.grid[2],
-                                   one.threads, 1, 1, one.shared, stream, params, nullptr);
+    const auto before = &launch - record.launches.data();
+    const int status = api.launch(functions[before], recorded.grid[0], recorded.grid[1], recorded.grid[2],
+                                  recorded.threads, 1, 1, recorded.shared, stream, params, nullptr);
     if (status != 0) {
       // An earlier launch may have written in place, for example running statistics; it must not run again.
-      const auto before = &launch - record.launches.data();
       TORCH_CHECK(before == 0, "launch ", before + 1, " of ", record.launches.size(), " of this call failed on ", device,
                   " with the driver's status ", status, ". The launches before it ran: do not use tensors that the call "
                   "was to change in place");
@@ -430,9 +431,9 @@ inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key
 
 // Fills in a launch record from what the call launched, in terms of its arguments and results; false if the call did
 // anything else. `in_place`: the call's result is its first argument.
-inline bool build(LaunchRecord& made, const CallKey& call, const Recorded& recorded, const at::Tensor* const* results,
+inline bool build(LaunchRecord& record, const CallKey& call, const Recorded& recorded, const at::Tensor* const* results,
                        int count, bool in_place) {
-  made.key.assign(call.words, call.words + call.count);
+  record.key.assign(call.words, call.words + call.count);
   if (recorded.launches == 0 || count > kMostResults) {
     return false;
   }
@@ -453,10 +454,10 @@ inline bool build(LaunchRecord& made, const CallKey& call, const Recorded& recor
       }
     }
     const auto symbolic = [](at::IntArrayRef from) { return std::vector<c10::SymInt>(from.begin(), from.end()); };
-    made.results.push_back({y.scalar_type(), symbolic(y.sizes()), symbolic(y.strides())});
+    record.results.push_back({y.scalar_type(), symbolic(y.sizes()), symbolic(y.strides())});
   }
   const auto is_result = [&](const Space& space) {
-    return std::any_of(results, results + made.results.size(), [&](const at::Tensor* y) {
+    return std::any_of(results, results + record.results.size(), [&](const at::Tensor* y) {
       return reinterpret_cast<uint64_t>(y->const_data_ptr()) == space.address;
     });
   };
@@ -464,30 +465,30 @@ inline bool build(LaunchRecord& made, const CallKey& call, const Recorded& recor
   for (int i = 0; i < recorded.spaces; ++i) {
     if (!is_result(recorded.space[i])) {
       spaces.push_back(recorded.space[i]);
-      made.spaces.push_back({at::kByte, {static_cast<int64_t>(recorded.space[i].bytes)}, {1}});
+      record.spaces.push_back({at::kByte, {static_cast<int64_t>(recorded.space[i].bytes)}, {1}});
     }
   }
   std::array<bool, kMostResults> written{};
   for (int n = 0; n < recorded.launches; ++n) {
-    const RecordedLaunch& one = recorded.launch[n];
-    LaunchRecord::Launch launch{one, {}, nullptr};
-    for (int i = 0; i < one.count; ++i) {
-      const uint64_t value = one.values[i];
+    const RecordedLaunch& recorded_launch = recorded.launch[n];
+    LaunchRecord::Launch launch{recorded_launch, {}, nullptr};
+    for (int i = 0; i < recorded_launch.count; ++i) {
+      const uint64_t value = recorded_launch.values[i];
       LaunchRecord::Param param{LaunchRecord::kNumber, 0, value};
-      if (one.is_pointer[i] && value != 0) {
-        int found = 0;
-        for (int exact = 1; exact >= 0 && found == 0; --exact) {  // the start of a tensor, else inside exactly one
+      if (recorded_launch.is_pointer[i] && value != 0) {
+        int matches = 0;
+        for (int exact = 1; exact >= 0 && matches == 0; --exact) {  // the start of a tensor, else inside exactly one
           const auto match = [&](LaunchRecord::Kind kind, int index, uint64_t start, uint64_t size) {
-            const uint64_t after = value - start;
-            if (exact != 0 ? after == 0 && found == 0 : after < size) {
-              param = {kind, index, after};
-              ++found;
+            const uint64_t offset = value - start;
+            if (exact != 0 ? offset == 0 && matches == 0 : offset < size) {
+              param = {kind, index, offset};
+              ++matches;
             }
           };
           for (int j = 0; j < call.tensors; ++j) {
             match(LaunchRecord::kArgument, j, reinterpret_cast<uint64_t>(call.pointer[j]), span(*call.tensor[j]));
           }
-          for (size_t j = 0; j < made.results.size(); ++j) {
+          for (size_t j = 0; j < record.results.size(); ++j) {
             match(LaunchRecord::kResult, static_cast<int>(j), reinterpret_cast<uint64_t>(results[j]->const_data_ptr()),
                   span(*results[j]));
           }
@@ -495,7 +496,7 @@ inline bool build(LaunchRecord& made, const CallKey& call, const Recorded& recor
             match(LaunchRecord::kSpace, static_cast<int>(j), spaces[j].address, spaces[j].bytes);
           }
         }
-        if (found != 1) {
+        if (matches != 1) {
           return false;
         }
       }
@@ -504,9 +505,9 @@ inline bool build(LaunchRecord& made, const CallKey& call, const Recorded& recor
       }
       launch.params.push_back(param);
     }
-    made.launches.push_back(std::move(launch));
+    record.launches.push_back(std::move(launch));
   }
-  for (size_t j = 0; j < made.results.size(); ++j) {
+  for (size_t j = 0; j < record.results.size(); ++j) {
     if (!written[j]) {
       return false;
     }
@@ -529,29 +530,29 @@ struct Reader {
 class Readers {
  public:
   static Readers& all() {
-    static auto* made = new Readers;  // never freed, because threads may end after static destructors have run
-    return *made;
+    static auto* readers = new Readers;  // never freed, because threads may end after static destructors have run
+    return *readers;
   }
 
-  void add(Reader* one) {
-    std::lock_guard<std::mutex> held(lock_);
-    members_.push_back(one);
+  void add(Reader* reader) {
+    std::lock_guard<std::mutex> guard(lock_);
+    members_.push_back(reader);
   }
 
-  void remove(Reader* one) {
-    std::lock_guard<std::mutex> held(lock_);
-    members_.erase(std::find(members_.begin(), members_.end(), one));
+  void remove(Reader* reader) {
+    std::lock_guard<std::mutex> guard(lock_);
+    members_.erase(std::find(members_.begin(), members_.end(), reader));
   }
 
   // The moment at which the first of the reading threads began. Records replaced before it have no readers.
   uint64_t oldest() {
-    std::lock_guard<std::mutex> held(lock_);
-    uint64_t found = std::numeric_limits<uint64_t>::max();
-    for (const Reader* one : members_) {
-      const uint64_t since = one->since.load();
-      found = since == 0 ? found : std::min(found, since);
+    std::lock_guard<std::mutex> guard(lock_);
+    uint64_t oldest_moment = std::numeric_limits<uint64_t>::max();
+    for (const Reader* reader : members_) {
+      const uint64_t since = reader->since.load();
+      oldest_moment = since == 0 ? oldest_moment : std::min(oldest_moment, since);
     }
-    return found;
+    return oldest_moment;
   }
 
  private:
@@ -562,14 +563,14 @@ class Readers {
 // While an instance exists, records that its thread finds in a `LaunchTable` are not freed.
 class Reading {
  public:
-  Reading() : mine_(of_this_thread()) {
-    if (mine_.depth++ == 0) {
-      mine_.since.store(moment.load());
+  Reading() : reader_(of_this_thread()) {
+    if (reader_.depth++ == 0) {
+      reader_.since.store(moment.load());
     }
   }
   ~Reading() {
-    if (--mine_.depth == 0) {
-      mine_.since.store(0, std::memory_order_release);
+    if (--reader_.depth == 0) {
+      reader_.since.store(0, std::memory_order_release);
     }
   }
   Reading(const Reading&) = delete;
@@ -586,7 +587,7 @@ class Reading {
     return member.reader;
   }
 
-  Reader& mine_;
+  Reader& reader_;
 };
 
 // How many calls with one key had no launch record.
@@ -639,13 +640,13 @@ class LaunchTable {
       return nullptr;
     }
     const uint64_t now = epoch.load(std::memory_order_acquire);
-    for (const auto& place : (*table)[bucket_of(hash)].records) {
-      const LaunchRecord* found = place.load();
-      if (found == nullptr) {
+    for (const auto& slot : (*table)[bucket_of(hash)].records) {
+      const LaunchRecord* record = slot.load();
+      if (record == nullptr) {
         return nullptr;
       }
-      if (found->is_for(call, now)) {
-        return found;
+      if (record->is_for(call, now)) {
+        return record;
       }
     }
     return nullptr;
@@ -655,8 +656,8 @@ class LaunchTable {
   CallCount& count(uint64_t hash) {
     Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) {
-      std::lock_guard<std::mutex> held(lock_);
-      table = made();
+      std::lock_guard<std::mutex> guard(lock_);
+      table = created();
     }
     Bucket& bucket = (*table)[bucket_of(hash)];
     const uint64_t id = hash ^ epoch.load(std::memory_order_relaxed);
@@ -673,16 +674,16 @@ class LaunchTable {
   }
 
   // The count of calls that differ only in sizes and strides. It has no bucket: new sizes would evict it.
-  CallCount& alike(const CallKey& call) {
+  CallCount& with_other_sizes(const CallKey& call) {
     const uint64_t id = call.pattern() ^ epoch.load(std::memory_order_relaxed);
-    for (CallCount& one : patterns_) {
-      if (one.id.load(std::memory_order_relaxed) == id) {
-        return one;
+    for (CallCount& known : patterns_) {
+      if (known.id.load(std::memory_order_relaxed) == id) {
+        return known;
       }
     }
-    CallCount& made = patterns_[next_pattern_.fetch_add(1, std::memory_order_relaxed) % kPatterns];
-    made.restart(id);
-    return made;
+    CallCount& count = patterns_[next_pattern_.fetch_add(1, std::memory_order_relaxed) % kPatterns];
+    count.restart(id);
+    return count;
   }
 
   // Records that the planner cannot make launch records for calls with this key, or with this pattern.
@@ -705,7 +706,8 @@ class LaunchTable {
   bool should_record(const CallKey& call, uint64_t hash) {
     CallCount& calls = count(hash);
     const bool is_first = calls.times.load(std::memory_order_relaxed) == 1;
-    if (!calls.should_record() && !(is_first && alike(call).times.load(std::memory_order_relaxed) >= kNewKeys)) {
+    if (!calls.should_record() &&
+        !(is_first && with_other_sizes(call).times.load(std::memory_order_relaxed) >= kNewKeys)) {
       return false;
     }
     calls.tried();
@@ -714,15 +716,15 @@ class LaunchTable {
 
   void keep(std::shared_ptr<const LaunchRecord> record, uint64_t hash) {
     std::vector<Replaced> unused;  // freed after the lock is released, because that may take the GIL
-    std::lock_guard<std::mutex> held(lock_);
+    std::lock_guard<std::mutex> guard(lock_);
     if (record->epoch != epoch.load(std::memory_order_acquire)) {
       return;
     }
-    Bucket& bucket = (*made())[bucket_of(hash)];  // the planner's answer may arrive before the gate's first lookup
+    Bucket& bucket = (*created())[bucket_of(hash)];  // the planner's answer may arrive before the gate's first lookup
     size_t at = (hash >> 33) % kWays;
     for (size_t i = kWays; i-- > 0;) {
-      const LaunchRecord* there = bucket.records[i].load();
-      if (there == nullptr || there->epoch != record->epoch || there->key == record->key) {
+      const LaunchRecord* present = bucket.records[i].load();
+      if (present == nullptr || present->epoch != record->epoch || present->key == record->key) {
         at = i;
       }
     }
@@ -732,8 +734,8 @@ class LaunchTable {
       replaced_.push_back({moment.fetch_add(1), std::move(record)});
     }
     const uint64_t oldest = replaced_.empty() ? 0 : Readers::all().oldest();
-    const auto read = [&](const Replaced& one) { return one.at >= oldest; };
-    const auto first = std::partition(replaced_.begin(), replaced_.end(), read);
+    const auto may_be_read = [&](const Replaced& replaced) { return replaced.at >= oldest; };
+    const auto first = std::partition(replaced_.begin(), replaced_.end(), may_be_read);
     unused.assign(std::make_move_iterator(first), std::make_move_iterator(replaced_.end()));
     replaced_.erase(first, replaced_.end());
   }
@@ -752,7 +754,7 @@ class LaunchTable {
   using Table = std::array<Bucket, kBuckets>;
 
   // The table, created on first use; the caller holds the lock.
-  Table* made() {
+  Table* created() {
     if (owned_ == nullptr) {
       owned_ = std::make_unique<Table>();
       table_.store(owned_.get(), std::memory_order_release);
@@ -789,7 +791,7 @@ void opmux_launches_launch(int on) { launching.store(on != 0 && driver.load() !=
 uint64_t opmux_launches_launched() { return launched.load(std::memory_order_relaxed); }
 
 // The number of launch records in memory.
-int64_t opmux_launches_records() { return living.load(std::memory_order_relaxed); }
+int64_t opmux_launches_records() { return live_records.load(std::memory_order_relaxed); }
 
 // Discards everything that was recorded.
 void opmux_launches_clear() { epoch.fetch_add(1, std::memory_order_acq_rel); }

@@ -29,7 +29,7 @@ enum Message : uint64_t {
   kDone = 6,  // the last message of an answer
 };
 
-using Kernels = std::map<uint64_t, std::shared_ptr<Kernel>>;  // kernels made in this process, by the planner's numbers
+using Kernels = std::map<uint64_t, std::shared_ptr<Kernel>>;  // this process's kernels, by the planner's numbers
 
 // Reads the words of one message.
 struct Words {
@@ -45,9 +45,9 @@ struct Words {
     return *at++;
   }
   uint64_t count(uint64_t most) {
-    const uint64_t found = word();
-    ok = ok && found <= most;
-    return ok ? found : 0;
+    const uint64_t number = word();
+    ok = ok && number <= most;
+    return ok ? number : 0;
   }
   std::string text() {
     const uint64_t size = count(4096);
@@ -56,32 +56,32 @@ struct Words {
       ok = false;
       return {};
     }
-    std::string made(reinterpret_cast<const char*>(at), size);
+    std::string text(reinterpret_cast<const char*>(at), size);
     at += words;
-    return made;
+    return text;
   }
 };
 
 // Reads what a call launches; false if the words are not valid.
-bool fill(LaunchRecord& made, Words& reader, const Kernels& kernels) {
+bool fill(LaunchRecord& record, Words& reader, const Kernels& kernels) {
   const auto sizes = [&](uint64_t count) {
-    std::vector<c10::SymInt> found;
+    std::vector<c10::SymInt> values;
     for (uint64_t i = 0; i < count; ++i) {
-      found.emplace_back(static_cast<int64_t>(reader.word()));
+      values.emplace_back(static_cast<int64_t>(reader.word()));
     }
-    return found;
+    return values;
   };
   for (uint64_t left = reader.count(kMostWords); left > 0; --left) {
-    made.key.push_back(reader.word());
+    record.key.push_back(reader.word());
   }
   for (uint64_t left = reader.count(kMostResults); left > 0; --left) {
     const auto type = static_cast<at::ScalarType>(reader.word());
     const uint64_t dims = reader.count(64);
     auto lengths = sizes(dims);
-    made.results.push_back({type, std::move(lengths), sizes(dims)});
+    record.results.push_back({type, std::move(lengths), sizes(dims)});
   }
   for (uint64_t left = reader.count(kMostSpaces); left > 0; --left) {
-    made.spaces.push_back({at::kByte, sizes(1), {1}});
+    record.spaces.push_back({at::kByte, sizes(1), {1}});
   }
   for (uint64_t left = reader.count(kMostLaunches); left > 0; --left) {
     LaunchRecord::Launch launch{};
@@ -101,9 +101,9 @@ bool fill(LaunchRecord& made, Words& reader, const Kernels& kernels) {
       const int index = static_cast<int>(reader.count(kMostResults));
       launch.params.push_back({kind, index, reader.word()});
     }
-    made.launches.push_back(std::move(launch));
+    record.launches.push_back(std::move(launch));
   }
-  return reader.ok && !made.launches.empty();
+  return reader.ok && !record.launches.empty();
 }
 
 // The launches of all calls whose keys differ only in one size and in words computed from it (tools/size_classes.py).
@@ -131,32 +131,33 @@ struct SizeClass {
     if (v < low || v > high || (v - low) % step != 0) {
       return {};
     }
-    auto made = answer;
-    made[at] = v;
-    for (const auto& one : formulas) {
-      made[one.at] = one.of(v);
+    auto filled = answer;
+    filled[at] = v;
+    for (const auto& formula : formulas) {
+      filled[formula.at] = formula.of(v);
     }
-    const bool same = std::memcmp(made.data() + 1, words, count * sizeof(uint64_t)) == 0;
-    return same ? made : std::vector<uint64_t>();
+    const bool same = std::memcmp(filled.data() + 1, words, count * sizeof(uint64_t)) == 0;
+    return same ? filled : std::vector<uint64_t>();
   }
 
   bool read(Words& reader, const Kernels& all) {
     at = reader.word(), low = reader.word(), high = reader.word(), step = reader.word();
     for (uint64_t left = reader.count(4096); left > 0; --left) {
-      Formula one{};
-      for (uint64_t* word : {&one.at, &one.power, &one.factor, &one.divisor, &one.times, &one.plus}) {
+      Formula formula{};
+      for (uint64_t* word :
+           {&formula.at, &formula.power, &formula.factor, &formula.divisor, &formula.times, &formula.plus}) {
         *word = reader.word();
       }
-      formulas.push_back(one);
+      formulas.push_back(formula);
     }
     answer.assign(reader.at, reader.end);
-    LaunchRecord made;
-    if (!fill(made, reader, all)) {
+    LaunchRecord record;
+    if (!fill(record, reader, all)) {
       return false;
     }
-    const auto inside = [&](const Formula& one) { return one.at < answer.size() && one.divisor != 0; };
+    const auto inside = [&](const Formula& formula) { return formula.at < answer.size() && formula.divisor != 0; };
     for (const auto& [number, kernel] : all) {
-      for (const auto& launch : made.launches) {
+      for (const auto& launch : record.launches) {
         if (launch.kernel == kernel) {
           kernels[number] = kernel;
         }
@@ -171,17 +172,17 @@ class PlannedTable : public LaunchTable {
  public:
   static constexpr size_t kMost = 256;  // classes
 
-  void add(std::shared_ptr<const SizeClass> one) {
-    std::lock_guard<std::mutex> held(lock_);
+  void add(std::shared_ptr<const SizeClass> added) {
+    std::lock_guard<std::mutex> guard(lock_);
     const auto replaces = [&](const std::shared_ptr<const SizeClass>& old) {
-      return old->epoch != one->epoch || (old->low == one->low && old->high == one->high &&
-                                          !old->answer_to(one->answer.data() + 1, one->answer[0]).empty());
+      return old->epoch != added->epoch || (old->low == added->low && old->high == added->high &&
+                                            !old->answer_to(added->answer.data() + 1, added->answer[0]).empty());
     };
     classes_.erase(std::remove_if(classes_.begin(), classes_.end(), replaces), classes_.end());
     if (classes_.size() < kMost) {
-      classes_.push_back(std::move(one));
+      classes_.push_back(std::move(added));
     } else {
-      classes_[next_++ % kMost] = std::move(one);
+      classes_[next_++ % kMost] = std::move(added);
     }
     version_.fetch_add(1, std::memory_order_release);
   }
@@ -193,13 +194,13 @@ class PlannedTable : public LaunchTable {
       return nullptr;
     }
     calls.classes.store(version, std::memory_order_relaxed);
-    auto made = std::make_shared<LaunchRecord>();
-    made->epoch = epoch.load(std::memory_order_acquire);
-    if (!fill_from_class(*made, call)) {
+    auto record = std::make_shared<LaunchRecord>();
+    record->epoch = epoch.load(std::memory_order_acquire);
+    if (!fill_from_class(*record, call)) {
       return nullptr;
     }
-    keep(made, hash);
-    return made;
+    keep(record, hash);
+    return record;
   }
 
   // Whether to send a call without a launch record to the planner: at its second call, or at its first call if several
@@ -211,22 +212,22 @@ class PlannedTable : public LaunchTable {
     if (calls.should_request() || calls.times.load(std::memory_order_relaxed) > 1) {
       return calls.should_request();
     }
-    CallCount& others = alike(call);
+    CallCount& others = with_other_sizes(call);
     const uint32_t before = others.times.fetch_add(1, std::memory_order_relaxed);
     return before >= kNewKeys && !others.refused.load(std::memory_order_relaxed);
   }
 
  private:
-  bool fill_from_class(LaunchRecord& made, const CallKey& call) {
-    std::lock_guard<std::mutex> held(lock_);
-    for (auto one = classes_.rbegin(); one != classes_.rend(); ++one) {
-      if ((*one)->epoch != made.epoch) {
+  bool fill_from_class(LaunchRecord& record, const CallKey& call) {
+    std::lock_guard<std::mutex> guard(lock_);
+    for (auto size_class = classes_.rbegin(); size_class != classes_.rend(); ++size_class) {
+      if ((*size_class)->epoch != record.epoch) {
         continue;
       }
-      const auto answer = (*one)->answer_to(call.words, call.count);
+      const auto answer = (*size_class)->answer_to(call.words, call.count);
       if (!answer.empty()) {
         Words reader{answer.data(), answer.data() + answer.size()};
-        return fill(made, reader, (*one)->kernels);
+        return fill(record, reader, (*size_class)->kernels);
       }
     }
     return false;
@@ -253,19 +254,19 @@ struct Connection {
 class Planner {
  public:
   static Planner& instance() {
-    static auto* made = new Planner;  // never freed: its thread may outlive static objects
-    return *made;
+    static auto* planner = new Planner;  // never freed: its thread may outlive static objects
+    return *planner;
   }
 
   // Sends requests to this socket from now on; -1: sends none. The caller may close its own descriptor. A forked child
   // has no planner until it calls this.
   void use(int socket) {
-    struct stat found {};
-    const bool on = socket >= 0 && fstat(socket, &found) == 0;
-    std::lock_guard<std::mutex> held(lock_);
-    if (on && (connection_ == nullptr || connection_->inode != found.st_ino)) {
-      const int own = fcntl(socket, F_DUPFD_CLOEXEC, 0);
-      connection_ = own < 0 ? nullptr : std::make_shared<Connection>(own, found.st_ino);
+    struct stat status {};
+    const bool on = socket >= 0 && fstat(socket, &status) == 0;
+    std::lock_guard<std::mutex> guard(lock_);
+    if (on && (connection_ == nullptr || connection_->inode != status.st_ino)) {
+      const int duplicate = fcntl(socket, F_DUPFD_CLOEXEC, 0);
+      connection_ = duplicate < 0 ? nullptr : std::make_shared<Connection>(duplicate, status.st_ino);
       try {
         if (connection_ != nullptr) {
           std::thread([this, to = connection_] { listen(to); }).detach();
@@ -281,7 +282,7 @@ class Planner {
 
   // The launch records of one overload on one device.
   void add(int64_t slot, const std::shared_ptr<PlannedTable>& table) {
-    std::lock_guard<std::mutex> held(lock_);
+    std::lock_guard<std::mutex> guard(lock_);
     tables_[slot] = table;
   }
 
@@ -315,7 +316,7 @@ class Planner {
   static constexpr size_t kHead = 7;
 
   std::shared_ptr<Connection> connection() {
-    std::lock_guard<std::mutex> held(lock_);
+    std::lock_guard<std::mutex> guard(lock_);
     return connection_;
   }
 
@@ -337,19 +338,19 @@ class Planner {
     std::vector<uint64_t> message(1 << 14);
     Kernels kernels;
     while (true) {
-      const ssize_t got = recv(from->socket, message.data(), message.size() * sizeof(uint64_t), 0);
-      if (got < 0 && errno == EINTR) {
+      const ssize_t received = recv(from->socket, message.data(), message.size() * sizeof(uint64_t), 0);
+      if (received < 0 && errno == EINTR) {
         continue;
       }
-      if (got <= 0) {  // the planner has ended or was replaced
-        std::lock_guard<std::mutex> held(lock_);
+      if (received <= 0) {  // the planner has ended or was replaced
+        std::lock_guard<std::mutex> guard(lock_);
         if (connection_ == from) {
           is_there_.store(false, std::memory_order_release);
           connection_ = nullptr;
         }
         return;
       }
-      Words reader{message.data(), message.data() + got / sizeof(uint64_t)};
+      Words reader{message.data(), message.data() + received / sizeof(uint64_t)};
       try {
         take(*from, reader, kernels);
       } catch (const std::exception&) {  // out of memory: torch's kernel runs calls with this key
@@ -374,7 +375,7 @@ class Planner {
     const uint64_t of_epoch = reader.word(), hash = kind == kClass ? 0 : reader.word();
     std::shared_ptr<PlannedTable> table;
     {
-      std::lock_guard<std::mutex> held(lock_);
+      std::lock_guard<std::mutex> guard(lock_);
       table = tables_[slot].lock();
     }
     if (table == nullptr || !reader.ok || kind == kFailure) {
@@ -385,31 +386,31 @@ class Planner {
       return;
     }
     if (kind == kClass) {
-      auto made = std::make_shared<SizeClass>();
-      made->epoch = of_epoch;
-      if (made->read(reader, kernels)) {
-        table->add(std::move(made));
+      auto size_class = std::make_shared<SizeClass>();
+      size_class->epoch = of_epoch;
+      if (size_class->read(reader, kernels)) {
+        table->add(std::move(size_class));
       }
       return;
     }
-    auto made = std::make_shared<LaunchRecord>();
-    made->epoch = of_epoch;
-    if (fill(*made, reader, kernels)) {
-      table->keep(std::move(made), hash);
+    auto record = std::make_shared<LaunchRecord>();
+    record->epoch = of_epoch;
+    if (fill(*record, reader, kernels)) {
+      table->keep(std::move(record), hash);
     }
   }
 
   void take_kernel(Words& reader, Kernels& kernels) {
     const uint64_t id = reader.word();
-    auto made = std::make_shared<Kernel>();
-    made->shared = static_cast<uint32_t>(reader.word());
-    made->name = reader.text();
+    auto kernel = std::make_shared<Kernel>();
+    kernel->shared = static_cast<uint32_t>(reader.word());
+    kernel->name = reader.text();
     std::ifstream file(reader.text(), std::ios::binary);
     std::stringstream image;
     image << file.rdbuf();
-    made->image = image.str();
-    if (reader.ok && file && !made->image.empty()) {
-      kernels[id] = std::move(made);
+    kernel->image = image.str();
+    if (reader.ok && file && !kernel->image.empty()) {
+      kernels[id] = std::move(kernel);
     }
   }
 

@@ -63,7 +63,7 @@ class MHC(nn.Module):
         if tuple(x.shape[-2:]) != (self.streams, self.channels):
             expected = f"have shape [..., {self.streams}, {self.channels}]"
             raise BadArgument.of("MHC", "x", expected, str(tuple(x.shape)), ValueError)
-        made = functional.mhc_forward(
+        y = functional.mhc_forward(
             x,
             self.layer,
             self.phi,
@@ -77,8 +77,8 @@ class MHC(nn.Module):
             sinkhorn_eps=self.sinkhorn_eps,
             post_mult=self.post_mult,
         )
-        assert isinstance(made, Tensor)
-        return made
+        assert isinstance(y, Tensor)
+        return y
 
     def extra_repr(self) -> str:
         return f"streams={self.streams}, channels={self.channels}, tmax={self.tmax}"
@@ -125,8 +125,8 @@ class MultiTokenAttention(nn.Module):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Maps scores [batch, in_channels, length, length] to weights [batch, out_channels, length', length']."""
-        how = self.stride, self.padding, self.dilation, self.groups, self.sparse
-        return functional.multi_token_attention(scores, self.weight, self.bias, *how)
+        options = self.stride, self.padding, self.dilation, self.groups, self.sparse
+        return functional.multi_token_attention(scores, self.weight, self.bias, *options)
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
@@ -161,13 +161,13 @@ class NeighborhoodAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        for argument, fits, expected, given in (
+        for argument, valid, expected, value in (
             ("num_heads", num_heads > 0 and hidden_size % num_heads == 0, f"divide {hidden_size}", num_heads),
             ("kernel_size", kernel_size > 0 and kernel_size % 2 == 1, "be odd", kernel_size),
             ("dilation", dilation > 0, "be at least 1", dilation),
         ):
-            if not fits:
-                raise BadArgument.of("NeighborhoodAttention", argument, expected, str(given), ValueError)
+            if not valid:
+                raise BadArgument.of("NeighborhoodAttention", argument, expected, str(value), ValueError)
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, hidden_size // num_heads
         self.kernel_size, self.dilation, self.scale = kernel_size, dilation, scale
         new = lambda: nn.Linear(hidden_size, hidden_size, bias, device, dtype)

@@ -22,20 +22,20 @@ def _weights(*layers: nn.Module) -> tuple[Tensor, ...] | None:
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
-    found = []
+    weights = []
     for layer in layers:
         if type(layer) is not nn.Linear or layer.bias is not None or type(layer.weight) is not nn.Parameter:
             return None
         if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
             return None
-        found.append(layer.weight)
-    return None if _has_any_global_hook() else tuple(found)
+        weights.append(layer.weight)
+    return None if _has_any_global_hook() else tuple(weights)
 
 
 def swiglu_forward(module: Any, x: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0) -> Tensor:
     """The forward of any module with gate_proj, up_proj and down_proj, such as LlamaMLP.
 
-    Layers with a bias, an adapter, hooks or quantized weights are called themselves.
+    Calls layers with a bias, an adapter, hooks or quantized weights as modules.
     """
     layers = module.gate_proj, module.up_proj, module.down_proj
     weights = _weights(*layers)
@@ -63,11 +63,11 @@ def gate_up_swiglu_forward(module: Any, x: Tensor) -> Tensor:
 
 def _activation(name: str, config: Any, allowed: tuple[str, ...]) -> str:
     """The activation that a config names as hidden_activation or hidden_act; raises if it is not allowed."""
-    found = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
-    if found not in allowed:
+    act = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+    if act not in allowed:
         expected = f"have a hidden_act of {' or '.join(map(repr, allowed))}"
-        raise BadArgument.of(name, "config", expected, repr(found))
-    return found
+        raise BadArgument.of(name, "config", expected, repr(act))
+    return act
 
 
 class GatedMLP(nn.Module):
@@ -208,7 +208,7 @@ class TiledMLP(GatedMLP):
 
 
 class TiledSwiGLUMLP(TiledMLP, SwiGLUMLP):
-    """SwiGLUMLP in shards along the sequence, each computed again in the backward: needs the memory of one shard.
+    """SwiGLUMLP in shards along the sequence, which the backward recomputes: one shard is in memory at a time.
 
     Args:
         num_shards: how many; by default length / hidden_size, rounded up.
@@ -220,7 +220,7 @@ class TiledSwiGLUMLP(TiledMLP, SwiGLUMLP):
 
 
 class TiledGEGLUMLP(TiledMLP, GEGLUMLP):
-    """GEGLUMLP in shards along the sequence, each computed again in the backward: needs the memory of one shard.
+    """GEGLUMLP in shards along the sequence, which the backward recomputes: one shard is in memory at a time.
 
     Args:
         num_shards: how many; by default length / hidden_size, rounded up.

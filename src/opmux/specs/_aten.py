@@ -33,9 +33,9 @@ class RowMaker(Maker):
         return self._sample(Case(tuple(shape), options=options), dtype, device)
 
     def _sample(self, case: Case, dtype: torch.dtype, device: torch.device | str) -> Sample:
-        made = self.named(case, dtype, device)
-        args = tuple(v for n, v in made.items() if n not in self.keywords)
-        return Sample(args, {n: v for n, v in made.items() if n in self.keywords}, case.id)
+        arguments = self.named(case, dtype, device)
+        args = tuple(v for n, v in arguments.items() if n not in self.keywords)
+        return Sample(args, {n: v for n, v in arguments.items() if n in self.keywords}, case.id)
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def reference(name: str, args: str, names: dict[str, Any], result: str = "Any") 
     Arguments that are None are not passed on: they belong to another overload, or None is their default.
     """
     text = f"def {name}({args}) -> {result}:\n    return _call(torch.ops.aten.{name}, locals())\n"
-    here = {"__name__": __name__, "_call": _call, "torch": torch}  # torch.compile looks globals up in this module
-    made = codegen.function(text, name, f"reference of aten::{name}", {**names, **here})
-    made.__module__ = names["__name__"]
-    made.__doc__ = f"torch.ops.aten.{name}."
-    return made
+    helpers = {"__name__": __name__, "_call": _call, "torch": torch}  # torch.compile looks globals up in this module
+    fn = codegen.function(text, name, f"reference of aten::{name}", {**names, **helpers})
+    fn.__module__ = names["__name__"]
+    fn.__doc__ = f"torch.ops.aten.{name}."
+    return fn
 
 
-def _call(op: Any, given: dict[str, Any]) -> Any:
-    return op(**{name: value for name, value in given.items() if value is not None})
+def _call(op: Any, arguments: dict[str, Any]) -> Any:
+    return op(**{name: value for name, value in arguments.items() if value is not None})

@@ -3,8 +3,7 @@
 Each raises BadArgument, which names the function and the argument.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from enum import IntEnum
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,8 +46,8 @@ def check_tensor(
     if shape is not None:
         fits = value.dim() == len(shape) and all(w is None or n == w for n, w in zip(value.shape, shape, strict=True))
         if not fits:
-            wanted = "(" + ", ".join("any" if n is None else str(n) for n in shape) + ")"
-            raise BadArgument.of(op, name, f"have shape {wanted}{', ' + of if of else ''}", str(tuple(value.shape)))
+            sizes = "(" + ", ".join("any" if n is None else str(n) for n in shape) + ")"
+            raise BadArgument.of(op, name, f"have shape {sizes}{', ' + of if of else ''}", str(tuple(value.shape)))
     device = on.device if isinstance(on, Tensor) else on
     if device is not None and value.device != device:
         raise BadArgument.of(op, name, f"be on {device}", str(value.device))
@@ -67,6 +66,12 @@ def check_number(op: str, name: str, value: Any) -> None:
         raise BadArgument.of(op, name, "be a number", type_name(value), TypeError)
 
 
+def check_choice(op: str, name: str, value: Any, allowed: Collection[Any]) -> None:
+    """Raise unless `value` is one of these."""
+    if value not in allowed:
+        raise BadArgument.of(op, name, f"be one of {', '.join(map(repr, allowed))}", repr(value))
+
+
 def check_list(op: str, name: str, value: Any, each: Callable[[str, Any], None], length: int | None = None) -> None:
     """Raise if `value` is not a list or tuple (of this length), or if `each(name of item, item)` raises."""
     if not isinstance(value, (list, tuple)):
@@ -75,7 +80,3 @@ def check_list(op: str, name: str, value: Any, each: Callable[[str, Any], None],
         raise BadArgument.of(op, name, f"have {length} items", str(len(value)))
     for i, item in enumerate(value):
         each(f"{name}[{i}]", item)
-
-
-def _word(choice: Any) -> str:
-    return choice.name if isinstance(choice, IntEnum) else repr(choice)

@@ -19,6 +19,8 @@ from .samples import Case, Draw, Maker
 
 # A sum in another order may round to the adjacent float8 value, which is the adjacent byte.
 BYTES = {torch.uint8: Tol(0.0, 1.0)}
+# With a scale for each block: if a result rounds to the adjacent value, its scale may be the adjacent value too.
+BLOCKS = {**BYTES, torch.float32: Tol(1e-2, 1e-5)}
 
 
 def cast(value: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -48,12 +50,12 @@ def numbers(d: Draw) -> dict[str, Any]:
     return {"scale": one(d.option("scale", 50.0)), "amax": amax, "dtype": d.option("to", torch.float8_e4m3fn)}
 
 
-def samples(of: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
-    """Samples of an op with a cast: `of` draws the op's own arguments; those named in `after` come after the cast's."""
+def samples(build_inputs: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
+    """Samples of an op with a cast; the arguments named in `after` come after those of the cast."""
 
     def build(d: Draw) -> dict[str, Any]:
-        given = of(d)
-        late = {name: given.pop(name) for name in after.split()}
-        return {**given, **numbers(d), **late}
+        inputs = build_inputs(d)
+        last = {name: inputs.pop(name) for name in after.split()}
+        return {**inputs, **numbers(d), **last}
 
     return Maker(build, CASES)

@@ -51,21 +51,21 @@ class Masking(NamedTuple):
             return None
         i = torch.arange(queries, device=device)[None, :, None]
         j = torch.arange(keys, device=device)[None, None, :]
-        found = torch.zeros((1, queries, keys), dtype=torch.bool, device=device)
+        mask = torch.zeros((1, queries, keys), dtype=torch.bool, device=device)
         if self.causal:
-            found = found | (j > i + self.shift(queries, keys, self.causal_at_end))
+            mask = mask | (j > i + self.shift(queries, keys, self.causal_at_end))
         middle = i + self.shift(queries, keys, self.at_end)
         if self.left >= 0:
-            found = found | (j < middle - self.left)
+            mask = mask | (j < middle - self.left)
         if self.right >= 0:
-            found = found | (j > middle + self.right)
+            mask = mask | (j > middle + self.right)
         if self.q_sizes is not None:
-            found = found | (i >= self.q_sizes[:, None, None])
+            mask = mask | (i >= self.q_sizes[:, None, None])
         if self.kv_sizes is not None:
-            found = found | (j >= self.kv_sizes[:, None, None])
-        return found
+            mask = mask | (j >= self.kv_sizes[:, None, None])
+        return mask
 
-    def kept(self, t: Tensor, sizes: Tensor | None) -> Tensor:
+    def zero_padded(self, t: Tensor, sizes: Tensor | None) -> Tensor:
         """A [b, h, s, d] tensor in float32 (float64 for float64) whose undefined padding is replaced by zeros."""
         if sizes is None:
             return wide(t)
@@ -85,42 +85,42 @@ def _grouped(t: Tensor, groups: int) -> Tensor:
     return t.unsqueeze(1) if t.shape[1] == 1 else t.unflatten(1, (groups, t.shape[1] // groups))
 
 
-def _scores(x: Tensor, y: Tensor, how: Masking, bias: Tensor | None) -> tuple[Tensor, Tensor | float]:
+def _scores(x: Tensor, y: Tensor, masking: Masking, bias: Tensor | None) -> tuple[Tensor, Tensor | float]:
     """The scores of grouped q and k, -inf where a key is masked, and their derivative by q k^T * scale."""
     groups, per, queries, keys = x.shape[1], x.shape[2], x.shape[3], y.shape[3]
     s = x @ y.mT
-    if how.bias == PRE_SCALE and bias is not None:
+    if masking.bias == PRE_SCALE and bias is not None:
         s = s + _grouped(bias.to(s.dtype), groups)
-    s, slope = s * how.scale, 1.0
-    if how.softcap:
-        level = torch.tanh(s / how.softcap)
-        s, slope = how.softcap * level, 1 - level.square()
-    if how.bias == POST_SCALE and bias is not None:
+    s, slope = s * masking.scale, 1.0
+    if masking.softcap:
+        level = torch.tanh(s / masking.softcap)
+        s, slope = masking.softcap * level, 1 - level.square()
+    if masking.bias == POST_SCALE and bias is not None:
         s = s + _grouped(bias.to(s.dtype), groups)
-    if how.bias == ALIBI or how.slopes is not None:
-        i = torch.arange(queries, device=s.device)[:, None] + how.shift(queries, keys, how.at_end)
+    if masking.bias == ALIBI or masking.slopes is not None:
+        i = torch.arange(queries, device=s.device)[:, None] + masking.shift(queries, keys, masking.at_end)
         away = (torch.arange(keys, device=s.device) - i).abs().to(s.dtype)  # [queries, keys], or [b, queries, keys]
-        slopes = alibi_slopes(groups * per, s.device) if how.slopes is None else how.slopes
+        slopes = alibi_slopes(groups * per, s.device) if masking.slopes is None else masking.slopes
         s = s - slopes.to(s.dtype).view(1, groups, per, 1, 1) * (away[:, None, None] if away.dim() == 3 else away)
-    hidden = how.hidden(queries, keys, s.device)
+    hidden = masking.hidden(queries, keys, s.device)
     return (s if hidden is None else s.masked_fill(hidden[:, None, None], -math.inf)), slope
 
 
-def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
+def probabilities(s: Tensor, lse: Tensor) -> Tensor:
     """exp(s - lse); 0 in fully masked rows, where both are -inf."""
     return torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
 
 
-def _dropped(p: Tensor, how: Masking, dropout: Any) -> Tensor:
+def _dropped(p: Tensor, masking: Masking, dropout: Any) -> Tensor:
     """Philox dropout of p, with the keys padded to a multiple of 4.
 
     The four words of a Philox group then belong to one query, and a kernel draws one group for four keys.
     """
-    return dropout(F.pad(p, (0, -p.shape[-1] % 4)), how.seed, how.dropped)[..., : p.shape[-1]]
+    return dropout(F.pad(p, (0, -p.shape[-1] % 4)), masking.seed, masking.dropped)[..., : p.shape[-1]]
 
 
 def masked_forward(
-    q: Tensor, k: Tensor, v: Tensor, how: Masking, bias: Tensor | None, sink: Tensor | None, call: Any = None
+    q: Tensor, k: Tensor, v: Tensor, masking: Masking, bias: Tensor | None, sink: Tensor | None, call: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o, and for each query lse and the largest score, in float32 (float64 for float64).
 
@@ -128,16 +128,16 @@ def masked_forward(
     only dropout needs it.
     """
     groups = k.shape[1]
-    x = _grouped(how.kept(q, how.q_sizes), groups)
-    y, z = (_grouped(how.kept(t, how.kv_sizes), groups) for t in (k, v))
-    s, _ = _scores(x, y, how, bias)
+    x = _grouped(masking.zero_padded(q, masking.q_sizes), groups)
+    y, z = (_grouped(masking.zero_padded(t, masking.kv_sizes), groups) for t in (k, v))
+    s, _ = _scores(x, y, masking, bias)
     top = s.amax(-1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
     lse = torch.logsumexp(s, -1)
     if sink is not None:
         lse = torch.logaddexp(lse, sink.to(s.dtype).view(1, groups, -1, 1))
-    p = _probabilities(s, lse)
-    if how.dropped and how.seed is not None:
-        p = _dropped(p, how, call.philox_dropout)
+    p = probabilities(s, lse)
+    if masking.dropped and masking.seed is not None:
+        p = _dropped(p, masking, call.philox_dropout)
     return (p @ z).flatten(1, 2), lse.flatten(1, 2), top.flatten(1, 2)
 
 
@@ -156,29 +156,29 @@ def masked_backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    how: Masking,
+    masking: Masking,
     bias: Tensor | None,
     sink: Tensor | None,
     call: Any = None,
 ) -> AttentionGradients:
     """The gradients. o and lse may also cover keys that are on other devices and not in k."""
     groups = k.shape[1]
-    x, g, out = (_grouped(how.kept(t, how.q_sizes), groups) for t in (q, do, o))
-    y, z = (_grouped(how.kept(t, how.kv_sizes), groups) for t in (k, v))
+    x, g, out = (_grouped(masking.zero_padded(t, masking.q_sizes), groups) for t in (q, do, o))
+    y, z = (_grouped(masking.zero_padded(t, masking.kv_sizes), groups) for t in (k, v))
     g, out, lse = g.to(x.dtype), out.to(x.dtype), _grouped(lse.to(x.dtype), groups)
-    s, slope = _scores(x, y, how, bias)
-    p = _probabilities(s, lse)
+    s, slope = _scores(x, y, masking, bias)
+    p = probabilities(s, lse)
     dp, dropped = g @ z.mT, p
-    if how.dropped and how.seed is not None:
-        dp, dropped = _dropped(dp, how, call.philox_dropout_bwd), _dropped(p, how, call.philox_dropout)
+    if masking.dropped and masking.seed is not None:
+        dp, dropped = _dropped(dp, masking, call.philox_dropout_bwd), _dropped(p, masking, call.philox_dropout)
     total = (g * out).sum(-1)
     ds = p * (dp - total[..., None])
-    scaled = ds * slope * how.scale
+    scaled = ds * slope * masking.scale
     dbias = None
     if bias is not None:
-        dbias = (scaled if how.bias == PRE_SCALE else ds).flatten(1, 2).sum_to_size(bias.shape)
+        dbias = (scaled if masking.bias == PRE_SCALE else ds).flatten(1, 2).sum_to_size(bias.shape)
     dsink = None
     if sink is not None:
-        share = _probabilities(sink.to(x.dtype).view(1, groups, -1, 1, 1), lse).squeeze(-1)
+        share = probabilities(sink.to(x.dtype).view(1, groups, -1, 1, 1), lse).squeeze(-1)
         dsink = -(share * total).sum((0, 3)).flatten()
     return AttentionGradients((scaled @ y).flatten(1, 2), (scaled.mT @ x).sum(2), (dropped.mT @ g).sum(2), dbias, dsink)

@@ -44,9 +44,9 @@ def declare(
     result = "Tensor" if len(schema.returns) == 1 else f"tuple[{', '.join(['Tensor'] * len(schema.returns))}]"
     text = f"def {name}({', '.join(arguments)}) -> {result}:\n    return _torchs({passed})\n"
     names = {"Tensor": Tensor, "_torchs": reference or _any_float(getattr(torch.ops.aten, name))}
-    made = codegen.function(text, name, f"reference of aten::{name}", names)
-    made.__doc__, made.__module__ = doc, samples.build.__module__
-    return op(made, space="aten", samples=samples, out=out, tol=tol)
+    fn = codegen.function(text, name, f"reference of aten::{name}", names)
+    fn.__doc__, fn.__module__ = doc, samples.build.__module__
+    return op(fn, space="aten", samples=samples, out=out, tol=tol)
 
 
 def _any_float(torchs: Any) -> Callable[..., Any]:
@@ -60,9 +60,9 @@ def _any_float(torchs: Any) -> Callable[..., Any]:
             if len(halves) != 1:
                 raise
         (half,) = halves
-        made = torchs(*(a.float() if isinstance(a, Tensor) and a.dtype is half else a for a in args))
+        results = torchs(*(a.float() if isinstance(a, Tensor) and a.dtype is half else a for a in args))
         narrow = lambda t: t.to(half) if isinstance(t, Tensor) and t.dtype is torch.float32 else t
-        return tuple(map(narrow, made)) if isinstance(made, tuple) else narrow(made)
+        return tuple(map(narrow, results)) if isinstance(results, tuple) else narrow(results)
 
     return call
 

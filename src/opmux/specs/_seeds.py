@@ -78,12 +78,12 @@ def _state_used(like: Tensor, generator: Any) -> tuple[Tensor, Tensor]:
     # The op has no generator argument: the default generator gets this one's state during the call.
     default = torch.cuda.default_generators[like.get_device()]
     with _stepping.held:
-        kept = default.graphsafe_get_state()
+        saved_state = default.graphsafe_get_state()
         default.graphsafe_set_state(generator.graphsafe_get_state())
         try:
             return attention()[2:4]
         finally:
-            default.graphsafe_set_state(kept)
+            default.graphsafe_set_state(saved_state)
 
 
 def _drawn(device: torch.device, generator: Any) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.contract import Float, Grad, Rule, each_row, one_of, same_dtype
 from ..core.spec import Tol, op
 from . import _fp8
-from ._numeric import rounded, wide
+from ._numeric import SUMS, rounded, wide
 from .samples import FLAT, ROWS, Case, Draw, Maker, flat
 
 
@@ -155,12 +155,12 @@ def with_bias(names: str) -> Maker:
     """Samples of an op with a bias. Options: scale (multiplies x), weight="other" (the bias' dtype), no_bias."""
 
     def build(d: Draw) -> dict[str, Any]:
-        ways: dict[str, Callable[[], Any]] = {
+        draws: dict[str, Callable[[], Any]] = {
             "dy": d.grad,
             "x": lambda: d.full(d.option("scale", 1.0)),
             "bias": lambda: None if d.option("no_bias") else d.cols(),
         }
-        return {name: ways[name]() for name in names.split()}
+        return {name: draws[name]() for name in names.split()}
 
     without = [Case((37, 64), options={"no_bias": True})] if "dy" in names else []
     plain = [c for c in ROWS if "offset" not in c.options]
@@ -185,9 +185,6 @@ def with_halves(names: str) -> Maker:
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
-
-# A bias' gradient is a sum over all rows, which implementations add in another order.
-SUMS: Mapping[torch.dtype, Tol] = {torch.float32: Tol(1e-5, 1e-4)}
 
 ROUNDED = "computed in float32 (float64 for float64) and rounded once"
 
@@ -338,8 +335,8 @@ def _acting(names: str) -> Maker:
 
     def build(d: Draw) -> dict[str, Any]:
         doubled = Draw(Case((*d.case.shape[:-1], 2 * d.case.shape[-1]), d.case.layout), d.dtype, d.device)
-        ways = {"dy": lambda: ("dy", d.grad()), "x": lambda: ("x", d.full()), "x2": lambda: ("x", doubled.full())}
-        return {**dict(ways[n]() for n in names.split()), **_fp8.numbers(d), "act": d.option("act", "gelu_tanh")}
+        draws = {"dy": lambda: ("dy", d.grad()), "x": lambda: ("x", d.full()), "x2": lambda: ("x", doubled.full())}
+        return {**dict(draws[n]() for n in names.split()), **_fp8.numbers(d), "act": d.option("act", "gelu_tanh")}
 
     return Maker(build, _fp8.CASES)
 
@@ -425,7 +422,7 @@ def glu_bwd_fp8(
 
 if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Callable[..., Any]: ...
+    def __getattr__(name: str) -> Any: ...
 
 
 # ---- with parameters and a factor for each row ----------------------------------------------------------------------
@@ -557,20 +554,20 @@ def scaled_samples(gate: str, backward: bool) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
         *lead, n = d.case.shape
         wider = Draw(Case((*lead, 2 * n), d.case.layout), d.dtype, d.device) if backward and gated else d
-        given: dict[str, Any] = {"dy": d.grad()} if backward else {}
-        given["x"] = wider.full(d.option("spread", 1.0))
+        args: dict[str, Any] = {"dy": d.grad()} if backward else {}
+        args["x"] = wider.full(d.option("spread", 1.0))
         of_rows = Draw(Case((math.prod(lead),), options=d.case.options), d.dtype, d.device)
-        given["scales"] = None if d.option("no_scales") else of_rows.cols()
-        given |= OTHERS[gate] if d.option("others") and plain else PARAMETERS[gate]
-        return given | ({"interleave": d.option("interleave", 0)} if gated else {})
+        args["scales"] = None if d.option("no_scales") else of_rows.cols()
+        args |= OTHERS[gate] if d.option("others") and plain else PARAMETERS[gate]
+        return args | ({"interleave": d.option("interleave", 0)} if gated else {})
 
     return Maker(build, (*SCALED_CASES, NO_SCALES) if plain else SCALED_CASES)
 
 
 def _scaled(gate: str, backward: bool) -> dict[str, Any]:
     """The fields of a gate's op: its samples, and for a backward the names and tolerances of its results."""
-    of: dict[str, Any] = {"samples": scaled_samples(gate, backward)}
-    return {**of, "out": "dx dscales", "tol": SUMS} if backward else of
+    fields: dict[str, Any] = {"samples": scaled_samples(gate, backward)}
+    return {**fields, "out": "dx dscales", "tol": SUMS} if backward else fields
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ these three layouts, and kernels can write them.
 `attention_varlen` is for packed sequences of different lengths: [tokens, heads, dim].
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,11 +21,11 @@ from torch import Tensor
 
 from ..core.contract import Float, Grad, Index, same_dtype
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, Tol, op
-from ._masked_attention import Masking, masked_backward, masked_forward
+from ..core.spec import BadSamples, Tol, op
+from ._masked_attention import Masking, masked_backward, masked_forward, probabilities
 from ._numeric import rounded, wide
 from ._sequences import Lengths, packed, unpacked
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 # Kernels round probabilities to the inputs' dtype before the product with v, and do the same in the backward.
 TOL = {
@@ -59,17 +58,17 @@ def order(t: Tensor) -> tuple[int, int, int, int]:
     return (2, 0, 1, 3) if h <= b < s else SEQ_FIRST
 
 
-def room(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tensor:
+def empty_result(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tensor:
     """An uninitialized result with like's shape (but this `dim`), dtype and, unless `seq_first`, memory layout."""
     shape = (*like.shape[:3], like.shape[3] if dim is None else dim)
     at = SEQ_FIRST if seq_first else order(like)
     return torch.empty_permuted(shape, at, dtype=like.dtype, device=like.device)
 
 
-def laid_out_as(like: Tensor, made: Tensor, seq_first: bool = False) -> Tensor:
-    """`made` in the dtype and memory layout of `room(like)`; unlike `room`, it uses only ops that DTensor supports."""
+def laid_out_as(like: Tensor, value: Tensor, seq_first: bool = False) -> Tensor:
+    """`value` in the dtype and memory layout of `empty_result(like)`, by ops that DTensor supports."""
     at = SEQ_FIRST if seq_first else order(like)
-    packed = made.to(like.dtype).permute(at).clone(memory_format=torch.contiguous_format)
+    packed = value.to(like.dtype).permute(at).clone(memory_format=torch.contiguous_format)
     return packed.permute([at.index(i) for i in range(4)])
 
 
@@ -97,16 +96,7 @@ def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
     return s.masked_fill(j > i + (sk - sq), -torch.inf)
 
 
-def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
-    """exp(s - lse); 0 in fully masked rows, where both are -inf."""
-    return torch.exp(s - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
-
-
 # ---- samples --------------------------------------------------------------------------------------------------------
-
-
-def _drawn(d: Draw, name: str, shape: tuple[int, ...]) -> Tensor:
-    return Draw(Case(shape, d.case.layout, {"of": d.case.id, "name": name}), d.dtype, d.device).full()
 
 
 def _args(d: Draw) -> dict[str, Any]:
@@ -115,8 +105,8 @@ def _args(d: Draw) -> dict[str, Any]:
     kv_heads, keys = d.option("kv_heads", h), d.option("keys", s)
     return {
         "q": d.full(d.option("large", 1.0)),
-        "k": _drawn(d, "k", (b, kv_heads, keys, dim)),
-        "v": _drawn(d, "v", (b, kv_heads, keys, d.option("dim_v", dim))),
+        "k": d.another("k", (b, kv_heads, keys, dim), d.case.layout),
+        "v": d.another("v", (b, kv_heads, keys, d.option("dim_v", dim)), d.case.layout),
         "causal": d.option("causal", False),
         "scale": d.option("scale"),
     }
@@ -146,15 +136,12 @@ CASES = (
 GOOD = Maker(_args, CASES)
 
 
-def _fewer_heads(good: Maker) -> BadSamples:
+FEWER_HEADS = Change("k v", lambda t: t[:, :3], "k must have heads that divide the 4 of q; got 3")
+
+
+def _fewer_heads(maker: Maker) -> BadSamples:
     """Bad samples: three heads of k and v for four of q."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(CASES[0], torch.float32, device)
-        args["k"], args["v"] = args["k"][:, :3], args["v"][:, :3]
-        yield BadSample(tuple(args.values()), ValueError, "k must have heads that divide the 4 of q; got 3", id="heads")
-
-    return bad
+    return bad_samples(maker, FEWER_HEADS, case=CASES[0])
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -175,7 +162,7 @@ def _flops_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: flo
 def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Shapes and dtypes of the results, so that torch.compile does not trace the reference."""
     attention.check(q=q, k=k, v=v)
-    return room(q, v.shape[3]), torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
+    return empty_result(q, v.shape[3]), torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
 
 
 @op(
@@ -207,15 +194,15 @@ def attention(q: Q, k: K, v: V, causal: bool = False, scale: float | None = None
     x, y, z = (_grouped(wide(t), k.shape[1]) for t in (q, k, v))
     s = _scores(x, y, causal, scale_of(q, scale))
     lse = torch.logsumexp(s, -1)
-    o = _probabilities(s, lse) @ z
+    o = probabilities(s, lse) @ z
     return laid_out_as(q, o.flatten(1, 2)), rounded(lse.flatten(1, 2), lse.dtype)
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    of = _args(d)
-    o, lse = attention.reference(**of)
-    do = d.grad() if d.case.layout == "expanded" else _drawn(d, "do", tuple(o.shape))
-    return {"do": do, **{n: of[n] for n in "qkv"}, "o": o, "lse": lse, "causal": of["causal"], "scale": of["scale"]}
+    args = _args(d)
+    o, lse = attention.reference(**args)
+    do = d.grad() if d.case.layout == "expanded" else d.another("do", tuple(o.shape), d.case.layout)
+    return {"do": do, **{n: args.pop(n) for n in "qkv"}, "o": o, "lse": lse, **args}
 
 
 # Without the case with scores in the hundreds: there, rounding o causes larger errors than a useful tolerance allows.
@@ -231,7 +218,7 @@ def _fake_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     attention_bwd.check(do=do, q=q, k=k, v=v, o=o, lse=lse)
-    return room(q), room(k), room(v)
+    return empty_result(q), empty_result(k), empty_result(v)
 
 
 @op(
@@ -275,7 +262,7 @@ def attention_bwd(
     groups, factor = k.shape[1], scale_of(q, scale)
     x, y, z = (_grouped(wide(t), groups) for t in (q, k, v))
     g = _grouped(do.to(x.dtype), groups)
-    p = _probabilities(_scores(x, y, causal, factor), lse.to(x.dtype).reshape(g.shape[:-1]))
+    p = probabilities(_scores(x, y, causal, factor), lse.to(x.dtype).reshape(g.shape[:-1]))
     total = (g * _grouped(o.to(x.dtype), groups)).sum(-1, keepdim=True)
     ds = p * (g @ z.mT - total) * factor
     dq, dk, dv = ds @ y, (ds.mT @ x).sum(2), (p.mT @ g).sum(2)
@@ -299,9 +286,11 @@ def has_offset(op: str, cu_q: Tensor) -> None:
 def _unpacked(
     q: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int, right: int, scale: float | None
 ) -> tuple[Lengths, Lengths, Masking]:
-    of_q, of_k = Lengths.of(cu_q), Lengths.of(cu_k)
-    how = Masking(scale_of(q, scale), left=left, right=right, at_end=True, q_sizes=of_q.sizes, kv_sizes=of_k.sizes)
-    return of_q, of_k, how
+    q_lengths, k_lengths = Lengths.of(cu_q), Lengths.of(cu_k)
+    masking = Masking(
+        scale_of(q, scale), left=left, right=right, at_end=True, q_sizes=q_lengths.sizes, kv_sizes=k_lengths.sizes
+    )
+    return q_lengths, k_lengths, masking
 
 
 def _varlen_args(d: Draw) -> dict[str, Any]:
@@ -312,8 +301,8 @@ def _varlen_args(d: Draw) -> dict[str, Any]:
     cu = lambda sizes: torch.tensor([0, *sizes], device=d.device).cumsum(0).int()
     return {
         "q": d.full(),
-        "k": _drawn(d, "k", (sum(keys) + 1, kv_heads, dim)),
-        "v": _drawn(d, "v", (sum(keys) + 1, kv_heads, dim)),
+        "k": d.another("k", (sum(keys) + 1, kv_heads, dim), d.case.layout),
+        "v": d.another("v", (sum(keys) + 1, kv_heads, dim), d.case.layout),
         "cu_q": cu(lengths),
         "cu_k": cu(keys),
         "max_q": max(lengths),
@@ -333,18 +322,10 @@ VARLEN_CASES = (
 VARLEN = Maker(_varlen_args, VARLEN_CASES)
 
 
-def _varlen_wrong(good: Maker) -> BadSamples:
+def _varlen_misfits(maker: Maker) -> BadSamples:
     """Bad samples: no offset at all, and three heads of k for four of q."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(VARLEN_CASES[0], torch.float32, device)
-        args["cu_q"], args["cu_k"] = args["cu_q"][:0], args["cu_k"][:0]
-        yield BadSample(tuple(args.values()), ValueError, "cu_q must have at least one element", id="no offsets")
-        args = good.named(Case((12, 4, 8), options={"lengths": (5, 0, 7)}), torch.float32, device)
-        args["k"], args["v"] = args["k"][:, :3], args["v"][:, :3]
-        yield BadSample(tuple(args.values()), ValueError, "k must have heads that divide the 4 of q; got 3", id="heads")
-
-    return bad
+    no_offsets = Change("cu_q cu_k", lambda t: t[:0], "cu_q must have at least one element")
+    return bad_samples(maker, no_offsets, FEWER_HEADS, case=Case((12, 4, 8), options={"lengths": (5, 0, 7)}))
 
 
 def _fake_varlen(
@@ -367,7 +348,7 @@ def _fake_varlen(
     out="o lse",
     grad="attention_varlen_bwd",
     samples=VARLEN,
-    errors=_varlen_wrong(VARLEN),
+    errors=_varlen_misfits(VARLEN),
     where=(heads_divide, has_offset),
     tol=TOL,
     fake=_fake_varlen,
@@ -404,20 +385,20 @@ def attention_varlen(
         o [tokens, heads, dim_v], of q's dtype, and lse, float32 [heads, tokens] (float64 for float64). Both are 0 for
         tokens after the last sequence.
     """
-    of_q, of_k, how = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
-    x = unpacked(q, of_q, max_q).transpose(1, 2)
-    y, z = (unpacked(t, of_k, max_k).transpose(1, 2) for t in (k, v))
-    o, lse, _ = masked_forward(x, y, z, how, None, None)
+    q_lengths, k_lengths, masking = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
+    x = unpacked(q, q_lengths, max_q).transpose(1, 2)
+    y, z = (unpacked(t, k_lengths, max_k).transpose(1, 2) for t in (k, v))
+    o, lse, _ = masked_forward(x, y, z, masking, None, None)
     tokens = q.shape[0]
-    rows = packed(lse.transpose(1, 2), of_q, tokens).T
-    return rounded(packed(o.transpose(1, 2), of_q, tokens), q.dtype), rounded(rows, rows.dtype)
+    rows = packed(lse.transpose(1, 2), q_lengths, tokens).T
+    return rounded(packed(o.transpose(1, 2), q_lengths, tokens), q.dtype), rounded(rows, rows.dtype)
 
 
 def _varlen_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _varlen_args(d)
-    o, lse = attention_varlen.reference(**of)
-    rest = {n: of[n] for n in ("cu_q", "cu_k", "max_q", "max_k", "left", "right", "scale")}
-    return {"do": _drawn(d, "do", tuple(o.shape)), **{n: of[n] for n in "qkv"}, "o": o, "lse": lse, **rest}
+    args = _varlen_args(d)
+    o, lse = attention_varlen.reference(**args)
+    do = d.another("do", tuple(o.shape), d.case.layout)
+    return {"do": do, **{n: args.pop(n) for n in "qkv"}, "o": o, "lse": lse, **args}
 
 
 VARLEN_BWD = Maker(_varlen_bwd_args, VARLEN_CASES)
@@ -434,7 +415,7 @@ def _fake_varlen_bwd(
 @op(
     out="dq dk dv",
     samples=VARLEN_BWD,
-    errors=_varlen_wrong(VARLEN_BWD),
+    errors=_varlen_misfits(VARLEN_BWD),
     where=(heads_divide, has_offset),
     tol=TOL,
     fake=_fake_varlen_bwd,
@@ -467,11 +448,11 @@ def attention_varlen_bwd(
     Returns:
         dq, like q, dk, like k, and dv, like v.
     """
-    of_q, of_k, how = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
-    g, x, out = (unpacked(t, of_q, max_q).transpose(1, 2) for t in (do, q, o))
-    y, z = (unpacked(t, of_k, max_k).transpose(1, 2) for t in (k, v))
-    rows = unpacked(lse.T, of_q, max_q).transpose(1, 2)
-    found = masked_backward(g, x, y, z, out, rows, how, None, None)
-    of = ((found.dq, of_q, q), (found.dk, of_k, k), (found.dv, of_k, v))
-    dq, dk, dv = (rounded(packed(t.transpose(1, 2), n, like.shape[0]), like.dtype) for t, n, like in of)
+    q_lengths, k_lengths, masking = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
+    g, x, out = (unpacked(t, q_lengths, max_q).transpose(1, 2) for t in (do, q, o))
+    y, z = (unpacked(t, k_lengths, max_k).transpose(1, 2) for t in (k, v))
+    rows = unpacked(lse.T, q_lengths, max_q).transpose(1, 2)
+    grads = masked_backward(g, x, y, z, out, rows, masking, None, None)
+    triples = ((grads.dq, q_lengths, q), (grads.dk, k_lengths, k), (grads.dv, k_lengths, v))
+    dq, dk, dv = (rounded(packed(t.transpose(1, 2), n, like.shape[0]), like.dtype) for t, n, like in triples)
     return dq, dk, dv

@@ -10,7 +10,6 @@ Sequences of different lengths have two forms, which can be combined:
 - padded: `q_sizes` and `k_sizes` have the length of each sequence; the tokens after it are padding.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -18,13 +17,13 @@ from torch import Tensor
 
 from ..core.contract import Float, Grad, Index, at_least, same_dtype
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, op
+from ..core.spec import BadSamples, op
 from . import random
 from ._masked_attention import NO_BIAS, POST_SCALE, Masking, masked_backward, masked_forward
 from ._sequences import Lengths, packed, unpacked
-from .attention import TOL, K, Q, V, heads_divide, laid_out_as, room, scale_of, stats_dtype
+from .attention import FEWER_HEADS, TOL, K, Q, V, empty_result, heads_divide, laid_out_as, scale_of, stats_dtype
 from .random import Probability, Seed
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 Bias = Float[Tensor, "_ _ _ _"]
 PerHead = Float[Tensor, "heads"]
@@ -99,14 +98,14 @@ class Arrangement:
         self.longest = longest(q, k, cu_q, max_q, max_k)[1:]
         self.sizes = (q_sizes, k_sizes) if not self.packed else (None, None)
 
-    def apart(self, t: Tensor, of: int) -> Tensor:
-        """t as [b, h, s, ...] with padding; `of` is 0 for a tensor of queries, 1 for a tensor of keys."""
-        lengths = self.lengths[of]
-        return t if lengths is None else unpacked(t[0].transpose(0, 1), lengths, self.longest[of]).transpose(1, 2)
+    def padded(self, t: Tensor, side: int) -> Tensor:
+        """t as [b, h, s, ...] with padding; `side` is 0 for a tensor of queries, 1 for a tensor of keys."""
+        lengths = self.lengths[side]
+        return t if lengths is None else unpacked(t[0].transpose(0, 1), lengths, self.longest[side]).transpose(1, 2)
 
-    def together(self, t: Tensor, of: int, tokens: int) -> Tensor:
-        """The inverse of `apart`; padding gets 0."""
-        lengths, sizes = self.lengths[of], self.sizes[of]
+    def unpadded(self, t: Tensor, side: int, tokens: int) -> Tensor:
+        """The inverse of `padded`; padding gets 0."""
+        lengths, sizes = self.lengths[side], self.sizes[side]
         if lengths is not None:
             return packed(t.transpose(1, 2), lengths, tokens).transpose(0, 1)[None]
         if sizes is None:
@@ -127,7 +126,7 @@ class Arrangement:
         dropout_p: float,
         scale: float | None,
     ) -> Masking:
-        found = [
+        sizes = [
             s.long() if s is not None else None if n is None else n.sizes
             for s, n in zip(self.sizes, self.lengths, strict=True)
         ]
@@ -137,8 +136,8 @@ class Arrangement:
             right=right,
             at_end=at_end,
             bias=NO_BIAS if bias is None else POST_SCALE,
-            q_sizes=found[0],
-            kv_sizes=found[1],
+            q_sizes=sizes[0],
+            kv_sizes=sizes[1],
             dropped=dropout_p,
             seed=seed,
             slopes=slopes,
@@ -149,8 +148,8 @@ class Arrangement:
 def _lengths(cu: Tensor | None, sizes: Tensor | None) -> Lengths | None:
     if cu is None:
         return None
-    found = Lengths.of(cu)
-    return found if sizes is None else found._replace(sizes=sizes.long())
+    lengths = Lengths.of(cu)
+    return lengths if sizes is None else lengths._replace(sizes=sizes.long())
 
 
 class Dropout:
@@ -161,10 +160,6 @@ class Dropout:
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
-
-
-def _drawn(d: Draw, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    return Draw(Case(shape, options={"of": d.case.id, "name": name}), dtype or d.dtype, d.device).full()
 
 
 def _ints(d: Draw, values: Any) -> Tensor | None:
@@ -179,11 +174,11 @@ def _args(d: Draw) -> dict[str, Any]:
     other = torch.float64 if d.dtype is torch.float64 else torch.float32
     return {
         "q": d.full(),
-        "k": _drawn(d, "k", (b, kv_heads, keys, dim)),
-        "v": _drawn(d, "v", (b, kv_heads, keys, d.option("dim_v", dim))),
-        "bias": _drawn(d, "bias", (*d.option("bias"), longest_k)) if d.option("bias") else None,
-        "slopes": _drawn(d, "slopes", (h,), other).abs() if d.option("slopes") else None,
-        "sink": _drawn(d, "sink", (h,), other) if d.option("sink") else None,
+        "k": d.another("k", (b, kv_heads, keys, dim)),
+        "v": d.another("v", (b, kv_heads, keys, d.option("dim_v", dim))),
+        "bias": d.another("bias", (*d.option("bias"), longest_k)) if d.option("bias") else None,
+        "slopes": d.another("slopes", (h,), dtype=other).abs() if d.option("slopes") else None,
+        "sink": d.another("sink", (h,), dtype=other) if d.option("sink") else None,
         "seed": torch.tensor([7, 3], device="cpu" if d.option("host") else d.device) if d.option("dropout_p") else None,
         "cu_q": _ints(d, d.option("cu_q")),
         "cu_k": _ints(d, d.option("cu_k")),
@@ -239,43 +234,37 @@ CASES = (
 GENERAL = Maker(_args, CASES)
 
 
-def _wrong(good: Maker) -> BadSamples:
+def _misfits(maker: Maker) -> BadSamples:
     """Bad samples: heads, offsets, lengths, a bias or a seed that do not fit."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(Case((2, 4, 6, 8)), torch.float32, device)
-        cu, ints = torch.tensor([0, 6], dtype=torch.int32, device=device), torch.tensor([3], device=device)
-        three = torch.zeros(2, 3, 6, 6, device=device)
-        fewer = {"k": args["k"][:, :3], "v": args["v"][:, :3]}
-        for word, text, changes in (
-            ("heads", "k must have heads that divide the 4 of q; got 3", fewer),
-            ("one offset", "cu_k must be given if cu_q is, and only then", {"cu_q": cu}),
-            ("batch", "q must have a batch of 1, as cu_q is given", {"cu_q": cu, "cu_k": cu}),
-            ("one length", "k_sizes must be given if q_sizes is, and only then", {"q_sizes": ints}),
-            ("lengths", "q_sizes must have a length for each of 2", {"q_sizes": ints, "k_sizes": ints}),
-            ("bias", "bias must have shape .2, 4, 6, 6., or 1", {"bias": three}),
-            ("seed", "seed must be given, as dropout_p is not 0", {"dropout_p": 0.5}),
-        ):
-            yield BadSample(tuple({**args, **changes}.values()), ValueError, text, id=word)
-
-    return bad
+    offsets, lengths = lambda _: torch.tensor([0, 6], dtype=torch.int32), lambda _: torch.tensor([3])
+    return bad_samples(
+        maker,
+        FEWER_HEADS,
+        Change("cu_q", offsets, "cu_k must be given if cu_q is, and only then"),
+        Change("cu_q cu_k", offsets, "q must have a batch of 1, as cu_q is given"),
+        Change("q_sizes", lengths, "k_sizes must be given if q_sizes is, and only then"),
+        Change("q_sizes k_sizes", lengths, "q_sizes must have a length for each of 2"),
+        Change("bias", lambda _: torch.zeros(2, 3, 6, 6), "bias must have shape .2, 4, 6, 6., or 1"),
+        Change("dropout_p", 0.5, "seed must be given, as dropout_p is not 0"),
+        case=Case((2, 4, 6, 8)),
+    )
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    given: dict[str, Any] = {**dict(zip(attention_general.spec.names, (q, k, v, *rest))), **named}
-    attention_general.check(**given)
+    args: dict[str, Any] = {**dict(zip(attention_general.spec.names, (q, k, v, *rest))), **named}
+    attention_general.check(**args)
     lse = torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
-    return room(q, v.shape[3], given.get("seq_first", False)), lse
+    return empty_result(q, v.shape[3], args.get("seq_first", False)), lse
 
 
 @op(
     out="o lse",
     grad="attention_general_bwd",
     samples=GENERAL,
-    errors=_wrong(GENERAL),
+    errors=_misfits(GENERAL),
     where=WHERE,
     tol=TOL,
     fake=_fake,
@@ -337,19 +326,19 @@ def attention_general(
         o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
         Both are 0 for padding. A query whose keys are all masked has o = 0 and lse = sink, or -inf without a sink.
     """
-    where = Arrangement(q, k, cu_q, cu_k, q_sizes, k_sizes, max_q, max_k)
-    how = where.masking(q, bias, slopes, seed, left, right, at_end, softcap, dropout_p, scale)
-    x, y, z = where.apart(q, 0), where.apart(k, 1), where.apart(v, 1)
-    o, lse, _ = masked_forward(x, y, z, how, bias, sink, Dropout)
+    arrangement = Arrangement(q, k, cu_q, cu_k, q_sizes, k_sizes, max_q, max_k)
+    masking = arrangement.masking(q, bias, slopes, seed, left, right, at_end, softcap, dropout_p, scale)
+    x, y, z = arrangement.padded(q, 0), arrangement.padded(k, 1), arrangement.padded(v, 1)
+    o, lse, _ = masked_forward(x, y, z, masking, bias, sink, Dropout)
     tokens = q.shape[2]
-    lse = where.together(lse, 0, tokens).contiguous().to(stats_dtype(q))
-    return laid_out_as(q, where.together(o, 0, tokens), seq_first), lse
+    lse = arrangement.unpadded(lse, 0, tokens).contiguous().to(stats_dtype(q))
+    return laid_out_as(q, arrangement.unpadded(o, 0, tokens), seq_first), lse
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    of = _args(d)
-    o, lse = attention_general.reference(**of)
-    return {"do": _drawn(d, "do", tuple(o.shape)), **{n: of.pop(n) for n in "qkv"}, "o": o, "lse": lse, **of}
+    args = _args(d)
+    o, lse = attention_general.reference(**args)
+    return {"do": d.another("do", tuple(o.shape)), **{n: args.pop(n) for n in "qkv"}, "o": o, "lse": lse, **args}
 
 
 GENERAL_BWD = Maker(_bwd_args, CASES)
@@ -368,14 +357,14 @@ def _fake_bwd(
     attention_general_bwd.check(do=do, q=q, k=k, v=v, o=o, lse=lse, **named)
     bias, sink = named["bias"] if named["bias_grad"] else None, named["sink"]
     dbias, dsink = (absent(q) if t is None else t.new_empty(t.shape) for t in (bias, sink))
-    dq, dk, dv = (room(t, seq_first=named["seq_first"]) for t in (q, k, v))
+    dq, dk, dv = (empty_result(t, seq_first=named["seq_first"]) for t in (q, k, v))
     return dq, dk, dv, dbias, dsink
 
 
 @op(
     out="dq dk dv dbias dsink",
     samples=GENERAL_BWD,
-    errors=_wrong(GENERAL_BWD),
+    errors=_misfits(GENERAL_BWD),
     where=WHERE,
     tol=TOL,
     fake=_fake_bwd,
@@ -423,13 +412,13 @@ def attention_general_bwd(
         dq, dk, dv, dbias and dsink, like q, k, v, bias and sink. dbias is empty without a bias or without bias_grad;
         dsink is empty without a sink.
     """
-    where = Arrangement(q, k, cu_q, cu_k, q_sizes, k_sizes, max_q, max_k)
-    how = where.masking(q, bias, slopes, seed, left, right, at_end, softcap, dropout_p, scale)
-    g, x, out, rows = (where.apart(t, 0) for t in (do, q, o, lse))
-    y, z = where.apart(k, 1), where.apart(v, 1)
-    found = masked_backward(g, x, y, z, out, rows, how, bias, sink, Dropout)
-    of = ((found.dq, 0, q), (found.dk, 1, k), (found.dv, 1, v))
-    dq, dk, dv = (laid_out_as(like, where.together(t, i, like.shape[2]), seq_first) for t, i, like in of)
-    dbias = absent(q) if bias is None or not bias_grad or found.dbias is None else found.dbias.to(bias.dtype)
-    dsink = absent(q) if sink is None or found.dsink is None else found.dsink.to(sink.dtype)
+    arrangement = Arrangement(q, k, cu_q, cu_k, q_sizes, k_sizes, max_q, max_k)
+    masking = arrangement.masking(q, bias, slopes, seed, left, right, at_end, softcap, dropout_p, scale)
+    g, x, out, rows = (arrangement.padded(t, 0) for t in (do, q, o, lse))
+    y, z = arrangement.padded(k, 1), arrangement.padded(v, 1)
+    grads = masked_backward(g, x, y, z, out, rows, masking, bias, sink, Dropout)
+    triples = ((grads.dq, 0, q), (grads.dk, 1, k), (grads.dv, 1, v))
+    dq, dk, dv = (laid_out_as(like, arrangement.unpadded(t, i, like.shape[2]), seq_first) for t, i, like in triples)
+    dbias = absent(q) if bias is None or not bias_grad or grads.dbias is None else grads.dbias.to(bias.dtype)
+    dsink = absent(q) if sink is None or grads.dsink is None else grads.dsink.to(sink.dtype)
     return dq, dk, dv, dbias, dsink

@@ -1,12 +1,11 @@
 """Group norm, batch norm and weight norm, and functions of them with the signatures of torch.nn.functional.
 
 The ops compute in float32 (float64 for float64) and round once. Statistics are float32 (float64). Results are new
-contiguous tensors; if x is channels-last (4-d or 5-d), y and dx are too. Without a weight it is 1, without a bias it is
-0; a backward returns their gradients in any case, then in the dtype of the statistics.
+contiguous tensors; if x is channels-last (4-d or 5-d), y and dx are too. A missing weight is 1 and
+a missing bias is 0; a backward returns their gradients anyway, in the dtype of the statistics.
 """
 
 import math
-from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import torch
@@ -14,12 +13,9 @@ from torch import Tensor
 
 from ..core.contract import Float, Grad, dim_of, shape
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, Tol, op
-from ._numeric import rounded, wide
-from .samples import OTHER, Case, Draw, Maker
-
-# Gradients of weights are sums over the batch, which implementations add in another order.
-SUMS = {torch.float32: Tol(1e-5, 1e-4)}
+from ..core.spec import op
+from ._numeric import SUMS, rounded, wide
+from .samples import OTHER, Case, Change, Draw, Maker, bad_samples
 
 # Memory formats of 4-d and 5-d tensors other than contiguous.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -86,25 +82,12 @@ def _drawn(d: Draw, name: str, shape: tuple[int, ...]) -> Tensor | None:
     """The argument `name`; its option may be "none", or "other" for another dtype. A bias has the weight's dtype."""
     if d.option(name) == "none":
         return None
-    how = d.option("weight" if name == "bias" else name)
-    case = Case(shape, d.case.layout if len(shape) == 1 else "packed", {"of": d.case.id, "name": name})
-    return Draw(case, OTHER[d.dtype] if how == "other" else d.dtype, d.device).full()
+    dtype = OTHER[d.dtype] if d.option("weight" if name == "bias" else name) == "other" else d.dtype
+    return d.another(name, shape, d.case.layout if len(shape) == 1 else "packed", dtype)
 
 
 def _x(d: Draw) -> Tensor:
     return d.full() + d.option("mean", 0.0) if "mean" in d.case.options else d.full()
-
-
-def _bad(good: Maker, *rows: tuple[str, str, Any, str], **options: Any) -> BadSamples:
-    """Bad samples: (id, the argument, its new value or a function of it, the pattern of the error)."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for id, name, value, says in rows:
-            args = good.named(Case((5, 64), options=options), torch.float32, device)
-            args[name] = value(args[name]) if isinstance(value, Callable) else value
-            yield BadSample(tuple(args.values()), ValueError, says, id=id)
-
-    return bad
 
 
 # ---- group norm -----------------------------------------------------------------------------------------------------
@@ -145,14 +128,15 @@ GROUP = Maker(
         Case((1, 64, 7, 7), options={"groups": 32}),
     ),
 )
-GROUPS = [(f"{n} groups", "num_groups", n, "num_groups must divide 64, the channels of x; got") for n in (0, 3)]
+WIDE = Case((5, 64))
+GROUPS = [Change("num_groups", n, "num_groups must divide 64, the channels of x; got") for n in (0, 3)]
 
 
 @op(
     out="y mean rstd",
     grad="group_norm_bwd",
     samples=GROUP,
-    errors=_bad(GROUP, *GROUPS),
+    errors=bad_samples(GROUP, *GROUPS, case=WIDE),
     where=groups_divide,
 )
 def group_norm(
@@ -185,15 +169,15 @@ def group_norm(
 
 
 def _group_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _group_args(d)
-    _, mean, rstd = group_norm.reference(**of)
+    args = _group_args(d)
+    _, mean, rstd = group_norm.reference(**args)
     return {
         "dy": d.grad(),
-        "x": of["x"],
-        "weight": of["weight"],
+        "x": args["x"],
+        "weight": args["weight"],
         "mean": mean,
         "rstd": rstd,
-        "num_groups": of["num_groups"],
+        "num_groups": args["num_groups"],
     }
 
 
@@ -203,7 +187,9 @@ GROUP_BWD = Maker(_group_bwd_args, GROUP.cases)
 @op(
     out="dx dweight dbias",
     samples=GROUP_BWD,
-    errors=_bad(GROUP_BWD, ("other groups", "num_groups", 4, r"mean must have shape \(5, 4\), as x is \(5, 64\)")),
+    errors=bad_samples(
+        GROUP_BWD, Change("num_groups", 4, r"mean must have shape \(5, 4\), as x is \(5, 64\)"), case=WIDE
+    ),
     where=groups_divide,
     tol=SUMS,
 )
@@ -249,8 +235,8 @@ def has_variance(op: str, x: Tensor) -> None:
 
 def both_running(op: str, running_mean: Tensor | None, running_var: Tensor | None) -> None:
     if (running_mean is None) != (running_var is None):
-        missing, given = ("running_mean", "running_var")[:: 1 if running_mean is None else -1]
-        raise BadArgument.of(op, missing, f"be given, as {{{given}}} is", "None")
+        missing, present = ("running_mean", "running_var")[:: 1 if running_mean is None else -1]
+        raise BadArgument.of(op, missing, f"be given, as {{{present}}} is", "None")
 
 
 def _batch_args(d: Draw) -> dict[str, Any]:
@@ -283,19 +269,19 @@ BATCH = Maker(
         Case((70, 3)),
     ),
 )
-ONE_VALUE = ("one value", "x", lambda x: x[:1], "x must have more than one value per channel, to have a variance; got")
+ONE_VALUE = Change("x", lambda x: x[:1], "x must have more than one value per channel, to have a variance; got")
 
 
 @op(
     out="y mean rstd new_mean new_var",
     grad="batch_norm_bwd",
     samples=BATCH,
-    errors=_bad(
+    errors=bad_samples(
         BATCH,
         ONE_VALUE,
-        ("no running_var", "running_var", None, "running_var must be given, as running_mean is; got None"),
-        ("no running_mean", "running_mean", None, "running_mean must be given, as running_var is; got None"),
-        running="same",
+        Change("running_var", None, "running_var must be given, as running_mean is; got None"),
+        Change("running_mean", None, "running_mean must be given, as running_var is; got None"),
+        case=Case((5, 64), options={"running": "same"}),
     ),
     where=(has_variance, both_running),
 )
@@ -347,9 +333,9 @@ def batch_norm(
 
 
 def _batch_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _batch_args(d)
-    _, mean, rstd, *_ = batch_norm.reference(**of)
-    return {"dy": d.grad(), "x": of["x"], "weight": of["weight"], "mean": mean, "rstd": rstd}
+    args = _batch_args(d)
+    _, mean, rstd, *_ = batch_norm.reference(**args)
+    return {"dy": d.grad(), "x": args["x"], "weight": args["weight"], "mean": mean, "rstd": rstd}
 
 
 BATCH_BWD = Maker(_batch_bwd_args, (*SHAPES, Case((70, 3))))
@@ -433,8 +419,8 @@ def batch_norm_infer(
 
 
 def _infer_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _infer_args(d)
-    return {"dy": d.grad(), **{name: of[name] for name in ("x", "mean", "var", "weight", "eps")}}
+    args = _infer_args(d)
+    return {"dy": d.grad(), **{name: args[name] for name in ("x", "mean", "var", "weight", "eps")}}
 
 
 INFER_BWD = Maker(_infer_bwd_args, INFER.cases)
@@ -554,9 +540,9 @@ def weight_norm(v: V, g: PerNorm, dim: Dim | None = 0) -> tuple[Tensor, Tensor]:
 
 
 def _weight_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _weight_args(d)
-    _, norm = weight_norm.reference(**of)
-    return {"dw": d.grad(), "v": of["v"], "g": of["g"], "norm": norm, "dim": of["dim"]}
+    args = _weight_args(d)
+    _, norm = weight_norm.reference(**args)
+    return {"dw": d.grad(), "v": args["v"], "g": args["g"], "norm": norm, "dim": args["dim"]}
 
 
 WEIGHT_BWD = Maker(_weight_bwd_args, WEIGHT.cases)
@@ -645,8 +631,8 @@ def functional_instance_norm(
         return functional_batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if input.dim() > 1 and input.shape[2:].numel() == 1:
         _one_value("spatial", input)
-    given = {"x": input, "weight": weight, "bias": bias, "running_mean": running_mean, "running_var": running_var}
-    batch_norm.spec.contract.check(given, "instance_norm")
+    args = {"x": input, "weight": weight, "bias": bias, "running_mean": running_mean, "running_var": running_var}
+    batch_norm.spec.contract.check(args, "instance_norm")
     n, c, _ = sizes(input)
     if running_mean is None or running_var is None or not input.numel():
         return group_norm(input, c, weight, bias, eps)[0]
@@ -660,6 +646,6 @@ def functional_instance_norm(
     return y.reshape(input.shape)
 
 
-def _one_value(of: str, input: Tensor) -> None:
-    value = {"channel": "1 value per channel", "spatial": "1 spatial element"}[of]
+def _one_value(kind: str, input: Tensor) -> None:
+    value = {"channel": "1 value per channel", "spatial": "1 spatial element"}[kind]
     raise ValueError(f"Expected more than {value} when training, got input size {tuple(input.shape)}")

@@ -53,16 +53,16 @@ def _arguments(d: Draw) -> dict[str, Any]:
 
 
 def _backward(d: Draw) -> dict[str, Any]:
-    made = _arguments(d)
-    bias = made.pop("bias")
-    y = torch.ops.aten.convolution(made["input"], made["weight"], None, *list(made.values())[2:])
+    args = _arguments(d)
+    bias = args.pop("bias")
+    y = torch.ops.aten.convolution(args["input"], args["weight"], None, *list(args.values())[2:])
     dy = torch.empty_like(y).copy_(d.weights(*y.shape))
     sizes = None if bias is None else [*bias.shape]
-    rest = {n: v for n, v in made.items() if n not in ("input", "weight")}
+    rest = {n: v for n, v in args.items() if n not in ("input", "weight")}
     return {
         "grad_output": dy,
-        "input": made["input"],
-        "weight": made["weight"],
+        "input": args["input"],
+        "weight": args["weight"],
         "bias_sizes": sizes,
         **rest,
         "output_mask": [True, True, bias is not None],
@@ -104,10 +104,10 @@ def _unfolded(d: Draw) -> dict[str, Any]:
 
 
 def _folded(d: Draw) -> dict[str, Any]:
-    made = _unfolded(d)
-    x = made.pop("self")
-    columns = torch.ops.aten.im2col(x.float(), *made.values())
-    return {"self": d.weights(*columns.shape), "output_size": list(x.shape[-2:]), **made}
+    args = _unfolded(d)
+    x = args.pop("self")
+    columns = torch.ops.aten.im2col(x.float(), *args.values())
+    return {"self": d.weights(*columns.shape), "output_size": list(x.shape[-2:]), **args}
 
 
 ops["im2col"] = declare("im2col", "The windows of an input, each as a column.", Maker(_unfolded, WINDOWS))

@@ -8,7 +8,6 @@ be undefined. `lengths` is not read on the host: the kernels to launch depend on
 A cache may be float8, with one scale for all heads or one for each head: key = cached value * k_scale.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -16,13 +15,13 @@ from torch import Tensor
 
 from ..core.contract import FLOATS, FP8, AnyTensor, Float, Float32, Index, at_least, dtypes, same_dtype
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, op
+from ..core.spec import op
 from ..core.tensors import dtype_name
 from ._numeric import rounded, wide
 from ._sequences import paged_in
 from .attention import TOL, scale_of
 from .quant import FP8_MAX
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 Window = Annotated[int, at_least(-1)]
 Softcap = Annotated[float, at_least(0)]
@@ -30,11 +29,11 @@ Softcap = Annotated[float, at_least(0)]
 # ---- checks ---------------------------------------------------------------------------------------------------------
 
 
-def kept_as(op: str, name: str, cache: Tensor, like: Tensor, of: str) -> None:
+def cache_dtype_fits(op: str, name: str, cache: Tensor, like: Tensor, other: str) -> None:
     """Raise unless the cache has the dtype of `like` or is float8."""
     if cache.dtype is not like.dtype and not (cache.dtype in FP8 and like.dtype in FLOATS):
-        wanted = f"be {dtype_name(like.dtype)}, the dtype of {{{of}}}, float8_e4m3fn or float8_e5m2"
-        raise BadArgument.of(op, name, wanted, dtype_name(cache.dtype), TypeError)
+        expected = f"be {dtype_name(like.dtype)}, the dtype of {{{other}}}, float8_e4m3fn or float8_e5m2"
+        raise BadArgument.of(op, name, expected, dtype_name(cache.dtype), TypeError)
 
 
 def check_pages(op: str, name: str, cache: Tensor, table: Tensor | None, batch: int) -> None:
@@ -58,7 +57,7 @@ def cache_fits(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> None:
-    kept_as(op, "k_cache", k_cache, q, "q")
+    cache_dtype_fits(op, "k_cache", k_cache, q, "q")
     check_pages(op, "k_cache", k_cache, table, lengths.shape[0])
     heads, kv_heads = q.shape[2], k_cache.shape[2]
     if not kv_heads or heads % kv_heads:
@@ -70,7 +69,7 @@ def cache_fits(
 def latents_fit(
     op: str, q: Tensor, cache: Tensor, rank: int, lengths: Tensor, table: Tensor | None, cache_scale: Tensor | None
 ) -> None:
-    kept_as(op, "cache", cache, q, "q")
+    cache_dtype_fits(op, "cache", cache, q, "q")
     check_pages(op, "cache", cache, table, lengths.shape[0])
     check_scale(op, "cache_scale", cache_scale, 1)
     if rank > q.shape[3]:
@@ -89,11 +88,11 @@ def tokens_fit(
     v_scale: Tensor | None,
 ) -> None:
     if (v is None) != (v_cache is None):
-        missing, there = ("v", "v_cache") if v is None else ("v_cache", "v")
-        raise BadArgument.of(op, missing, f"be given, as {{{there}}} is", "None")
+        missing, present = ("v", "v_cache") if v is None else ("v_cache", "v")
+        raise BadArgument.of(op, missing, f"be given, as {{{present}}} is", "None")
     for name, cache, new in (("k", k_cache, k), ("v", v_cache, v)):
         if cache is not None and new is not None:
-            kept_as(op, f"{name}_cache", cache, new, name)
+            cache_dtype_fits(op, f"{name}_cache", cache, new, name)
             check_pages(op, f"{name}_cache", cache, table, lengths.shape[0])
     check_scale(op, "k_scale", k_scale, k.shape[2])
     check_scale(op, "v_scale", v_scale, k.shape[2])
@@ -116,8 +115,8 @@ def _cached(cache: Tensor, table: Tensor | None, scale: Tensor | None, like: Ten
     if table is not None:
         plain = paged_in(plain, table, "bshd", table.shape[1] * cache.shape[1])
     after = torch.arange(plain.shape[1], device=cache.device) >= lengths[:, None]
-    found = wide(plain).masked_fill(after[:, :, None, None], 0.0)
-    return found.to(wide(like[:0]).dtype) * per_head(scale)
+    values = wide(plain).masked_fill(after[:, :, None, None], 0.0)
+    return values.to(wide(like[:0]).dtype) * per_head(scale)
 
 
 def _attended(
@@ -138,9 +137,9 @@ def _attended(
     if softcap:
         s = softcap * torch.tanh(s / softcap)
     length = lengths.clamp(0, keys)[:, None, None]
-    place = torch.arange(queries, device=q.device)[:, None] + length - queries
+    position = torch.arange(queries, device=q.device)[:, None] + length - queries
     at = torch.arange(keys, device=q.device)
-    hidden = (at > place) | (at < place - window) if window >= 0 else at > place
+    hidden = (at > position) | (at < position - window) if window >= 0 else at > position
     s = s.masked_fill(hidden[:, None, None], -torch.inf)
     lse = torch.logsumexp(s, -1)
     if sinks is not None:
@@ -156,8 +155,8 @@ KINDS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    made = Draw(Case(shape, d.case.layout, {"of": d.case.id, "name": name}), d.dtype, d.device).full()
-    return made if dtype is None else made.to(dtype)
+    values = d.another(name, shape, d.case.layout)
+    return values if dtype is None else values.to(dtype)
 
 
 def _paging(d: Draw) -> tuple[tuple[int, int], Tensor, Tensor | None]:
@@ -166,12 +165,12 @@ def _paging(d: Draw) -> tuple[tuple[int, int], Tensor, Tensor | None]:
     Options: lengths, page (the size of a page; 0: the cache is contiguous), pages (of each sequence), keys.
     """
     batch = d.case.shape[0]
-    given = d.option("lengths", [20, 37])
-    lengths = torch.tensor([given[i % len(given)] for i in range(batch)], dtype=torch.int32, device=d.device)
+    options = d.option("lengths", [20, 37])
+    lengths = torch.tensor([options[i % len(options)] for i in range(batch)], dtype=torch.int32, device=d.device)
     page = d.option("page", 0)
     if not page:
-        return (batch, d.option("keys", max(given))), lengths, None
-    each = d.option("pages", -(-max(given) // page))
+        return (batch, d.option("keys", max(options))), lengths, None
+    each = d.option("pages", -(-max(options) // page))
     # pages in descending order; page 0 belongs to no sequence
     table = batch * each - torch.arange(batch * each, device=d.device).view(batch, each)
     return (batch * each + 1, page), lengths, table.to(torch.int64 if d.option("wide") else torch.int32)
@@ -179,8 +178,8 @@ def _paging(d: Draw) -> tuple[tuple[int, int], Tensor, Tensor | None]:
 
 def _scales(d: Draw, heads: int) -> tuple[Tensor | None, Tensor | None]:
     count = {"one": 1, "each": heads}.get(d.option("scales", ""), 0)
-    made = torch.arange(1, count + 1, dtype=torch.float32, device=d.device)
-    return (0.5 + made / 8, 1.5 - made / 8) if count else (None, None)
+    steps = torch.arange(1, count + 1, dtype=torch.float32, device=d.device)
+    return (0.5 + steps / 8, 1.5 - steps / 8) if count else (None, None)
 
 
 def _decode_args(d: Draw) -> dict[str, Any]:
@@ -284,26 +283,13 @@ WRITE = Maker(
 )
 
 
-def _wrong(good: Maker, *ways: tuple[str, Any, type[Exception], str]) -> BadSamples:
-    """Bad samples: the first case in which an argument is given, with `change` applied to that argument."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, change, error, says in ways:
-            made = (good.named(case, torch.float32, device) for case in good.cases)
-            args = next(a for a in made if a[name] is not None)
-            args[name] = change(args[name])
-            yield BadSample(tuple(args.values()), error, says, id=f"{name}: {says}")
-
-    return bad
-
-
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 Query = Float[Tensor, "batch queries heads dim"]
 Lengths = Index[Tensor, "batch"]
 Table = Index[Tensor, "batch max_pages"]
 Cached = dtypes((*FLOATS, *FP8))
-Moved = dtypes((*FLOATS, *FP8, torch.uint8))  # copied without arithmetic
+Copied = dtypes((*FLOATS, *FP8, torch.uint8))  # copied without arithmetic
 
 
 def _fake_results(q: Tensor, dim_v: int) -> tuple[Tensor, Tensor]:
@@ -331,12 +317,17 @@ def _fake_decode(
 @op(
     out="o lse",
     samples=DECODE,
-    errors=_wrong(
+    errors=bad_samples(
         DECODE,
-        ("table", lambda table: None, ValueError, "k_cache must have 2 sequences, as lengths has, or table must be"),
-        ("q", lambda q: q.double(), TypeError, "k_cache must be float64, the dtype of q, float8_e4m3fn or float8_e5m2"),
-        ("k_scale", lambda scale: scale.repeat(2), ValueError, "k_scale must have one element, or one for each of 2"),
-        ("v_scale", lambda scale: scale.repeat(2), ValueError, "v_scale must have one element, or one for each of 2"),
+        Change("table", None, "k_cache must have 2 sequences, as lengths has, or table must be"),
+        Change(
+            "q",
+            lambda q: q.double(),
+            "k_cache must be float64, the dtype of q, float8_e4m3fn or float8_e5m2",
+            TypeError,
+        ),
+        Change("k_scale", lambda scale: scale.repeat(2), "k_scale must have one element, or one for each of 2"),
+        Change("v_scale", lambda scale: scale.repeat(2), "v_scale must have one element, or one for each of 2"),
     ),
     where=cache_fits,
     tol=TOL,
@@ -398,10 +389,10 @@ def _fake_mla(
 @op(
     out="o lse",
     samples=MLA,
-    errors=_wrong(
+    errors=bad_samples(
         MLA,
-        ("rank", lambda rank: 41, ValueError, r"rank must be at most 40, as q is \(2, 1, 4, 40\); got 41"),
-        ("cache_scale", lambda scale: scale.repeat(2), ValueError, "cache_scale must have one element"),
+        Change("rank", 41, r"rank must be at most 40, as q is \(2, 1, 4, 40\); got 41"),
+        Change("cache_scale", lambda scale: scale.repeat(2), "cache_scale must have one element"),
     ),
     where=latents_fit,
     tol=TOL,
@@ -448,26 +439,26 @@ def written(new: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     """New tokens in the dtype of the cache: divided by the scale and rounded once; float8 saturates."""
     if scale is None and new.dtype is dtype:
         return new
-    made = wide(new) / per_head(scale)
-    return made.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype) if dtype in FP8 else made.to(dtype)
+    scaled = wide(new) / per_head(scale)
+    return scaled.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype) if dtype in FP8 else scaled.to(dtype)
 
 
 @op(
     out="",
     mutates=("k_cache", "v_cache"),
     samples=WRITE,
-    errors=_wrong(
+    errors=bad_samples(
         WRITE,
-        ("v", lambda v: None, ValueError, "v must be given, as v_cache is"),
-        ("table", lambda table: None, ValueError, "k_cache must have 2 sequences"),
-        ("k_scale", lambda scale: scale.repeat(2), ValueError, "k_scale must have one element, or one for each of 2"),
+        Change("v", None, "v must be given, as v_cache is"),
+        Change("table", None, "k_cache must have 2 sequences"),
+        Change("k_scale", lambda scale: scale.repeat(2), "k_scale must have one element, or one for each of 2"),
     ),
     where=tokens_fit,
 )
 def write_kv_cache(
-    k: AnyTensor[Tensor, "batch tokens kv_heads dim", Moved],
+    k: AnyTensor[Tensor, "batch tokens kv_heads dim", Copied],
     v: AnyTensor[Tensor, "batch tokens kv_heads dim_v", same_dtype("k")] | None,
-    k_cache: AnyTensor[Tensor, "pages page_size kv_heads dim", Moved],
+    k_cache: AnyTensor[Tensor, "pages page_size kv_heads dim", Copied],
     v_cache: AnyTensor[Tensor, "pages page_size kv_heads dim_v", same_dtype("k_cache")] | None,
     lengths: Lengths,
     table: Table | None = None,
@@ -499,17 +490,17 @@ def write_kv_cache(
     each = torch.arange(tokens, device=k.device)
     count = tokens if counts is None else counts[:, None].long()
     at = lengths[:, None].long() - count + each
-    there = ((each < count) & (at >= 0) & (at < capacity)).flatten()
+    valid = ((each < count) & (at >= 0) & (at < capacity)).flatten()
     at = at.clamp(0, capacity - 1)
     rows = torch.arange(batch, device=k.device)[:, None]
     pages = rows.expand(batch, tokens) if table is None else table[rows, at // page].long()
     # A token that must not be written repeats the write of the first token that is: no element gets two values, and no
     # mask is read on the host. If no token is written, one element is overwritten with its own value.
-    token = torch.where(there, torch.arange(batch * tokens, device=k.device), there.long().argmax())
+    token = torch.where(valid, torch.arange(batch * tokens, device=k.device), valid.long().argmax())
     pages, at = pages.flatten()[token].clamp(0, k_cache.shape[0] - 1), (at % page).flatten()[token]
     for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         if new is None or cache is None:
             continue
-        made, kept = _as_bytes(written(new, cache.dtype, scale)), _as_bytes(cache)
-        flat = made.reshape(batch * tokens, *made.shape[2:])[token]
-        kept[pages, at] = torch.where(there.any(), flat, kept[pages, at])
+        source, target = _as_bytes(written(new, cache.dtype, scale)), _as_bytes(cache)
+        flat = source.reshape(batch * tokens, *source.shape[2:])[token]
+        target[pages, at] = torch.where(valid.any(), flat, target[pages, at])

@@ -55,17 +55,17 @@ JSD_CASES = (
 
 
 def _labels(d: Draw) -> Tensor | None:
-    wanted = d.option("labels")
-    if not wanted:
+    kind = d.option("labels")
+    if not kind:
         return None
     rows = torch.Size(d.case.shape[:-1])
-    found = torch.arange(rows.numel()).view(rows) % 7
+    labels = torch.arange(rows.numel()).view(rows) % 7
     ignore_index = d.option("ignore_index", -100)
-    if wanted == "ignored":
-        found.fill_(ignore_index)
+    if kind == "ignored":
+        labels.fill_(ignore_index)
     else:
-        found.view(-1)[1] = ignore_index
-    return found.to(d.device, d.option("ids", torch.int64))
+        labels.view(-1)[1] = ignore_index
+    return labels.to(d.device, d.option("ids", torch.int64))
 
 
 def _target(d: Draw) -> Tensor:
@@ -124,10 +124,10 @@ def token_kl_div(
     return rounded(kl_elements(x, target.to(x.dtype), log_target, eps).sum(-1), x.dtype)
 
 
-def _with_dloss(d: Draw, of: dict[str, Any]) -> dict[str, Any]:
+def _with_dloss(d: Draw, args: dict[str, Any]) -> dict[str, Any]:
     rows = d.full().narrow(-1, 0, min(1, d.case.shape[-1])).sum(-1)
     dloss = torch.full((), 0.5, device=d.device).expand(rows.shape) if d.case.layout == "expanded" else wide(rows)
-    return {"dloss": dloss, **of}
+    return {"dloss": dloss, **args}
 
 
 @op(out="dinput", samples=Maker(lambda d: _with_dloss(d, _kl_args(d)), KL_CASES))
@@ -182,8 +182,8 @@ def _jsd_slope(x: Tensor, y: Tensor, beta: float) -> Tensor:
 
 
 def _jsd_args(d: Draw) -> dict[str, Any]:
-    of = {"input": d.full(), "target": _target(d), "labels": _labels(d)}
-    return {**of, "beta": d.option("beta", 0.5), "ignore_index": d.option("ignore_index", -100)}
+    tensors = {"input": d.full(), "target": _target(d), "labels": _labels(d)}
+    return {**tensors, "beta": d.option("beta", 0.5), "ignore_index": d.option("ignore_index", -100)}
 
 
 @op(out="loss", grad="token_jsd_bwd", samples=Maker(_jsd_args, JSD_CASES))
@@ -249,8 +249,8 @@ TVD_CASES = (*SHAPES, *LABELLED)
 
 
 def _tvd_args(d: Draw) -> dict[str, Any]:
-    of = {"input": d.full(), "target": _target(d), "labels": _labels(d)}
-    return {**of, "ignore_index": d.option("ignore_index", -100)}
+    tensors = {"input": d.full(), "target": _target(d), "labels": _labels(d)}
+    return {**tensors, "ignore_index": d.option("ignore_index", -100)}
 
 
 @op(out="loss", grad="token_tvd_bwd", samples=Maker(_tvd_args, TVD_CASES))
@@ -309,13 +309,13 @@ LOGITS_CASES = (
 
 
 def _logits_args(d: Draw) -> dict[str, Any]:
-    of = _jsd_args(d)
-    given = {"student": of.pop("input"), "teacher": of.pop("target"), "labels": of.pop("labels")}
+    args = _jsd_args(d)
+    tensors = {"student": args.pop("input"), "teacher": args.pop("target"), "labels": args.pop("labels")}
     return {
-        **given,
-        "beta": of["beta"],
+        **tensors,
+        "beta": args["beta"],
         "temperature": d.option("temperature", 1.0),
-        "ignore_index": of["ignore_index"],
+        "ignore_index": args["ignore_index"],
     }
 
 
@@ -352,10 +352,10 @@ def token_logits_jsd(
 
 
 def _logits_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _logits_args(d)
-    loss, student_lse, teacher_lse, slope = token_logits_jsd.reference(**of)
-    given = {"student": of.pop("student").contiguous(), "teacher": of.pop("teacher"), "dloss": loss.cos()}
-    return {**given, "student_lse": student_lse, "teacher_lse": teacher_lse, "slope": slope, **of}
+    args = _logits_args(d)
+    loss, student_lse, teacher_lse, slope = token_logits_jsd.reference(**args)
+    tensors = {"student": args.pop("student").contiguous(), "teacher": args.pop("teacher"), "dloss": loss.cos()}
+    return {**tensors, "student_lse": student_lse, "teacher_lse": teacher_lse, "slope": slope, **args}
 
 
 @op(out="", mutates=("student",), samples=Maker(_logits_bwd_args, LOGITS_CASES))

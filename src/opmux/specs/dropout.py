@@ -9,7 +9,6 @@ and one byte of the mask in each half.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor
 
 from ..core.contract import Byte, Float
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, Tol, op
+from ..core.spec import Tol, op
 from ._numeric import rounded, wide
 from .random import LOW, Probability, Seed, philox
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
 
@@ -97,8 +96,8 @@ CASES = (
 
 
 def _seed(d: Draw) -> Tensor:
-    there = "cpu" if d.option("host") else d.device
-    return torch.tensor((-0x123456789ABCDEF1, 0x7_1234_5678), dtype=torch.int64, device=there)
+    device = "cpu" if d.option("host") else d.device
+    return torch.tensor((-0x123456789ABCDEF1, 0x7_1234_5678), dtype=torch.int64, device=device)
 
 
 def _args(d: Draw) -> dict[str, Any]:
@@ -113,19 +112,9 @@ def _bwd_args(d: Draw) -> dict[str, Any]:
 FWD, BWD = Maker(_args, CASES), Maker(_bwd_args, CASES)
 
 
-def _errors(good: Maker, *ways: tuple[str, Any, str]) -> BadSamples:
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(Case((5, 64)), torch.float32, device)
-        for name, spoil, says in ways:
-            spoiled = {**args, name: spoil(args[name])}
-            yield BadSample(tuple(spoiled.values()), ValueError, says, id=f"{name}: {says}")
-
-    return bad
-
-
-BAD_X = ("x", lambda t: t[:, :3], "x must have a multiple of 16 elements")
-BAD_DY = ("dy", lambda t: t[:, :3], "dy must have a multiple of 16 elements")
-BAD_MASK = ("mask", lambda t: t[:-1], "mask must have 40 bytes")
+BAD_X = Change("x", lambda t: t[:, :3], "x must have a multiple of 16 elements")
+BAD_DY = Change("dy", lambda t: t[:, :3], "dy must have a multiple of 16 elements")
+BAD_MASK = Change("mask", lambda t: t[:-1], "mask must have 40 bytes")
 
 # ---- the primitives -------------------------------------------------------------------------------------------------
 
@@ -139,7 +128,7 @@ def _fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     out="y mask",
     grad="dropout_bits_bwd",
     samples=FWD,
-    errors=_errors(FWD, BAD_X),
+    errors=bad_samples(FWD, BAD_X, case=Case((5, 64))),
     where=sixteens,
     fake=_fake,
     tol=EXACT,
@@ -160,7 +149,7 @@ def philox_dropout_bits(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> 
     return kept(keep, x, p), packed_bits(keep)
 
 
-@op(out="dx", samples=BWD, errors=_errors(BWD, BAD_DY, BAD_MASK), where=bit_for_each)
+@op(out="dx", samples=BWD, errors=bad_samples(BWD, BAD_DY, BAD_MASK, case=Case((5, 64))), where=bit_for_each)
 def dropout_bits_bwd(dy: Float[Tensor, "..."], mask: Byte[Tensor, "..."], p: Probability) -> Tensor:
     """The gradient of philox_dropout_bits: dx = dy / (1 - p) where the bit of the mask is set, else 0.
 

@@ -55,17 +55,17 @@ CASES = (
 def _samples(loss: Loss, gradient: bool) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
         reduction = d.option("reduction", MEAN)
-        made: dict[str, Any] = {}
+        args: dict[str, Any] = {}
         if gradient:
-            made["grad_output"] = d.full() if reduction == NONE else d.weights()
-        made["self"] = DOMAINS[loss.domain](d.full())
-        made["target"] = d.full() if "entropy" not in loss.name else DOMAINS["unit"](d.full())
+            args["grad_output"] = d.full() if reduction == NONE else d.weights()
+        args["self"] = DOMAINS[loss.domain](d.full())
+        args["target"] = d.full() if "entropy" not in loss.name else DOMAINS["unit"](d.full())
         for name in loss.weights:
-            made[name] = d.full().abs() if d.option("weight") else None
-        made["reduction"] = reduction
+            args[name] = d.full().abs() if d.option("weight") else None
+        args["reduction"] = reduction
         if loss.number:
-            made[loss.number] = d.option("number", 1.0)
-        return made
+            args[loss.number] = d.option("number", 1.0)
+        return args
 
     return Maker(build, tuple(c for c in CASES if c.layout == "packed") if gradient else CASES)
 
@@ -100,12 +100,12 @@ def _classes(spatial: bool, gradient: bool) -> Maker:
         target[..., ::3] = -100
         weight = d.weights(c).abs() if d.option("weighted") else None
         reduction = d.option("reduction", MEAN)
-        made = {"self": x, "target": target, "weight": weight, "reduction": reduction, "ignore_index": -100}
+        args = {"self": x, "target": target, "weight": weight, "reduction": reduction, "ignore_index": -100}
         if not gradient:
-            return made
+            return args
         grad = d.weights(*target.shape) if reduction == NONE else d.weights()
         total = (target >= 0).sum().to(x.dtype)
-        return {"grad_output": grad, **made, "total_weight": total}
+        return {"grad_output": grad, **args, "total_weight": total}
 
     shape = (2, 5, 3, 7) if spatial else (37, 11)
     cases = (

@@ -27,15 +27,15 @@ ROUGH = {torch.float16: Tol(4e-3, 4e-3), torch.bfloat16: Tol(3.2e-2, 3.2e-2), to
 def _arguments(name: str) -> tuple[list[Any], list[str]]:
     """All arguments of an op's overloads except `out`, and the names of those that every overload has."""
     packet = getattr(torch.ops.aten, name)
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     everywhere: set[str] | None = None
     for overload in packet.overloads():
         arguments = [a for a in getattr(packet, overload)._schema.arguments if a.name != "out"]
         names = {a.name for a in arguments}
         everywhere = names if everywhere is None else everywhere & names
         for a in arguments:
-            found.setdefault(a.name, a)
-    return sorted(found.values(), key=lambda a: a.kwarg_only), list(everywhere or ())
+            by_name.setdefault(a.name, a)
+    return sorted(by_name.values(), key=lambda a: a.kwarg_only), list(everywhere or ())
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -50,18 +50,18 @@ def _function(name: str) -> Callable[..., Any]:
         passed.append(a.name)
     text = f"def {name}({', '.join(params)}) -> Any:\n    return _call({', '.join(f'{n}={n}' for n in passed)})\n"
 
-    def call(**given: Any) -> Any:
+    def call(**args: Any) -> Any:
         """Pass only the arguments that are given: torch chooses the overload by them."""
-        values = {n: v for n, v in given.items() if v is not None}
+        values = {n: v for n, v in args.items() if v is not None}
         if "scalars" in values:
             values.pop("value", None)
         if not {"other", "exponent"} & values.keys() or isinstance(values.get("other"), (int, float)):
             values.pop("alpha", None)
         return getattr(torch.ops.aten, name)(**values)
 
-    made = codegen.function(text, name, f"reference of aten::{name}", {"__name__": __name__, "_call": call, "Any": Any})
-    made.__doc__ = f"torch.ops.aten.{name}."
-    return made
+    fn = codegen.function(text, name, f"reference of aten::{name}", {"__name__": __name__, "_call": call, "Any": Any})
+    fn.__doc__ = f"torch.ops.aten.{name}."
+    return fn
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def _elementwise(name: str) -> Samples:
             forms = {"list": {"exponent": y}, "number": {"exponent": 2}, "numbers": {"exponent": NUMBERS}}
         else:
             forms = {"list": {"other": y}, "number": {"scalar": 2.5}, "numbers": {"scalars": NUMBERS}}
-        for id, given in forms.items():
-            yield Sample(tuple({**blank, "self": x, **given}.values()), id=id)
+        for id, args in forms.items():
+            yield Sample(tuple({**blank, "self": x, **args}.values()), id=id)
 
     return make
 
@@ -122,19 +122,19 @@ def _steps(name: str) -> Samples:
         for more in ({}, {"maximize": True, "amsgrad": True, "nesterov": True, "grad_scale": 2.0, "found_inf": 0.0}):
             arguments = [a.name for a in _arguments(name)[0]]
             lists = iter(_drawn(dtype, device, len(name), 6))
-            given: dict[str, Any] = {}
+            args: dict[str, Any] = {}
             for n in arguments:
                 if n in ("grad_scale", "found_inf"):
-                    given[n] = torch.tensor(more[n], device=device) if n in more else None
+                    args[n] = torch.tensor(more[n], device=device) if n in more else None
                 elif n == "state_steps":
-                    given[n] = [torch.tensor(3.0, device=device) for _ in SIZES]
+                    args[n] = [torch.tensor(3.0, device=device) for _ in SIZES]
                 elif n == "max_exp_avg_sqs" and "amsgrad" not in more:
-                    given[n] = []
+                    args[n] = []
                 elif n == "self" or (n.endswith(("s", "list")) and n not in numbers):
-                    given[n] = next(lists)
+                    args[n] = next(lists)
                 else:
-                    given[n] = more.get(n, numbers.get(n, False))
-            yield Sample(tuple(given.values()), id="scaled" if more else "plain")
+                    args[n] = more.get(n, numbers.get(n, False))
+            yield Sample(tuple(args.values()), id="scaled" if more else "plain")
 
     return make
 

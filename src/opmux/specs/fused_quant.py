@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..core.contract import Byte, Float, Float32, Grad, contiguous, one_of, same_dtype, shape
 from ..core.errors import BadArgument
-from ..core.spec import Tol, op
-from . import _fp8
+from ..core.spec import op
+from . import _fp8, quant
 from ._numeric import rounded, wide
-from .activation import ACTS, SUMS, halves
+from .activation import ACTS, halves
 from .norm import layer_norm, rms_parts
 from .quant import (
     FP8_MAX,
@@ -39,14 +39,11 @@ from .quant import (
     rows_paired,
     scale_from,
     transposed_paired,
-    turned,
+    transposed_shape,
 )
 from .samples import Case, Draw, Maker
 
 Buffer = Tensor | None
-
-# If a result rounds to the adjacent value, its scales and its bytes may be adjacent values too.
-NEAR = {**SUMS, **_fp8.BYTES, torch.float32: Tol(1e-2, 1e-5)}
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
@@ -79,7 +76,7 @@ def mx_scales_of(columnwise: bool) -> Any:
 X = Float[Tensor, "*rows _"]
 Dy = Grad[Tensor, "...", shape(lambda x, gated: result_shape(x, None, gated))]
 Data = Byte[Tensor, "...", shape(result_shape), contiguous()]
-Transposed = Byte[Tensor, "...", shape(lambda x, dy, gated: turned(result_shape(x, dy, gated))), contiguous()]
+Transposed = Byte[Tensor, "...", shape(lambda x, dy, gated: transposed_shape(result_shape(x, dy, gated))), contiguous()]
 RowScales = Float32[Tensor, "_ _", scales_of(False), contiguous()]
 ColumnScales = Float32[Tensor, "_ _", scales_of(True), contiguous()]
 MxRowScales = Byte[Tensor, "_ _", mx_scales_of(False), contiguous()]
@@ -128,8 +125,12 @@ MX_CASES = (
 WAYS = {"both": (True, True), "row": (True, False), "col": (False, True)}
 
 
-def _bytes(d: Draw, wanted: bool, shape: Any, dtype: torch.dtype = torch.uint8) -> Buffer:
-    return torch.full(tuple(shape), 7, dtype=dtype, device=d.device) if wanted else None
+def _bytes(d: Draw, needed: bool, shape: Any, dtype: torch.dtype = torch.uint8) -> Buffer:
+    return torch.full(tuple(shape), 7, dtype=dtype, device=d.device) if needed else None
+
+
+def _dtype(d: Draw) -> torch.dtype:
+    return d.option("to", torch.float8_e4m3fn)
 
 
 def _number(d: Draw, value: float) -> Tensor:
@@ -138,69 +139,63 @@ def _number(d: Draw, value: float) -> Tensor:
 
 def _mx_buffers(d: Draw, shape: Any) -> dict[str, Any]:
     row, col = WAYS[d.option("ways", "both")]
-    y, yc = _bytes(d, row, shape), _bytes(d, col, shape)
-    y_scale, yc_scale = (_bytes(d, want, mx_scales(shape, way)) for want, way in ((row, False), (col, True)))
-    return {"y": y, "y_scale": y_scale, "yc": yc, "yc_scale": yc_scale}
+    return {
+        "y": _bytes(d, row, shape),
+        "y_scale": _bytes(d, row, mx_scales(shape, False)),
+        "yc": _bytes(d, col, shape),
+        "yc_scale": _bytes(d, col, mx_scales(shape, True)),
+    }
 
 
 def _one_scale(d: Draw, shape: Any) -> dict[str, Any]:
     row, col = WAYS[d.option("ways", "both")]
-    return {"y": _bytes(d, row, shape), "yt": _bytes(d, col, turned(shape)), "scale_inv": _number(d, 0.0)}
+    return {"y": _bytes(d, row, shape), "yt": _bytes(d, col, transposed_shape(shape)), "scale_inv": _number(d, 0.0)}
 
 
 def _block_buffers(d: Draw, shape: Any) -> dict[str, Any]:
-    row, col = WAYS[d.option("ways", "both")]
-    y, yt = _bytes(d, row, shape), _bytes(d, col, turned(shape))
-    scales = [
-        _bytes(d, want, block_scales(shape, d.option("two_d", False), way), torch.float32)
-        for want, way in ((row, False), (col, True))
-    ]
-    return {"y": y, "y_scale": scales[0], "yt": yt, "yt_scale": scales[1]}
+    (row, col), two_d = WAYS[d.option("ways", "both")], d.option("two_d", False)
+    return {
+        "y": _bytes(d, row, shape),
+        "y_scale": _bytes(d, row, block_scales(shape, two_d, False), torch.float32),
+        "yt": _bytes(d, col, transposed_shape(shape)),
+        "yt_scale": _bytes(d, col, block_scales(shape, two_d, True), torch.float32),
+    }
 
 
 def _scaling(d: Draw, *names: str) -> dict[str, Any]:
     """The options of the quantization with these names."""
-    given = {"two_d": d.option("two_d", False), "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
-    return {name: given[name] for name in names}
+    options = {"two_d": d.option("two_d", False), "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
+    return {name: options[name] for name in names}
 
 
-def _act_args(
-    d: Draw, buffers: Callable[[Draw, Any], dict[str, Any]]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Three parts of the arguments: inputs, output buffers, and the dtype and activation."""
-    form, (*lead, n) = d.option("form", ""), d.case.shape
-    doubled = Draw(Case((*lead, 2 * n), d.case.layout), d.dtype, d.device)
-    gated, backward = form.startswith("glu"), form.endswith("bwd")
-    x, dy = (doubled if gated else d).full(), d.grad() if backward else None
-    shape = result_shape(x, dy, gated)
-    dbias = torch.full(shape[-1:], 7.0, dtype=d.dtype, device=d.device) if d.option("sums") else None
-    of = {"dtype": d.option("to", torch.float8_e4m3fn), "act": d.option("act", "gelu_tanh"), "gated": gated}
-    return {"x": x, "dy": dy}, {**buffers(d, shape), "dbias": dbias}, of
+# Draws the output buffers for a result of this shape, by name.
+Buffers = Callable[[Draw, Any], dict[str, Any]]
 
 
-def _act_cast_args(d: Draw) -> dict[str, Any]:
-    given, buffers, of = _act_args(d, _one_scale)
-    dbias = buffers.pop("dbias")
-    return {**given, "scale": _number(d, 37.5), **buffers, "amax": _number(d, 0.25), "dbias": dbias, **of}
+def _act_args(buffers: Buffers, *scaling: str) -> Callable[[Draw], dict[str, Any]]:
+    """Draws the arguments of an activation with these buffers and options of the quantization."""
+
+    def build(d: Draw) -> dict[str, Any]:
+        form, (*lead, n) = d.option("form", ""), d.case.shape
+        doubled = Draw(Case((*lead, 2 * n), d.case.layout), d.dtype, d.device)
+        gated, backward = form.startswith("glu"), form.endswith("bwd")
+        x, dy = (doubled if gated else d).full(), d.grad() if backward else None
+        shape = result_shape(x, dy, gated)
+        dbias = torch.full(shape[-1:], 7.0, dtype=d.dtype, device=d.device) if d.option("sums") else None
+        options = {"dtype": _dtype(d), "act": d.option("act", "gelu_tanh"), "gated": gated}
+        return {"x": x, "dy": dy, **buffers(d, shape), "dbias": dbias, **options, **_scaling(d, *scaling)}
+
+    return build
 
 
-def _act_current_args(d: Draw) -> dict[str, Any]:
-    given, buffers, of = _act_args(d, _one_scale)
-    return {**given, **buffers, **of, **_scaling(d, "pow2", "eps")}
+def _cast_buffers(d: Draw, shape: Any) -> dict[str, Any]:
+    return {"scale": _number(d, 37.5), **_one_scale(d, shape), "amax": _number(d, 0.25)}
 
 
-def _act_blocks_args(d: Draw) -> dict[str, Any]:
-    given, buffers, of = _act_args(d, _block_buffers)
-    return {**given, **buffers, **of, **_scaling(d, "two_d", "pow2", "eps")}
-
-
-def _act_mx_args(d: Draw) -> dict[str, Any]:
-    given, buffers, of = _act_args(d, _mx_buffers)
-    return {**given, **buffers, **of, **_scaling(d, "two_d")}
-
-
-ACT_CAST, ACT_CURRENT, ACT_BLOCKS = (Maker(a, CASES) for a in (_act_cast_args, _act_current_args, _act_blocks_args))
-ACT_MX = Maker(_act_mx_args, MX_CASES)
+ACT_CAST = Maker(_act_args(_cast_buffers), CASES)
+ACT_CURRENT = Maker(_act_args(_one_scale, "pow2", "eps"), CASES)
+ACT_BLOCKS = Maker(_act_args(_block_buffers, "two_d", "pow2", "eps"), CASES)
+ACT_MX = Maker(_act_args(_mx_buffers, "two_d"), MX_CASES)
 
 
 # ---- activations ----------------------------------------------------------------------------------------------------
@@ -227,7 +222,7 @@ def _put_sums(dbias: Buffer, result: Tensor) -> None:
     out="",
     mutates=("y", "yt", "scale_inv", "amax", "dbias"),
     samples=ACT_CAST,
-    tol=NEAR,
+    tol=_fp8.BLOCKS,
     where=halves_match,
 )
 def act_fp8_cast_into(
@@ -271,7 +266,7 @@ def act_fp8_cast_into(
     out="",
     mutates=("y", "yt", "scale_inv", "dbias"),
     samples=ACT_CURRENT,
-    tol=NEAR,
+    tol=_fp8.BLOCKS,
     where=halves_match,
 )
 def act_fp8_current_into(
@@ -312,7 +307,7 @@ def act_fp8_current_into(
     out="",
     mutates=("y", "y_scale", "yt", "yt_scale", "dbias"),
     samples=ACT_BLOCKS,
-    tol=NEAR,
+    tol=_fp8.BLOCKS,
     where=(halves_match, rows_paired, transposed_paired),
 )
 def act_fp8_blocks_into(
@@ -357,7 +352,7 @@ def act_fp8_blocks_into(
     out="",
     mutates=("y", "y_scale", "yc", "yc_scale", "dbias"),
     samples=ACT_MX,
-    tol=NEAR,
+    tol=_fp8.BLOCKS,
     where=(halves_match, result_in_blocks, rows_paired, columns_paired),
 )
 def act_mxfp8_into(
@@ -416,34 +411,26 @@ MX_NORM_CASES = (
 )
 
 
-def _norm_parts(d: Draw) -> dict[str, Any]:
-    x, weight, bias = d.full(), d.cols(), d.cols() if d.option("bias") else None
-    mean, rstd = layer_norm.reference(x, weight, bias)[1:] if d.option("centred") else (None, None)
-    if rstd is None:
-        rstd = rms_parts(x, weight, 1e-6, 0.0)[1]
-    return {"x": x, "weight": weight, "bias": bias, "mean": mean, "rstd": rstd}
+def _norm_args(buffers: Buffers, *scaling: str) -> Callable[[Draw], dict[str, Any]]:
+    """Draws the arguments of a norm with these buffers and options of the quantization."""
+
+    def build(d: Draw) -> dict[str, Any]:
+        x, weight, bias = d.full(), d.cols(), d.cols() if d.option("bias") else None
+        mean, rstd = layer_norm.reference(x, weight, bias)[1:] if d.option("centred") else (None, None)
+        if rstd is None:
+            rstd = rms_parts(x, weight, 1e-6, 0.0)[1]
+        inputs = {"x": x, "weight": weight, "bias": bias, "mean": mean, "rstd": rstd}
+        options = {"dtype": _dtype(d), "offset": d.option("offset", 0.0)}
+        return {**inputs, **buffers(d, d.case.shape), **options, **_scaling(d, *scaling)}
+
+    return build
 
 
-def _norm_current_args(d: Draw) -> dict[str, Any]:
-    given = {**_norm_parts(d), "amax": _number(d, 3.5), **_one_scale(d, d.case.shape)}
-    rest = {"dtype": d.option("to", torch.float8_e4m3fn), "offset": d.option("offset", 0.0)}
-    return {**given, **rest, **_scaling(d, "pow2", "eps")}
-
-
-def _norm_blocks_args(d: Draw) -> dict[str, Any]:
-    given = {**_norm_parts(d), **_block_buffers(d, d.case.shape)}
-    rest = {"dtype": d.option("to", torch.float8_e4m3fn), "offset": d.option("offset", 0.0)}
-    return {**given, **rest, **_scaling(d, "two_d", "pow2", "eps")}
-
-
-def _norm_mx_args(d: Draw) -> dict[str, Any]:
-    given = {**_norm_parts(d), **_mx_buffers(d, d.case.shape)}
-    rest = {"dtype": d.option("to", torch.float8_e4m3fn), "offset": d.option("offset", 0.0)}
-    return {**given, **rest, **_scaling(d, "two_d")}
-
-
-NORM_MX = Maker(_norm_mx_args, MX_NORM_CASES)
-NORM_CURRENT, NORM_BLOCKS = Maker(_norm_current_args, NORM_CASES), Maker(_norm_blocks_args, NORM_CASES)
+NORM_CURRENT = Maker(
+    _norm_args(lambda d, shape: {"amax": _number(d, 3.5), **_one_scale(d, shape)}, "pow2", "eps"), NORM_CASES
+)
+NORM_BLOCKS = Maker(_norm_args(_block_buffers, "two_d", "pow2", "eps"), NORM_CASES)
+NORM_MX = Maker(_norm_args(_mx_buffers, "two_d"), MX_NORM_CASES)
 
 
 def _normed(x: Tensor, weight: Tensor, bias: Buffer, mean: Buffer, rstd: Tensor, offset: float) -> Tensor:
@@ -455,19 +442,13 @@ def _normed(x: Tensor, weight: Tensor, bias: Buffer, mean: Buffer, rstd: Tensor,
 
 Rows = Float[Tensor, "*rows n"]
 RowBytes = Byte[Tensor, "*rows n", contiguous()]
-TurnedBytes = Byte[Tensor, "...", shape(lambda x: turned(x.shape), "transposed x"), contiguous()]
-NormRowScales = Float32[Tensor, "_ _", shape(lambda x, two_d: block_scales(x.shape, two_d, False)), contiguous()]
-NormColumnScales = Float32[Tensor, "_ _", shape(lambda x, two_d: block_scales(x.shape, two_d, True)), contiguous()]
-
-NormMxRowScales = Byte[Tensor, "_ _", shape(lambda x: mx_scales(x.shape, False)), contiguous()]
-NormMxColumnScales = Byte[Tensor, "_ _", shape(lambda x: mx_scales(x.shape, True)), contiguous()]
 
 
 @op(
     out="",
     mutates=("y", "yt", "scale_inv"),
     samples=NORM_CURRENT,
-    tol=NEAR,
+    tol=_fp8.BLOCKS,
 )
 def norm_fp8_current_into(
     x: Rows,
@@ -477,7 +458,7 @@ def norm_fp8_current_into(
     rstd: Float[Tensor, "*rows"],
     amax: One,
     y: RowBytes | None,
-    yt: TurnedBytes | None,
+    yt: quant.Transposed | None,
     scale_inv: One | None,
     dtype: Float8,
     offset: float = 0.0,
@@ -514,7 +495,7 @@ def norm_fp8_current_into(
     out="",
     mutates=("y", "y_scale", "yt", "yt_scale"),
     samples=NORM_BLOCKS,
-    tol=NEAR,
+    tol=_fp8.BLOCKS,
     where=(rows_paired, transposed_paired),
 )
 def norm_fp8_blocks_into(
@@ -524,9 +505,9 @@ def norm_fp8_blocks_into(
     mean: Float[Tensor, "*rows"] | None,
     rstd: Float[Tensor, "*rows"],
     y: RowBytes | None,
-    y_scale: NormRowScales | None,
-    yt: TurnedBytes | None,
-    yt_scale: NormColumnScales | None,
+    y_scale: quant.RowScales | None,
+    yt: quant.Transposed | None,
+    yt_scale: quant.ColumnScales | None,
     dtype: Float8,
     offset: float = 0.0,
     two_d: bool = False,
@@ -559,7 +540,7 @@ def norm_fp8_blocks_into(
     out="",
     mutates=("y", "y_scale", "yc", "yc_scale"),
     samples=NORM_MX,
-    tol=NEAR,
+    tol=_fp8.BLOCKS,
     where=(rows_paired, columns_paired),
 )
 def norm_mxfp8_into(
@@ -569,9 +550,9 @@ def norm_mxfp8_into(
     mean: Float[Tensor, "*rows"] | None,
     rstd: Float[Tensor, "*rows"],
     y: RowBytes | None,
-    y_scale: NormMxRowScales | None,
+    y_scale: quant.MxRowScales | None,
     yc: RowBytes | None,
-    yc_scale: NormMxColumnScales | None,
+    yc_scale: quant.MxColumnScales | None,
     dtype: Float8,
     offset: float = 0.0,
     two_d: bool = False,

@@ -31,11 +31,9 @@ def _args(d: Draw) -> dict[str, Any]:
     """Options: out (the number of outputs; by default as many as inputs), no_bias."""
     k = d.case.shape[-1]
     n = d.option("out", k)
-    drawn = lambda name, shape: Draw(
-        Case(shape, d.case.layout, {"of": d.case.id, "name": name}), d.dtype, d.device
-    ).full(max(k, 1) ** -0.5)
-    bias = None if d.option("no_bias") else drawn("bias", (n,))
-    return {"x": d.full(), "weight": drawn("weight", (n, k)), "bias": bias}
+    scaled = lambda name, shape: d.another(name, shape, d.case.layout, scale=max(k, 1) ** -0.5)
+    bias = None if d.option("no_bias") else scaled("bias", (n,))
+    return {"x": d.full(), "weight": scaled("weight", (n, k)), "bias": bias}
 
 
 CASES = (
@@ -88,9 +86,9 @@ def linear(
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    of = _args(d)
-    shape = (*d.case.shape[:-1], of["weight"].shape[0])
-    return {"dy": Draw(Case(shape, d.case.layout), d.dtype, d.device).grad(), "x": of["x"], "weight": of["weight"]}
+    args = _args(d)
+    shape = (*d.case.shape[:-1], args["weight"].shape[0])
+    return {"dy": Draw(Case(shape, d.case.layout), d.dtype, d.device).grad(), "x": args["x"], "weight": args["weight"]}
 
 
 LINEAR_BWD = Maker(_bwd_args, CASES)
@@ -152,9 +150,9 @@ def factors_fit(op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> 
     """Raise unless both factors have the same K, whose dimension depends on `trans_a` and `trans_b`."""
     k = a.shape[0 if trans_a else 1]
     if b.shape[1 if trans_b else 0] != k:
-        wanted = (b.shape[0], k) if trans_b else (k, b.shape[1])
+        sizes = (b.shape[0], k) if trans_b else (k, b.shape[1])
         form = f"a{'^T' if trans_a else ''} b{'^T' if trans_b else ''}"
-        expected = f"have shape {wanted}, as {form} with {{a}} {tuple(a.shape)}"
+        expected = f"have shape {sizes}, as {form} with {{a}} {tuple(a.shape)}"
         raise BadArgument.of(op, "b", expected, str(tuple(b.shape)))
 
 
@@ -194,7 +192,7 @@ def _gemm_args(d: Draw) -> dict[str, Any]:
 def _drawn(d: Draw, name: str, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
     """Another tensor; a matrix has the case's memory layout."""
     layout = d.case.layout if len(shape) > 1 else "packed"
-    return Draw(Case(shape, layout, {"of": d.case.id, "name": name}), d.dtype, d.device).full(scale)
+    return d.another(name, shape, layout, scale=scale)
 
 
 def _wider(d: Draw) -> torch.dtype:
@@ -221,17 +219,17 @@ GEMM_CASES = (
 GEMM = Maker(_gemm_args, GEMM_CASES)
 
 
-def unfit_factors(good: Maker) -> BadSamples:
+def unfit_factors(maker: Maker) -> BadSamples:
     """Bad samples: (5, 64) by the transpose of a matrix with 63 columns, and by a matrix with 63 rows."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
-        for turned, says in (
+        for transposed, match in (
             (True, r"b must have shape \(24, 64\), as a b\^T with a \(5, 64\); got \(24, 63\)"),
             (False, r"b must have shape \(64, 24\), as a b with a \(5, 64\); got \(63, 24\)"),
         ):
-            args = good.named(Case((5, 64), options={"tb": turned, "bias": True}), torch.float32, device)
-            args["b"] = args["b"][:, :-1] if turned else args["b"][:-1]
-            yield BadSample(tuple(args.values()), ValueError, says, id=f"b short, trans_b={turned}")
+            args = maker.named(Case((5, 64), options={"tb": transposed, "bias": True}), torch.float32, device)
+            args["b"] = args["b"][:, :-1] if transposed else args["b"][:-1]
+            yield BadSample(tuple(args.values()), ValueError, match, id=f"b short, trans_b={transposed}")
 
     return bad
 
@@ -404,10 +402,10 @@ def gemm_gelu(
 
 
 def _dgelu_args(d: Draw) -> dict[str, Any]:
-    of = _gemm_args(d)
+    args = _gemm_args(d)
     m = d.case.shape[1 if d.option("ta") else 0]
     pre = _drawn(d, "pre", (m, d.option("out", 24)))
-    return {"a": of.pop("a"), "b": of.pop("b"), "pre": pre, **{k: v for k, v in of.items() if k != "bias"}}
+    return {"a": args.pop("a"), "b": args.pop("b"), "pre": pre, **{k: v for k, v in args.items() if k != "bias"}}
 
 
 DGELU = Maker(_dgelu_args, tuple(c for c in GEMM_CASES if c.shape != (5, 0)))
@@ -449,13 +447,13 @@ def gemm_dgelu(
 
 def _sum_args(d: Draw) -> dict[str, Any]:
     """Options: those of gemm, beta, and wider (c in float32)."""
-    of = _gemm_args(d)
+    args = _gemm_args(d)
     m = d.case.shape[1 if d.option("ta") else 0]
     c = _drawn(d, "c", (m, d.option("out", 24))).contiguous()
     beta = d.option("beta", 1.0)
     return {
         "c": (c if beta else c.fill_(float("nan"))).to(_wider(d) if d.option("wider") else d.dtype),
-        "a": of["a"], "b": of["b"], "trans_a": of["trans_a"], "trans_b": of["trans_b"], "alpha": of["alpha"],
+        "a": args["a"], "b": args["b"], "trans_a": args["trans_a"], "trans_b": args["trans_b"], "alpha": args["alpha"],
         "beta": beta,
     }  # fmt: skip
 
@@ -541,13 +539,13 @@ def _residual_fits(op: str, x: Tensor, residual: Tensor | None) -> None:
 
 def _act_args(d: Draw) -> dict[str, Any]:
     """Options: those of linear, act, glu, residual ("same" or "wider": its dtype), and forgets (save=False)."""
-    of, glu = _args(d), bool(d.option("glu"))
+    args, glu = _args(d), bool(d.option("glu"))
     added = d.option("residual")
     residual = None
     if added:
-        residual = _drawn(d, "residual", (*d.case.shape[:-1], width(of["weight"], glu)))
+        residual = _drawn(d, "residual", (*d.case.shape[:-1], width(args["weight"], glu)))
         residual = residual.to(_wider(d)) if added == "wider" else residual
-    return {**of, "residual": residual, "act": d.option("act"), "glu": glu, "save": not d.option("forgets")}
+    return {**args, "residual": residual, "act": d.option("act"), "glu": glu, "save": not d.option("forgets")}
 
 
 LINEAR_ACT = Maker(
@@ -575,18 +573,18 @@ LINEAR_ACT = Maker(
 
 
 def _bad_acts(device: torch.device) -> Iterator[BadSample]:
-    for name, options, change, says in (
+    for name, options, change, match in (
         ("odd halves", {"out": 5, "glu": True}, {}, r"weight must have an even number of rows with glu=True"),
         ("a gate alone", {"act": "sigmoid"}, {}, "act must be None or one of 'gelu_tanh', .*, or glu be set"),
         ("a short residual", {"out": 8, "glu": True}, {"residual": (5, 8)}, r"residual must have shape \(5, 4\)"),
     ):
         args = LINEAR_ACT.named(Case((5, 16), options=options), torch.float32, device)
         args |= {k: torch.zeros(v, device=device) for k, v in change.items()}
-        yield BadSample(tuple(args.values()), ValueError, says, id=name)
+        yield BadSample(tuple(args.values()), ValueError, match, id=name)
     args = LINEAR_ACT.named(Case((5, 16), options={"residual": "same"}), torch.float32, device)
     args["residual"] = args["residual"].to(torch.bfloat16)
-    says = "residual must be float32, as x is float32; got bfloat16"
-    yield BadSample(tuple(args.values()), TypeError, says, id="a residual of half precision")
+    match = "residual must be float32, as x is float32; got bfloat16"
+    yield BadSample(tuple(args.values()), TypeError, match, id="a residual of half precision")
 
 
 @op(
@@ -629,8 +627,8 @@ def linear_act(
     y = a if act is None else ACTS[act].value(a)
     y = y if b is None else y * b
     y = y if residual is None else y + residual.to(y.dtype)
-    kept = save and (glu or act is not None)
-    saved = rounded(pre, x.dtype) if kept else x.new_empty(0)
+    keep = save and (glu or act is not None)
+    saved = rounded(pre, x.dtype) if keep else x.new_empty(0)
     return rounded(y, x.dtype if residual is None else residual.dtype), saved
 
 
@@ -730,14 +728,14 @@ def scaled_gemm(
 
 def _block_args(d: Draw) -> dict[str, Any]:
     """Options: those of _fp8_args, ar and br (the rows of a block of a and of b)."""
-    of = _fp8_args(d)
+    args = _fp8_args(d)
     m, k = d.case.shape
-    rows = {"a": (d.option("ar", 1), m), "b": (d.option("br", BLOCK), of["b"].shape[0])}
+    rows = {"a": (d.option("ar", 1), m), "b": (d.option("br", BLOCK), args["b"].shape[0])}
     scale = lambda name: _drawn(d, f"{name} scale", (-(-rows[name][1] // rows[name][0]), -(-k // BLOCK))).float()
     return {
-        "a": of["a"], "b": of["b"], "a_scale": scale("a").abs(), "b_scale": scale("b").abs() * 0.1,
-        "a_dtype": of["a_dtype"], "b_dtype": of["b_dtype"], "bias": of["bias"],
-        "a_rows": rows["a"][0], "b_rows": rows["b"][0], "out_dtype": of["out_dtype"],
+        "a": args["a"], "b": args["b"], "a_scale": scale("a").abs(), "b_scale": scale("b").abs() * 0.1,
+        "a_dtype": args["a_dtype"], "b_dtype": args["b_dtype"], "bias": args["bias"],
+        "a_rows": rows["a"][0], "b_rows": rows["b"][0], "out_dtype": args["out_dtype"],
     }  # fmt: skip
 
 

@@ -51,10 +51,10 @@ def _backward(rank: int) -> Maker:
 
     def build(d: Draw) -> dict[str, Any]:
         """Tensors of at least 32 bits: for 16-bit tensors torch's kernels compute positions in 16 bits."""
-        made = forward.build(Draw(d.case, torch.promote_types(d.dtype, torch.float32), d.device))
-        x, grid = made["input"], made["grid"]
+        args = forward.build(Draw(d.case, torch.promote_types(d.dtype, torch.float32), d.device))
+        x, grid = args["input"], args["grid"]
         dy = d.weights(*x.shape[:2], *grid.shape[1:-1]).to(x.dtype)
-        return {"grad_output": dy, **made, "output_mask": [True, True]}
+        return {"grad_output": dy, **args, "output_mask": [True, True]}
 
     return Maker(build, forward.cases)
 

@@ -36,10 +36,6 @@ CASES = (
 )
 
 
-def _drawn(d: Draw, name: str, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
-    return Draw(Case(shape, d.case.layout, {"of": d.case.id, "name": name}), d.dtype, d.device).full(scale)
-
-
 def _ends(d: Draw) -> Tensor:
     """Random ends; with three groups or more, the second group is empty."""
     rows, groups = d.case.shape[0], d.option("groups", 4)
@@ -51,17 +47,17 @@ def _ends(d: Draw) -> Tensor:
 
 def _args(d: Draw) -> dict[str, Any]:
     k, n, groups = d.case.shape[1], d.option("out", 24), d.option("groups", 4)
-    turned = bool(d.option("tb"))
-    b = _drawn(d, "b", (groups, n, k) if turned else (groups, k, n), max(k, 1) ** -0.5)
-    return {"a": d.full(), "b": b, "ends": _ends(d), "trans_b": turned}
+    transposed = bool(d.option("tb"))
+    b = d.another("b", (groups, n, k) if transposed else (groups, k, n), d.case.layout, scale=max(k, 1) ** -0.5)
+    return {"a": d.full(), "b": b, "ends": _ends(d), "trans_b": transposed}
 
 
 def _wgrad_args(d: Draw) -> dict[str, Any]:
-    return {"a": d.full(), "b": _drawn(d, "b", (d.case.shape[0], d.option("out", 24))), "ends": _ends(d)}
+    return {"a": d.full(), "b": d.another("b", (d.case.shape[0], d.option("out", 24)), d.case.layout), "ends": _ends(d)}
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    return {"dy": _drawn(d, "dy", (d.case.shape[0], d.option("out", 24))), **_args(d)}
+    return {"dy": d.another("dy", (d.case.shape[0], d.option("out", 24)), d.case.layout), **_args(d)}
 
 
 PRODUCTS, WGRADS, PRODUCTS_BWD = (Maker(args, CASES) for args in (_args, _wgrad_args, _bwd_args))
@@ -75,19 +71,19 @@ def factors_fit(op: str, a: Tensor, b: Tensor, trans_b: bool) -> None:
     groups, rows, columns = b.shape
     k = a.shape[1]
     if (columns if trans_b else rows) != k:
-        wanted = (groups, rows, k) if trans_b else (groups, k, columns)
-        expected = f"have shape {wanted}, with trans_b={trans_b} and {{a}} {tuple(a.shape)}"
+        sizes = (groups, rows, k) if trans_b else (groups, k, columns)
+        expected = f"have shape {sizes}, with trans_b={trans_b} and {{a}} {tuple(a.shape)}"
         raise BadArgument.of(op, "b", expected, str(tuple(b.shape)))
 
 
 def _unfit(device: torch.device) -> Iterator[BadSample]:
-    for turned, says in (
+    for transposed, match in (
         (True, r"b must have shape \(4, 24, 64\), with trans_b=True and a \(5, 64\); got \(4, 24, 63\)"),
         (False, r"b must have shape \(4, 64, 24\), with trans_b=False and a \(5, 64\); got \(4, 63, 24\)"),
     ):
-        args = PRODUCTS.named(Case((5, 64), options={"tb": turned}), torch.float32, device)
-        args["b"] = args["b"][:, :, :-1] if turned else args["b"][:, :-1]
-        yield BadSample(tuple(args.values()), ValueError, says, id=f"b short, trans_b={turned}")
+        args = PRODUCTS.named(Case((5, 64), options={"tb": transposed}), torch.float32, device)
+        args["b"] = args["b"][:, :, :-1] if transposed else args["b"][:, :-1]
+        yield BadSample(tuple(args.values()), ValueError, match, id=f"b short, trans_b={transposed}")
 
 
 UNFIT: BadSamples = _unfit
@@ -140,7 +136,7 @@ def _scaled_args(d: Draw) -> dict[str, Any]:
     scale = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(rows)).to(d.device) + 0.5
     return {
         "a": d.full().to(kind).view(torch.uint8),
-        "b": _drawn(d, "b", (groups, n, k)).to(FP8[0]).view(torch.uint8),
+        "b": d.another("b", (groups, n, k), d.case.layout).to(FP8[0]).view(torch.uint8),
         "ends": _ends(d),
         "a_scale": scale(rows),
         "b_scale": scale(groups, n) * max(k, 1) ** -0.5,
@@ -225,11 +221,11 @@ def grouped_mm_wgrad(
         groups.
     """
     v, w, group = wide(a), wide(b), _groups_of(a.shape[0], ends)
-    made = []
+    products = []
     for g in range(ends.shape[0]):
         own = (group == g)[:, None]
-        made.append(torch.where(own, v, 0.0).mT @ torch.where(own, w, 0.0))
-    return rounded(torch.stack(made) if made else v.new_zeros(0, a.shape[1], b.shape[1]), a.dtype)
+        products.append(torch.where(own, v, 0.0).mT @ torch.where(own, w, 0.0))
+    return rounded(torch.stack(products) if products else v.new_zeros(0, a.shape[1], b.shape[1]), a.dtype)
 
 
 def _product_shape(a: Tensor, b: Tensor, trans_b: bool) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 `opmux.functional` has the losses that reduce them to a number. The ops compute in float32 (float64 for float64 logits).
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from ..core.contract import Float, Grad, Index, at_least, between, contiguous, single
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, op
+from ..core.spec import BadSamples, op
 from ._numeric import rounded, wide
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 Smoothing = Annotated[float, between(0, 1)]
 Cap = Annotated[float, between(0, open=True)] | None
@@ -70,16 +69,10 @@ def has_classes(op: str, logits: Tensor) -> None:
         raise BadArgument.of(op, "logits", "have at least 1 column", str(tuple(logits.shape)), ValueError)
 
 
-def no_classes(good: Maker) -> BadSamples:
+def no_classes(maker: Maker) -> BadSamples:
     """Bad samples: logits without columns."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(Case((5, 64)), torch.float32, device)
-        args["logits"] = args["logits"][:, :0].contiguous()
-        says = r"logits must have at least 1 column; got \(5, 0\)"
-        yield BadSample(tuple(args.values()), ValueError, says, id="no columns")
-
-    return bad
+    match = r"logits must have at least 1 column; got \(5, 0\)"
+    return bad_samples(maker, Change("logits", lambda x: x[:, :0].contiguous(), match), case=Case((5, 64)))
 
 
 def capped(x: Tensor, softcap: float | None) -> Tensor:
@@ -145,10 +138,10 @@ def token_cross_entropy(
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    of = _args(d)
-    loss, lse, _ = token_cross_entropy.reference(**of)
+    args = _args(d)
+    loss, lse, _ = token_cross_entropy.reference(**args)
     dloss = torch.full((), 0.5, device=d.device).expand(loss.shape) if d.case.layout == "expanded" else loss.cos()
-    return {"dloss": dloss, "logits": of.pop("logits"), "target": of.pop("target"), "lse": lse, **of}
+    return {"dloss": dloss, "logits": args.pop("logits"), "target": args.pop("target"), "lse": lse, **args}
 
 
 TOKENS_BWD = Maker(_bwd_args, CASES)
@@ -204,8 +197,8 @@ def token_cross_entropy_bwd(
 
 
 def _bwd_in_place_args(d: Draw) -> dict[str, Any]:
-    of = _bwd_args(d)
-    return {"logits": of["logits"].contiguous(), **{n: v for n, v in of.items() if n != "logits"}}
+    args = _bwd_args(d)
+    return {"logits": args["logits"].contiguous(), **{n: v for n, v in args.items() if n != "logits"}}
 
 
 TOKENS_IN_PLACE = Maker(_bwd_in_place_args, CASES)
@@ -254,9 +247,9 @@ ENTROPY_CASES = (
 
 
 def _entropy_args(d: Draw) -> dict[str, Any]:
-    of = _args(d)
-    given = {name: of[name] for name in ("logits", "target", "ignore_index")}
-    return {**given, "temperature": d.option("temperature", 1.0)}
+    args = _args(d)
+    shared = {name: args[name] for name in ("logits", "target", "ignore_index")}
+    return {**shared, "temperature": d.option("temperature", 1.0)}
 
 
 ENTROPY = Maker(_entropy_args, ENTROPY_CASES)
@@ -290,16 +283,16 @@ def token_nll_entropy(
     p = log_p.exp()
     entropy = -(p * log_p.masked_fill(p == 0, 0.0)).sum(-1)
     nll = -log_p.gather(-1, at[..., None])[..., 0]
-    shown = (torch.where(valid, row, torch.nan).masked_fill(~counts, 0.0) for row in (nll, entropy))
-    nll, entropy = (rounded(row, x.dtype) for row in shown)
+    results = (torch.where(valid, row, torch.nan).masked_fill(~counts, 0.0) for row in (nll, entropy))
+    nll, entropy = (rounded(row, x.dtype) for row in results)
     return nll, entropy, rounded(lse, x.dtype)
 
 
 def _entropy_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _entropy_args(d)
-    nll, entropy, lse = token_nll_entropy.reference(**of)
-    given = {"logits": of.pop("logits").contiguous(), "target": of.pop("target")}
-    return {**given, "dnll": nll.cos(), "dentropy": nll.sin() + 0.5, "entropy": entropy, "lse": lse, **of}
+    args = _entropy_args(d)
+    nll, entropy, lse = token_nll_entropy.reference(**args)
+    tensors = {"logits": args.pop("logits").contiguous(), "target": args.pop("target")}
+    return {**tensors, "dnll": nll.cos(), "dentropy": nll.sin() + 0.5, "entropy": entropy, "lse": lse, **args}
 
 
 ENTROPY_BWD = Maker(_entropy_bwd_args, ENTROPY_CASES)
@@ -344,12 +337,17 @@ def token_nll_entropy_bwd_(
 
 
 def _shard_args(d: Draw) -> dict[str, Any]:
-    of = _args(d)
-    lse = torch.logsumexp(wide(of["logits"]), -1) + 0.5  # as if there were more columns than these
+    args = _args(d)
+    lse = torch.logsumexp(wide(args["logits"]), -1) + 0.5  # as if there were more columns than these
     first = d.option("first", 0)
     dloss = torch.full((), 0.5, device=d.device).expand(lse.shape) if d.case.layout == "expanded" else lse.cos()
-    given = {"dloss": dloss, "logits": of["logits"], "target": of["target"], "lse": lse, "first": first}
-    return {**given, "ignore_index": of["ignore_index"], "own": d.option("own", 1.0), "spread": d.option("spread", 0.0)}
+    tensors = {"dloss": dloss, "logits": args["logits"], "target": args["target"], "lse": lse, "first": first}
+    return {
+        **tensors,
+        "ignore_index": args["ignore_index"],
+        "own": d.option("own", 1.0),
+        "spread": d.option("spread", 0.0),
+    }
 
 
 SHARDS = Maker(

@@ -5,7 +5,6 @@ t's k-th copy among the rows sorted by expert, or -1 if the copy was dropped. A 
 dropped. The map is int32, with all first copies before all second copies, as in NVIDIA's format.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -26,10 +25,10 @@ from ..core.contract import (
 )
 from ..core.errors import BadArgument
 from ..core.rules import same_len
-from ..core.spec import BadSample, BadSamples, Tol, op
+from ..core.spec import Tol, op
 from ._numeric import wide
 from .quant import FP8_MAX
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 NUMBERS = dtypes((*FLOATS, *FP8))
 MOVED = dtypes((*FLOATS, *FP8, torch.uint8))
@@ -85,18 +84,15 @@ def _spread_args(d: Draw) -> dict[str, Any]:
 def collect_args(d: Draw) -> dict[str, Any]:
     tokens, topk = d.case.shape[0], d.option("topk", 1)
     rows = d.option("rows", 0) or tokens * topk
-    drawn = lambda name, shape, layout: Draw(
-        Case(shape, layout, {"of": d.case.id, "name": name}), d.dtype, d.device
-    ).full()
-    x = drawn("rows", (rows, d.case.shape[1]), d.case.layout)
-    probs = drawn("probs", (tokens, topk), "packed").float().abs() if d.option("probs") else None
+    x = d.another("rows", (rows, d.case.shape[1]), d.case.layout)
+    probs = d.another("probs", (tokens, topk)).float().abs() if d.option("probs") else None
     once = bool(d.option("round_once"))
     return {"x": x, "row_map": moe_row_map.reference(**_map_args(d)), "probs": probs, "topk": topk, "round_once": once}
 
 
 def _spread_bwd_args(d: Draw) -> dict[str, Any]:
-    of = collect_args(d)
-    return {"dy": of["x"], "row_map": of["row_map"], "topk": of["topk"]}
+    args = collect_args(d)
+    return {"dy": args["x"], "row_map": args["row_map"], "topk": args["topk"]}
 
 
 def _collect_bwd_args(d: Draw) -> dict[str, Any]:
@@ -223,8 +219,8 @@ def _picked(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows]; zeros for dropped copies."""
     if not x.shape[0]:
         return x.new_zeros(rows.shape[0], x.shape[1]).to(working(x.dtype))
-    found = _as(_raw(x)[rows.clamp(0, x.shape[0] - 1).long()], x.dtype).to(working(x.dtype))
-    return torch.where(_missing(rows, x.shape[0])[:, None], 0, found)
+    values = _as(_raw(x)[rows.clamp(0, x.shape[0] - 1).long()], x.dtype).to(working(x.dtype))
+    return torch.where(_missing(rows, x.shape[0])[:, None], 0, values)
 
 
 def collected(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, round_once: bool) -> Tensor:
@@ -320,22 +316,13 @@ def _pad_args(d: Draw) -> dict[str, Any]:
 
 
 def _unpad_args(d: Draw) -> dict[str, Any]:
-    of = _pad_args(d)
-    x = Draw(Case((sum(of["padded"]), d.case.shape[1])), d.dtype, d.device).full()
-    y = torch.full((sum(of["rows"]), d.case.shape[1]), 7.0, dtype=d.dtype, device=d.device)
-    return {"x": x, "y": y, "rows": of["padded"], "kept": of["rows"]}
+    args = _pad_args(d)
+    x = Draw(Case((sum(args["padded"]), d.case.shape[1])), d.dtype, d.device).full()
+    y = torch.full((sum(args["rows"]), d.case.shape[1]), 7.0, dtype=d.dtype, device=d.device)
+    return {"x": x, "y": y, "rows": args["padded"], "kept": args["rows"]}
 
 
 PADS, UNPADS = Maker(_pad_args, BLOCKS), Maker(_unpad_args, BLOCKS)
-
-
-def _wrong_sizes(good: Maker, *ways: tuple[str, list[int], str]) -> BadSamples:
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, sizes, says in ways:
-            args = {**good.named(BLOCKS[0], torch.float32, device), name: sizes}
-            yield BadSample(tuple(args.values()), BadArgument, f"{name} must {says}", id=f"{name} {sizes}")
-
-    return bad
 
 
 @op(
@@ -343,11 +330,11 @@ def _wrong_sizes(good: Maker, *ways: tuple[str, list[int], str]) -> BadSamples:
     mutates=("y",),
     samples=PADS,
     where=blocks_grow,
-    errors=_wrong_sizes(
+    errors=bad_samples(
         PADS,
-        ("rows", [4, 0, 5, 4], "add up to at most 12, the rows of x; got 13"),
-        ("padded", [4, 1, 8, 4], "add up to at most 16, the rows of y; got 17"),
-        ("padded", [2, 0, 8, 4], "be at least 3 at index 0, as rows is; got 2"),
+        Change("rows", [4, 0, 5, 4], "rows must add up to at most 12, the rows of x; got 13"),
+        Change("padded", [4, 1, 8, 4], "padded must add up to at most 16, the rows of y; got 17"),
+        Change("padded", [2, 0, 8, 4], "padded must be at least 3 at index 0, as rows is; got 2"),
     ),
 )
 def moe_pad_into(
@@ -374,11 +361,11 @@ def moe_pad_into(
     mutates=("y",),
     samples=UNPADS,
     where=blocks_shrink,
-    errors=_wrong_sizes(
+    errors=bad_samples(
         UNPADS,
-        ("rows", [4, 0, 8, 5], "add up to at most 16, the rows of x; got 17"),
-        ("kept", [3, 0, 5, 5], "add up to at most 12, the rows of y; got 13"),
-        ("kept", [2, 0, 5, 5], "be at most 4 at index 3, as rows is; got 5"),
+        Change("rows", [4, 0, 8, 5], "rows must add up to at most 16, the rows of x; got 17"),
+        Change("kept", [3, 0, 5, 5], "kept must add up to at most 12, the rows of y; got 13"),
+        Change("kept", [2, 0, 5, 5], "kept must be at most 4 at index 3, as rows is; got 5"),
     ),
 )
 def moe_unpad_into(

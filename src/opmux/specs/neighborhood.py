@@ -28,16 +28,16 @@ CASES = (
 
 
 def _args(d: Draw) -> dict[str, Any]:
-    drawn = lambda name: Draw(Case(d.case.shape, d.case.layout, {"of": d.case.id, "name": name}), d.dtype, d.device)
+    k, v = (d.another(name, d.case.shape, d.case.layout) for name in "kv")
     options = {"kernel_size": d.option("kernel_size", 7), "dilation": d.option("dilation", 1)}
-    return {"q": d.full(), "k": drawn("k").full(), "v": drawn("v").full(), **options, "scale": d.option("scale")}
+    return {"q": d.full(), "k": k, "v": v, **options, "scale": d.option("scale")}
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    of = _args(d)
-    o, lse = neighborhood_attention.reference(**of)
-    given = {name: of.pop(name) for name in ("q", "k", "v")}
-    return {"do": Draw(Case(d.case.shape, d.case.layout), d.dtype, d.device).full(), **given, "o": o, "lse": lse, **of}
+    args = _args(d)
+    o, lse = neighborhood_attention.reference(**args)
+    qkv = {name: args.pop(name) for name in ("q", "k", "v")}
+    return {"do": Draw(Case(d.case.shape, d.case.layout), d.dtype, d.device).full(), **qkv, "o": o, "lse": lse, **args}
 
 
 class odd(Rule):

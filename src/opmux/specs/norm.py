@@ -12,14 +12,11 @@ from torch import Tensor
 
 from ..core.contract import AnyTensor, Byte, Float, Grad, contiguous, dtypes, one_of, same_dtype, shape
 from ..core.errors import BadArgument
-from ..core.spec import Tol, op
+from ..core.spec import op
 from . import _fp8
-from ._numeric import rounded, wide
+from ._numeric import SUMS, rounded, wide
 from .quant import MX, amax_of, block_scales, fp8_blocks_into, matrix, mx_scales, mxfp8_into, put
 from .samples import Case, Draw, Maker, rows
-
-# A weight's gradient is a sum over all rows, which implementations add in another order.
-SUMS = {torch.float32: Tol(1e-5, 1e-4)}
 
 # torch's default eps of RMS norm: the epsilon of the dtype it computes in.
 TORCH_EPS = {d: torch.finfo(torch.float32).eps for d in (torch.float16, torch.bfloat16, torch.float32)}
@@ -115,9 +112,9 @@ def rms_norm(
 
 
 def rms_bwd_args(d: Draw) -> dict[str, Any]:
-    of = rms_args(d)
-    _, rstd = rms_norm.reference(**of)
-    return {"dy": d.grad(), "x": of["x"], "weight": of["weight"], "rstd": rstd, "offset": of["offset"]}
+    args = rms_args(d)
+    _, rstd = rms_norm.reference(**args)
+    return {"dy": d.grad(), "x": args["x"], "weight": args["weight"], "rstd": rstd, "offset": args["offset"]}
 
 
 def _rms_bwd_args(d: Draw) -> dict[str, Any]:
@@ -162,8 +159,8 @@ def rms_norm_bwd(
 
 
 def _rms_bwd_add_args(d: Draw) -> dict[str, Any]:
-    of = _rms_bwd_args(d)
-    return {"dy": of.pop("dy"), "x": of.pop("x"), "add": d.full(), **of}
+    args = _rms_bwd_args(d)
+    return {"dy": args.pop("dy"), "x": args.pop("x"), "add": d.full(), **args}
 
 
 RMS_BWD_ADD = rows(_rms_bwd_add_args, *CASTINGS)
@@ -204,8 +201,8 @@ def rms_norm_bwd_add(
 
 
 def _add_rms_args(d: Draw) -> dict[str, Any]:
-    of = _rms_args(d)
-    return {"x": of.pop("x"), "residual": d.full(), **of}
+    args = _rms_args(d)
+    return {"x": args.pop("x"), "residual": d.full(), **args}
 
 
 ADD_RMS = rows(_add_rms_args, *CASTINGS)
@@ -255,8 +252,8 @@ def add_rms_norm(
 
 
 def _add_rms_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _rms_bwd_args(d)
-    return {"dy": of.pop("dy"), "ds": d.grad(), "s": of.pop("x"), **of}
+    args = _rms_bwd_args(d)
+    return {"dy": args.pop("dy"), "ds": d.grad(), "s": args.pop("x"), **args}
 
 
 ADD_RMS_BWD = rows(_add_rms_bwd_args, *CASTINGS)
@@ -355,10 +352,10 @@ def layer_norm(
 
 
 def layer_bwd_args(d: Draw) -> dict[str, Any]:
-    of = layer_args(d)
-    _, mu, rstd = layer_norm.reference(**of)
-    saved = {"x": of["x"], "weight": of["weight"], "mean": mu, "rstd": rstd}
-    return {"dy": d.grad(), **saved, "offset": of["offset"]}
+    args = layer_args(d)
+    _, mu, rstd = layer_norm.reference(**args)
+    saved = {"x": args["x"], "weight": args["weight"], "mean": mu, "rstd": rstd}
+    return {"dy": d.grad(), **saved, "offset": args["offset"]}
 
 
 LAYER_BWD = rows(layer_bwd_args)
@@ -482,9 +479,9 @@ def layer_norm_fp8(
 
 def _stats_args(d: Draw, centred: bool) -> dict[str, Any]:
     amax = None if d.option("no_amax") else torch.full((1,), 1e-3, device=d.device)
-    given = {"x": d.full(), "weight": d.cols()}
-    given |= {"bias": d.cols() if d.option("bias") else None} if centred else {}
-    return {**given, "amax": amax, "eps": d.option("eps", 1e-5), "offset": d.option("offset", 0.0)}
+    args = {"x": d.full(), "weight": d.cols()}
+    args |= {"bias": d.cols() if d.option("bias") else None} if centred else {}
+    return {**args, "amax": amax, "eps": d.option("eps", 1e-5), "offset": d.option("offset", 0.0)}
 
 
 STATS_CASES = (
@@ -498,7 +495,7 @@ STATS_CASES = (
 RMS_STATS, LAYER_STATS = (Maker(lambda d, c=centred: _stats_args(d, c), STATS_CASES) for centred in (False, True))
 
 
-def _raised(amax: Tensor | None, y: Tensor, dtype: torch.dtype) -> None:
+def _update_amax(amax: Tensor | None, y: Tensor, dtype: torch.dtype) -> None:
     """amax = max(amax, max|y|) in place, with y rounded to `dtype`."""
     if amax is not None and y.numel():
         put(amax, torch.maximum(amax, amax_of(y.to(dtype)).reshape(amax.shape)), None)
@@ -529,7 +526,7 @@ def rms_norm_stats(
         rstd, float32 [*rows] (float64 for float64).
     """
     y, rstd = rms_parts(x, weight, eps, offset)
-    _raised(amax, y, x.dtype)
+    _update_amax(amax, y, x.dtype)
     return rounded(rstd, rstd.dtype)
 
 
@@ -560,7 +557,7 @@ def layer_norm_stats(
         mean and rstd, float32 [*rows] (float64 for float64).
     """
     y, mu, rstd = layer_parts(wide(x), weight, bias, eps, offset)
-    _raised(amax, y, x.dtype)
+    _update_amax(amax, y, x.dtype)
     return rounded(mu, mu.dtype), rounded(rstd, rstd.dtype)
 
 
@@ -596,10 +593,10 @@ def _block_args(d: Draw, centred: bool) -> dict[str, Any]:
     x, mx = d.full(), d.option("mx", False)
     scales = mx_scales(x.shape, False) if mx else block_scales(x.shape, False, False)
     filled = lambda shape, dtype: torch.full(tuple(shape), 7, dtype=dtype, device=d.device)
-    given = {"x": x, "weight": d.cols()} | ({"bias": d.cols() if d.option("bias") else None} if centred else {})
-    given |= {"y": filled(x.shape, torch.uint8), "y_scale": filled(scales, torch.uint8 if mx else torch.float32)}
-    given |= {"dtype": d.option("to", torch.float8_e4m3fn), "eps": 1e-5, "offset": d.option("offset", 0.0)}
-    return {**given, "pow2": d.option("pow2", False), "least": d.option("least", 0.0)}
+    args = {"x": x, "weight": d.cols()} | ({"bias": d.cols() if d.option("bias") else None} if centred else {})
+    args |= {"y": filled(x.shape, torch.uint8), "y_scale": filled(scales, torch.uint8 if mx else torch.float32)}
+    args |= {"dtype": d.option("to", torch.float8_e4m3fn), "eps": 1e-5, "offset": d.option("offset", 0.0)}
+    return {**args, "pow2": d.option("pow2", False), "least": d.option("least", 0.0)}
 
 
 BLOCK_CASES = (
@@ -616,15 +613,13 @@ BLOCK_CASES = (
     Case((130,)),
 )
 RMS_BLOCKS, LAYER_BLOCKS = (Maker(lambda d, c=centred: _block_args(d, c), BLOCK_CASES) for centred in (False, True))
-# If a result rounds to the adjacent value, its scales and its bytes may be adjacent values too.
-NEAR_BLOCKS = {**SUMS, **_fp8.BYTES, torch.float32: Tol(1e-2, 1e-5)}
 
 
 @op(
     out="rstd",
     mutates=("y", "y_scale"),
     samples=RMS_BLOCKS,
-    tol=NEAR_BLOCKS,
+    tol=_fp8.BLOCKS,
     where=whole_blocks,
 )
 def rms_norm_fp8_blocks_into(
@@ -665,7 +660,7 @@ def rms_norm_fp8_blocks_into(
     out="mean rstd",
     mutates=("y", "y_scale"),
     samples=LAYER_BLOCKS,
-    tol=NEAR_BLOCKS,
+    tol=_fp8.BLOCKS,
     where=whole_blocks,
 )
 def layer_norm_fp8_blocks_into(

@@ -12,12 +12,10 @@ from torch import Tensor
 from ..core.contract import Float, Grad, same_dtype, single
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, Tol, op
-from ._numeric import rounded, wide
+from ._numeric import SUMS, rounded, wide
 from .norm import Casting, rms_parts, row_mean
 from .samples import Case, Draw, rows
 
-# Gradients of weights are sums over all rows, which implementations add in another order.
-SUMS = {torch.float32: Tol(1e-5, 1e-4)}
 # For ops that also sum over all elements.
 TOTALS = {torch.float32: Tol(1e-4, 1e-3), torch.float64: Tol(1e-7, 1e-6)}
 
@@ -33,8 +31,8 @@ def groups_divide(op: str, x: Tensor, scale: Tensor) -> None:
 
 
 def _not_divisible(device: torch.device) -> Any:
-    given = (torch.ones(6, 8, device=device), torch.ones(8, device=device), torch.ones(4, 8, device=device))
-    yield BadSample((*given, None, 1e-6, 0.0, "gemma"), BadArgument, "scale", id="scale: 4 groups of 6 rows")
+    tensors = (torch.ones(6, 8, device=device), torch.ones(8, device=device), torch.ones(4, 8, device=device))
+    yield BadSample((*tensors, None, 1e-6, 0.0, "gemma"), BadArgument, "scale", id="scale: 4 groups of 6 rows")
 
 
 def _of_rows(t: Tensor, x: Tensor) -> Tensor:
@@ -107,10 +105,10 @@ def modulated_rms_norm(
 
 
 def _modulated_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _modulated_args(d)
-    _, rstd = modulated_rms_norm.reference(**of)
-    saved = {"x": of["x"], "weight": of["weight"], "scale": of["scale"], "rstd": rstd}
-    return {"dy": d.grad(), **saved, "offset": of["offset"], "casting": of["casting"]}
+    args = _modulated_args(d)
+    _, rstd = modulated_rms_norm.reference(**args)
+    saved = {"x": args["x"], "weight": args["weight"], "scale": args["scale"], "rstd": rstd}
+    return {"dy": d.grad(), **saved, "offset": args["offset"], "casting": args["casting"]}
 
 
 @op(
@@ -205,9 +203,9 @@ def poly_norm(
 
 
 def _poly_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _poly_args(d)
-    _, rstd = poly_norm.reference(**of)
-    return {"dy": d.grad(), "x": of["x"], "weight": of["weight"], "bias": of["bias"], "rstd": rstd}
+    args = _poly_args(d)
+    _, rstd = poly_norm.reference(**args)
+    return {"dy": d.grad(), "x": args["x"], "weight": args["weight"], "bias": args["bias"], "rstd": rstd}
 
 
 @op(out="dx dweight dbias", samples=rows(_poly_bwd_args), tol=TOTALS)
@@ -278,8 +276,8 @@ def dyt(
 
 
 def _dyt_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _dyt_args(d)
-    return {"dy": d.grad(), "x": of["x"], "alpha": of["alpha"], "gamma": of["gamma"]}
+    args = _dyt_args(d)
+    return {"dy": d.grad(), "x": args["x"], "alpha": args["alpha"], "gamma": args["gamma"]}
 
 
 @op(out="dx dalpha dgamma dbeta", samples=rows(_dyt_bwd_args), tol=TOTALS)
@@ -309,4 +307,4 @@ def dyt_bwd(
     s = dz * gamma.to(v.dtype) * (1 - t * t)
     dgamma, dbeta = (dz * t).sum_to_size(gamma.shape), dz.sum_to_size(gamma.shape)
     dalpha = (s * v).sum().reshape(alpha.shape)
-    return tuple(rounded(g, of.dtype) for g, of in ((s * a, x), (dalpha, alpha), (dgamma, gamma), (dbeta, gamma)))  # pyright: ignore[reportReturnType]
+    return tuple(rounded(g, like.dtype) for g, like in ((s * a, x), (dalpha, alpha), (dgamma, gamma), (dbeta, gamma)))  # pyright: ignore[reportReturnType]

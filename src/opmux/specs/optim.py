@@ -76,12 +76,12 @@ class lists(Rule):
                 if each is V and t.dtype is not value[2][j].dtype:
                     expected = f"be {dtype_name(value[2][j].dtype)}, the dtype of the first moment"
                     raise BadArgument.of(op, part, expected, dtype_name(t.dtype), TypeError)
-                wanted = 1 if each.one else value[0][j].numel()
-                if t.numel() != wanted:
-                    raise BadArgument.of(op, part, f"have {wanted} elements", str(t.numel()))
+                count = 1 if each.one else value[0][j].numel()
+                if t.numel() != count:
+                    raise BadArgument.of(op, part, f"have {count} elements", str(t.numel()))
                 if on is not None and t.device != on.device:
-                    of = f", the device of {{{self.flag}}}" if flag is not None else ""
-                    raise BadArgument.of(op, part, f"be on {on.device}{of}", str(t.device))
+                    why = f", the device of {{{self.flag}}}" if flag is not None else ""
+                    raise BadArgument.of(op, part, f"be on {on.device}{why}", str(t.device))
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
         def changed(i: int, j: int, t: Any) -> list[list[Any]]:
@@ -122,8 +122,8 @@ FORMS = {  # by op
 
 Lists = list[list[Tensor]]
 Flag = Int32[Tensor, "...", single()]
-Held = Float32[Tensor, "...", single()]  # a number on the device
-HeldStep = Int32[Tensor, "...", single()]
+DeviceFloat = Float32[Tensor, "...", single()]  # a number on the device
+DeviceInt = Int32[Tensor, "...", single()]
 Switch = Annotated[int | bool, one_of(0, 1)]
 
 
@@ -153,11 +153,11 @@ class Adam(NamedTuple):
         if not self.bias_correction:
             return 1.0, 1.0
         if isinstance(self.step, Tensor):
-            of = lambda beta: 1 - torch.full_like(self.step, beta, dtype=torch.float64) ** self.step
-            return of(self.beta1).float().reshape(()), of(self.beta2).float().reshape(())
+            correction = lambda beta: 1 - torch.full_like(self.step, beta, dtype=torch.float64) ** self.step
+            return correction(self.beta1).float().reshape(()), correction(self.beta2).float().reshape(())
         return 1 - float(self.beta1) ** int(self.step), 1 - float(self.beta2) ** int(self.step)
 
-    def moved(self, g: Tensor, w: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def updated(self, g: Tensor, w: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The new weight and moments, from float32 tensors."""
         c1, c2 = self.corrections()
         lr = self.lr.reshape(()) if isinstance(self.lr, Tensor) else self.lr
@@ -171,21 +171,21 @@ class Adam(NamedTuple):
         return w - lr * update, m, v
 
 
-def written(t: Tensor, value: Tensor, skip: Tensor | None = None) -> None:
+def assign(t: Tensor, value: Tensor, skip: Tensor | None = None) -> None:
     """Copy a value of any shape and dtype to t, unless `skip` is set."""
     value = value.reshape(t.shape).to(t.dtype)
     with torch.inference_mode(t.is_inference()), torch.no_grad():  # in this order: the first may enable gradients
         t.copy_(value if skip is None else torch.where(skip, t, value))
 
 
-def raised(flag: Tensor, bad: Tensor) -> None:
+def set_flag(flag: Tensor, bad: Tensor) -> None:
     """Set the flag to 1 if `bad` is set; never clear it."""
-    written(flag, torch.where(bad, 1, flag.reshape(())))
+    assign(flag, torch.where(bad, 1, flag.reshape(())))
 
 
-def abreast(t: Tensor, lead: Tensor) -> Tensor:
-    """A tensor of another list in float32, in the shape of the first list's tensor `lead`."""
-    return t.float().reshape(lead.shape)
+def float_like(t: Tensor, like: Tensor) -> Tensor:
+    """A tensor of another list in float32, in the shape of the first list's tensor `like`."""
+    return t.float().reshape(like.shape)
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -214,18 +214,18 @@ SGD = {
 }
 
 
-def drawn(each: Each, dtype: torch.dtype, device: Any, generator: torch.Generator) -> list[Tensor]:
+def draw_tensors(each: Each, dtype: torch.dtype, device: Any, generator: torch.Generator) -> list[Tensor]:
     """Sample tensors of a list, in `dtype` if the list allows it."""
     kind = dtype if dtype in each.dtypes else each.dtypes[0]
-    made = []
+    tensors = []
     for size in SIZES:
         t = torch.randn((1,) if each.one else size, generator=generator)
         if each in (V, SCALE, AMAX, SCALE_INV) or each.name in ("amaxes", "scales"):
             t = t.abs() + 0.5
         if not kind.is_floating_point:
             t = t * (100 if each is REMAINDERS else 0)
-        made.append(t.to(kind).to(device))
-    return made
+        tensors.append(t.to(kind).to(device))
+    return tensors
 
 
 def samples(name: str, *variants: dict[str, Any], flag: int | None = 0, last: tuple[str, ...] = ()) -> Samples:
@@ -243,9 +243,9 @@ def samples(name: str, *variants: dict[str, Any], flag: int | None = 0, last: tu
             for k in last:
                 kind = torch.int32 if k == "step" else torch.float32
                 numbers[k] = torch.full((1,), numbers[k], dtype=kind, device=device)
-            of = variant.get("state", dtype)
+            moments = variant.get("state", dtype)
             lists = [
-                drawn(each, of if each in (M, V) else dtype, device, generator)
+                draw_tensors(each, moments if each in (M, V) else dtype, device, generator)
                 for each in FORMS[name].forms[variant.get("lists", 0)]
             ]
             noop = None if flag is None else torch.full((1,), variant.get("flag", flag), dtype=torch.int32)
@@ -258,15 +258,15 @@ def samples(name: str, *variants: dict[str, Any], flag: int | None = 0, last: tu
 # ---- scale and norm -------------------------------------------------------------------------------------------------
 
 SCALES = samples("multi_tensor_scale", {"scale": 0.3}, {"scale": -2.0, "flag": 1})
-SCALES_HELD = samples("multi_tensor_scale_tensor", {"scale": 0.3}, last=("scale",))
+DEVICE_SCALES = samples("multi_tensor_scale_tensor", {"scale": 0.3}, last=("scale",))
 
 
 def scaled(flag: Tensor, tensor_lists: Lists, scale: Any) -> None:
     bad = torch.zeros((), dtype=torch.bool, device=flag.device)
-    for given, out in zip(*tensor_lists, strict=True):
-        bad = bad | ~torch.isfinite(given).all()
-        written(out, given.float() * scale)
-    raised(flag, bad)
+    for x, out in zip(*tensor_lists, strict=True):
+        bad = bad | ~torch.isfinite(x).all()
+        assign(out, x.float() * scale)
+    set_flag(flag, bad)
 
 
 @op(space="tex", out="", mutates=("noop_flag", "tensor_lists"), samples=SCALES)
@@ -285,9 +285,12 @@ def multi_tensor_scale(
         scaled(noop_flag, tensor_lists, scale)
 
 
-@op(space="tex", out="", mutates=("is_infinite", "tensor_lists"), samples=SCALES_HELD)
+@op(space="tex", out="", mutates=("is_infinite", "tensor_lists"), samples=DEVICE_SCALES)
 def multi_tensor_scale_tensor(
-    chunk_size: int, is_infinite: Flag, tensor_lists: Annotated[Lists, FORMS["multi_tensor_scale_tensor"]], scale: Held
+    chunk_size: int,
+    is_infinite: Flag,
+    tensor_lists: Annotated[Lists, FORMS["multi_tensor_scale_tensor"]],
+    scale: DeviceFloat,
 ) -> None:
     """multi_tensor_scale with the scale on the device.
 
@@ -317,7 +320,7 @@ def norms(flag: Tensor, tensors: list[Tensor], inv_scale: Tensor | None, per_ten
     values = [t.float() if inv_scale is None else t.float() * inv_scale.reshape(()) for t in tensors]
     each = torch.stack([torch.linalg.vector_norm(v) for v in values])
     whole = torch.linalg.vector_norm(each).reshape(1)
-    raised(flag, ~torch.isfinite(whole[0]))
+    set_flag(flag, ~torch.isfinite(whole[0]))
     return whole, each if per_tensor else empty
 
 
@@ -348,7 +351,7 @@ def multi_tensor_unscale_l2norm(
     chunk_size: int,
     noop_flag: Flag,
     tensor_lists: Annotated[Lists, FORMS["multi_tensor_unscale_l2norm"]],
-    inv_scale: Held,
+    inv_scale: DeviceFloat,
     per_tensor: bool | None,
 ) -> tuple[Tensor, Tensor]:
     """multi_tensor_l2norm of the tensors times inv_scale; the tensors are not written.
@@ -382,9 +385,9 @@ FP8_ADAMS = samples(
     {**ADAM, "fp8_dtype": torch.float8_e4m3fn},
     {**ADAM, "mode": 0, "fp8_dtype": torch.float8_e5m2},
 )
-HELD = ("lr", "step", "inv_scale")
+ON_DEVICE = ("lr", "step", "inv_scale")
 CAPTURABLE_ADAMS, MASTER_ADAMS = (
-    samples(name, {**ADAM, "inv_scale": 0.5}, {**ADAM, "inv_scale": 1.0, "mode": 0, "flag": 1}, last=HELD)
+    samples(name, {**ADAM, "inv_scale": 0.5}, {**ADAM, "inv_scale": 1.0, "mode": 0, "flag": 1}, last=ON_DEVICE)
     for name in ("multi_tensor_adam_capturable", "multi_tensor_adam_capturable_master")
 )
 
@@ -422,27 +425,27 @@ def multi_tensor_adam(
         bias_correction: whether to correct the moments for their initial value 0.
         weight_decay: the weight decay.
     """
-    how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    adam = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
         for g, p, m, v, *master in zip(*tensor_lists, strict=True):
             w = master[0] if master else p
-            for t, value in zip((p, m, v), how.moved(*(abreast(t, g) for t in (g, w, m, v))), strict=True):
+            for t, value in zip((p, m, v), adam.updated(*(float_like(t, g) for t in (g, w, m, v))), strict=True):
                 if t is p and master:
-                    written(master[0], value)
-                written(t, value)
+                    assign(master[0], value)
+                assign(t, value)
 
 
-def whole_weights(written: dict[str, Any]) -> dict[str, Any]:
+def whole_weights(results: dict[str, Any]) -> dict[str, Any]:
     """What a test compares: the float32 weights, instead of their two halves (the parameters and the remainders).
 
     The remainder alone cannot have a tolerance: an error in the weight's last bit is an error in the remainder, and may
     carry into the parameter. Even torch's own sqrt differs in the last bit between processors.
     """
-    found = dict(written)
-    for rest in [name for name in written if name.startswith("tensor_lists[4]")]:
-        parameter = rest.replace("[4]", "[1]", 1)
-        found[f"{parameter} and its remainder"] = joined(found.pop(parameter), found.pop(rest))
-    return found
+    compared = dict(results)
+    for remainder in [name for name in results if name.startswith("tensor_lists[4]")]:
+        parameter = remainder.replace("[4]", "[1]", 1)
+        compared[f"{parameter} and its remainder"] = joined(compared.pop(parameter), compared.pop(remainder))
+    return compared
 
 
 @op(space="tex", out="", mutates=WRITES, samples=REMAINDER_ADAMS, where=counts_from_one, compared=whole_weights)
@@ -467,14 +470,14 @@ def multi_tensor_adam_param_remainder(
         tensor_lists: the tensors.
         lr: as in multi_tensor_adam, like all other arguments.
     """
-    how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    adam = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
         for g, p, m, v, low in zip(*tensor_lists, strict=True):
             w = joined(p.reshape(g.shape), low.reshape(g.shape))
-            w, new_m, new_v = how.moved(abreast(g, g), w, abreast(m, g), abreast(v, g))
-            high, rest = parted(w)
+            w, new_m, new_v = adam.updated(float_like(g, g), w, float_like(m, g), float_like(v, g))
+            high, rest = split(w)
             for t, value in ((p, high), (low, rest), (m, new_m), (v, new_v)):
-                written(t, value)
+                assign(t, value)
 
 
 def joined(p: Tensor, low: Tensor) -> Tensor:
@@ -483,7 +486,7 @@ def joined(p: Tensor, low: Tensor) -> Tensor:
     return ((high << 16) | (low.int() & 0xFFFF)).view(torch.float32)
 
 
-def parted(w: Tensor) -> tuple[Tensor, Tensor]:
+def split(w: Tensor) -> tuple[Tensor, Tensor]:
     bits = w.contiguous().view(torch.int32)
     low = bits.to(torch.int16)  # the cast wraps around: the lower half
     high = ((bits >> 16) + (low < 0)).to(torch.int16)
@@ -514,26 +517,26 @@ def multi_tensor_adam_fp8(
         lr: as in multi_tensor_adam, like all other arguments but fp8_dtype.
         fp8_dtype: the float8 dtype of the parameters.
     """
-    how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    adam = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
         for g, p, m, v, master, scale, amax, scale_inv in zip(*tensor_lists, strict=True):
-            w, new_m, new_v = how.moved(*(abreast(t, g) for t in (g, master, m, v)))
+            w, new_m, new_v = adam.updated(*(float_like(t, g) for t in (g, master, m, v)))
             for t, value in ((master, w), (m, new_m), (v, new_v)):
-                written(t, value)
-            written(p.view(torch.uint8), bytes_of(w * scale.reshape(()), fp8_dtype))
+                assign(t, value)
+            assign(p.view(torch.uint8), bytes_of(w * scale.reshape(()), fp8_dtype))
             if w.numel():
-                written(amax, torch.maximum(amax.reshape(()), magnitudes(w).max()))
-                written(scale_inv, inverse(scale))
+                assign(amax, torch.maximum(amax.reshape(()), magnitudes(w).max()))
+                assign(scale_inv, inverse(scale))
 
 
-def captured(flag: Tensor, tensor_lists: Lists, how: Adam, inv_scale: Tensor) -> None:
+def capturable_step(flag: Tensor, tensor_lists: Lists, adam: Adam, inv_scale: Tensor) -> None:
     """A step whose learning rate, step number and flag are on the device; gradients are unscaled in place."""
     skip = flag.reshape(()) == 1
     for g, p, m, v, *master in zip(*tensor_lists, strict=True):
         unscaled = g.float() * inv_scale.reshape(())
-        w, new_m, new_v = how.moved(unscaled, *(abreast(t, g) for t in (master[0] if master else p, m, v)))
+        w, new_m, new_v = adam.updated(unscaled, *(float_like(t, g) for t in (master[0] if master else p, m, v)))
         for t, value in zip((g, p, m, v, *master), (unscaled, w, new_m, new_v, w), strict=False):
-            written(t, value, skip)
+            assign(t, value, skip)
 
 
 @op(space="tex", out="", mutates=WRITES, samples=CAPTURABLE_ADAMS)
@@ -541,15 +544,15 @@ def multi_tensor_adam_capturable(
     chunk_size: int,
     noop_flag: Flag,
     tensor_lists: Annotated[Lists, FORMS["multi_tensor_adam_capturable"]],
-    lr: Held,
+    lr: DeviceFloat,
     beta1: float,
     beta2: float,
     epsilon: float,
-    step: HeldStep,
+    step: DeviceInt,
     mode: Switch,
     bias_correction: Switch,
     weight_decay: float,
-    inv_scale: Held,
+    inv_scale: DeviceFloat,
 ) -> None:
     """multi_tensor_adam with lr, step and inv_scale on the device, for CUDA graphs. Gradients are scaled in place.
 
@@ -562,9 +565,9 @@ def multi_tensor_adam_capturable(
         step: the number of the step, from 1.
         inv_scale: multiplies the gradients.
     """
-    how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    adam = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
-        captured(noop_flag, tensor_lists, how, inv_scale)
+        capturable_step(noop_flag, tensor_lists, adam, inv_scale)
 
 
 @op(space="tex", out="", mutates=WRITES, samples=MASTER_ADAMS)
@@ -572,15 +575,15 @@ def multi_tensor_adam_capturable_master(
     chunk_size: int,
     noop_flag: Flag,
     tensor_lists: Annotated[Lists, FORMS["multi_tensor_adam_capturable_master"]],
-    lr: Held,
+    lr: DeviceFloat,
     beta1: float,
     beta2: float,
     epsilon: float,
-    step: HeldStep,
+    step: DeviceInt,
     mode: Switch,
     bias_correction: Switch,
     weight_decay: float,
-    inv_scale: Held,
+    inv_scale: DeviceFloat,
 ) -> None:
     """multi_tensor_adam_capturable on master weights; parameters become rounded copies of them.
 
@@ -593,9 +596,9 @@ def multi_tensor_adam_capturable_master(
         step: the number of the step, from 1.
         inv_scale: multiplies the gradients.
     """
-    how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    adam = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
-        captured(noop_flag, tensor_lists, how, inv_scale)
+        capturable_step(noop_flag, tensor_lists, adam, inv_scale)
 
 
 # ---- SGD ------------------------------------------------------------------------------------------------------------
@@ -645,19 +648,19 @@ def multi_tensor_sgd(
     """
     with torch.no_grad():
         skip = noop_flag.reshape(()) != 0
-        for g, w, kept, *copy in zip(*tensor_lists, strict=True):
-            value, weight = g.float() * scale, abreast(w, g)
+        for g, w, buffer, *copy in zip(*tensor_lists, strict=True):
+            value, weight = g.float() * scale, float_like(w, g)
             if wd and not wd_after_momentum:
                 value = value + wd * weight
             if momentum:
-                moving = value if first_run else abreast(kept, g) * momentum + (1 - dampening) * value
-                value = value + momentum * moving if nesterov else moving
-                written(kept, moving, skip)
+                update = value if first_run else float_like(buffer, g) * momentum + (1 - dampening) * value
+                value = value + momentum * update if nesterov else update
+                assign(buffer, update, skip)
             if wd and wd_after_momentum:
                 value = value + wd * weight
             weight = (weight - (lr * value).to(w.dtype).float()).to(w.dtype)
             for t in (w, *copy):
-                written(t, weight, skip)
+                assign(t, weight, skip)
 
 
 # ---- scales ---------------------------------------------------------------------------------------------------------
@@ -694,8 +697,8 @@ def multi_tensor_compute_scale_and_scale_inv(
     with torch.no_grad():
         for amax, scale, scale_inv in zip(*tensor_lists, strict=True):
             value = scale_from(amax, max_fp8, bool(force_pow_2_scales), epsilon)
-            written(scale, value)
-            written(scale_inv, inverse(value))
+            assign(scale, value)
+            assign(scale_inv, inverse(value))
 
 
 @op(space="tex", out="", mutates=WRITES, samples=E8M0S)
@@ -711,7 +714,7 @@ def multi_tensor_compute_scale_inv_e8m0(
     """
     with torch.no_grad():
         for amax, scale_inv in zip(*tensor_lists, strict=True):
-            written(scale_inv, exponents(amax.float(), torch.float8_e4m3fn))
+            assign(scale_inv, exponents(amax.float(), torch.float8_e4m3fn))
 
 
 LEAST_LOG = -1e4  # for log(0): unlike -inf, it gives 0 when multiplied by step 0

@@ -199,9 +199,9 @@ def _also() -> Iterator[PointwiseOp]:
     named = {row.name: row for row in TABLE}
     for name, others in ALIASES.items():
         for other in others.split():
-            of = named[name]
-            args = WITH if other.startswith("__") else of.args
-            yield PointwiseOp(other, args, of.dtypes, of.domain, of.numbers, of.tol, alias=name)
+            row = named[name]
+            args = WITH if other.startswith("__") else row.args
+            yield PointwiseOp(other, args, row.dtypes, row.domain, row.numbers, row.tol, alias=name)
     yield PointwiseOp("subtract", SCALED, NUMBERS, alias="sub")
     yield PointwiseOp("true_divide", WITH, FLOATS, "apart", alias="div")
     yield PointwiseOp("special_round", "self: Tensor, *, decimals: int = 0", FLOATS, alias="round")
@@ -262,15 +262,15 @@ def samples_of(row: PointwiseOp) -> Maker:
     """Samples of floats and of integers; scalar arguments without a default come from `row.numbers`."""
 
     def build(d: Draw) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+        args: dict[str, Any] = {}
         for at, (name, p) in enumerate(ops[row.name].spec.signature.parameters.items()):
             if name in row.numbers:
-                made[name] = row.numbers[name]
+                args[name] = row.numbers[name]
             elif p.default is not p.empty and not (row.name.startswith("cl") and name == "min"):
-                made[name] = p.default
+                args[name] = p.default
             else:
-                made[name] = _tensor(row, d, name, at)
-        return made
+                args[name] = _tensor(row, d, name, at)
+        return args
 
     return Maker(build, CASES)
 

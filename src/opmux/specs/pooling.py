@@ -25,9 +25,10 @@ def _x(d: Draw) -> Tensor:
     return x.contiguous(memory_format=format) if d.option("last") else x
 
 
-def _windows(d: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
-    kernel = d.option("kernel", 3)
-    return [kernel] * rank, [d.option("stride", 2)] * rank, [d.option("padding", 1)] * rank
+def _windows(d: Draw, rank: int) -> dict[str, Any]:
+    """The arguments that all pooling over windows has."""
+    sizes = {"kernel_size": ("kernel", 3), "stride": ("stride", 2), "padding": ("padding", 1)}
+    return {"self": _x(d), **{name: [d.option(*option)] * rank for name, option in sizes.items()}}
 
 
 def _plane(rank: int) -> tuple[int, ...]:
@@ -36,8 +37,8 @@ def _plane(rank: int) -> tuple[int, ...]:
 
 def _cases(rank: int, *options: dict[str, Any]) -> tuple[Case, ...]:
     plane = _plane(rank)
-    made = [Case((2, 3, *plane), options=o) for o in options]
-    return (*made, Case((2, 16, *plane), options={**options[0], "last": True}), Case((3, *plane), "step", options[0]))
+    cases = [Case((2, 3, *plane), options=o) for o in options]
+    return (*cases, Case((2, 16, *plane), options={**options[0], "last": True}), Case((3, *plane), "step", options[0]))
 
 
 AVG = (
@@ -52,12 +53,8 @@ ADAPTIVE = ({"out": 4}, {"out": 1}, {"out": 12})
 
 def _avg(rank: int) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
-        kernel, stride, padding = _windows(d, rank)
         return {
-            "self": _x(d),
-            "kernel_size": kernel,
-            "stride": stride,
-            "padding": padding,
+            **_windows(d, rank),
             "ceil_mode": d.option("ceil_mode", False),
             "count_include_pad": d.option("count", True),
             "divisor_override": d.option("divisor"),
@@ -68,12 +65,8 @@ def _avg(rank: int) -> Maker:
 
 def _max(rank: int) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
-        kernel, stride, padding = _windows(d, rank)
         return {
-            "self": _x(d),
-            "kernel_size": kernel,
-            "stride": stride,
-            "padding": padding,
+            **_windows(d, rank),
             "dilation": [d.option("dilation", 1)] * rank,
             "ceil_mode": d.option("ceil_mode", False),
         }
@@ -101,11 +94,11 @@ def _backward(forward: str, makes: Maker, *names: str) -> Maker:
     """Samples of a backward, made from those of its forward; `names` are the backward's arguments in order."""
 
     def build(d: Draw) -> dict[str, Any]:
-        given = makes.build(d)
-        result = ops[forward].reference(**given)
+        args = makes.build(d)
+        result = ops[forward].reference(**args)
         y, indices = result if isinstance(result, tuple) else (result, None)
-        given |= {"grad_output": torch.empty_like(y).copy_(d.weights(*y.shape)), "indices": indices}
-        return {name: given[name] for name in names}
+        args |= {"grad_output": torch.empty_like(y).copy_(d.weights(*y.shape)), "indices": indices}
+        return {name: args[name] for name in names}
 
     return Maker(build, makes.cases)
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..core.contract import FLOATS, FP8, Byte, Float, Float32, Int64, Rule, contiguous, one_of, shape, single
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, op
-from .samples import Case, Draw, Maker
+from ..core.spec import BadSamples, op
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 FP8_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 FLOAT_MAX = torch.finfo(torch.float32).max
@@ -37,13 +37,13 @@ def matrix(shape: Any) -> tuple[int, int]:
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) else (1, 1)
 
 
-def turned(shape: Any) -> tuple[int, ...]:
+def transposed_shape(shape: Any) -> tuple[int, ...]:
     """The shape of the transposed matrix: the last dimension first."""
     return (*shape[-1:], *shape[:-1])
 
 
-def unturned(shape: Any) -> tuple[int, ...]:
-    """The inverse of `turned`."""
+def original_shape(shape: Any) -> tuple[int, ...]:
+    """The inverse of `transposed_shape`."""
     return (*shape[1:], *shape[:1])
 
 
@@ -61,7 +61,7 @@ def block_scales(shape: Any, two_d: bool, columnwise: bool) -> tuple[int, int]:
 
 
 def _back_scales(data: Tensor, two_d: bool, columnwise: bool) -> tuple[int, int]:
-    return block_scales(unturned(data.shape) if columnwise else data.shape, two_d, columnwise)
+    return block_scales(original_shape(data.shape) if columnwise else data.shape, two_d, columnwise)
 
 
 def mx_scales(shape: Any, columnwise: bool) -> tuple[int, int]:
@@ -77,7 +77,7 @@ FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
 One = Float32[Tensor, "...", single(), contiguous()]
 X = Float[Tensor, "*shape"]
 Data = Byte[Tensor, "*shape", contiguous()]
-Transposed = Byte[Tensor, "...", shape(lambda x: turned(x.shape), "transposed x"), contiguous()]
+Transposed = Byte[Tensor, "...", shape(lambda x: transposed_shape(x.shape), "transposed x"), contiguous()]
 
 
 RowScales = Float32[Tensor, "_ _", shape(lambda x, two_d: block_scales(x.shape, two_d, False)), contiguous()]
@@ -107,8 +107,8 @@ def both_or_none(op: str, **pair: Any) -> None:
     """Raise if only one of bytes and their scales is given."""
     (name, data), (name_of_scale, scale) = pair.items()
     if (data is None) != (scale is None):
-        missing, there = (name, name_of_scale) if data is None else (name_of_scale, name)
-        raise BadArgument.of(op, missing, f"be given, as {{{there}}} is", "None")
+        missing, present = (name, name_of_scale) if data is None else (name_of_scale, name)
+        raise BadArgument.of(op, missing, f"be given, as {{{present}}} is", "None")
 
 
 def rows_paired(op: str, y: Any, y_scale: Any) -> None:
@@ -157,7 +157,7 @@ def tile_amax(x: Tensor, rows: int, cols: int) -> Tensor:
 
 
 def spread(tiles: Tensor, rows: int, cols: int, m: int, k: int) -> Tensor:
-    """A matrix [m, k] in which each element has its tile's number."""
+    """A matrix [m, k] whose elements have the value of their tile."""
     return tiles.repeat_interleave(rows, 0).repeat_interleave(cols, 1)[:m, :k]
 
 
@@ -168,9 +168,9 @@ def exponents(amax: Tensor, dtype: torch.dtype) -> Tensor:
     exponent, rest = bits >> 23, bits & 0x7FFFFF
     # subnormal numbers have no implied one: up to 2^-127 they round up to 2^-127 (E8M0 byte 0), above it to 2^-126
     more = (rest > 0) & (exponent != 254) & ~((exponent == 0) & (rest <= 0x400000))
-    found = torch.where(more, exponent + 1, exponent)
-    found = torch.where(torch.isinf(value), torch.full_like(found, 254), found)
-    return torch.where(torch.isnan(value), torch.full_like(found, 255), found).to(torch.uint8)
+    result = torch.where(more, exponent + 1, exponent)
+    result = torch.where(torch.isinf(value), torch.full_like(result, 254), result)
+    return torch.where(torch.isnan(value), torch.full_like(result, 255), result).to(torch.uint8)
 
 
 def power(exponent: Tensor) -> Tensor:
@@ -228,25 +228,25 @@ def _noop(d: Draw) -> Buffer:
     return None if d.option("noop") is None else _number(d, d.option("noop"))
 
 
-def _bytes(d: Draw, wanted: bool, shape: Any, dtype: torch.dtype = torch.uint8) -> Buffer:
-    return torch.full(tuple(shape), 7, dtype=dtype, device=d.device) if wanted else None
+def _bytes(d: Draw, needed: bool, shape: Any, dtype: torch.dtype = torch.uint8) -> Buffer:
+    return torch.full(tuple(shape), 7, dtype=dtype, device=d.device) if needed else None
 
 
 def _pair(d: Draw) -> tuple[Buffer, Buffer]:
     row, col = WAYS[d.option("ways", "both")]
-    return _bytes(d, row, d.case.shape), _bytes(d, col, turned(d.case.shape))
+    return _bytes(d, row, d.case.shape), _bytes(d, col, transposed_shape(d.case.shape))
 
 
 def _cast_args(d: Draw) -> dict[str, Any]:
     y, yt = _pair(d)
-    given = {"x": _x(d), "scale": _number(d, 37.5), "y": y, "yt": yt, "scale_inv": _number(d, 0.0)}
-    return {**given, "amax": _number(d, 0.25), "noop": _noop(d), "dtype": _fp8(d)}
+    buffers = {"x": _x(d), "scale": _number(d, 37.5), "y": y, "yt": yt, "scale_inv": _number(d, 0.0)}
+    return {**buffers, "amax": _number(d, 0.25), "noop": _noop(d), "dtype": _fp8(d)}
 
 
 def _current_args(d: Draw) -> dict[str, Any]:
     y, yt = _pair(d)
-    given = {"x": _x(d), "y": y, "yt": yt, "scale_inv": _number(d, 0.0), "noop": _noop(d), "dtype": _fp8(d)}
-    return {**given, "pow2": d.option("scale") == "small", "eps": d.option("eps", 0.0)}
+    buffers = {"x": _x(d), "y": y, "yt": yt, "scale_inv": _number(d, 0.0), "noop": _noop(d), "dtype": _fp8(d)}
+    return {**buffers, "pow2": d.option("scale") == "small", "eps": d.option("eps", 0.0)}
 
 
 def _block_args(d: Draw) -> dict[str, Any]:
@@ -256,8 +256,16 @@ def _block_args(d: Draw) -> dict[str, Any]:
         _bytes(d, want, block_scales(d.case.shape, two_d, way), torch.float32)
         for want, way in ((row, False), (col, True))
     )
-    given = {"x": _x(d), "y": y, "y_scale": y_scale, "yt": yt, "yt_scale": yt_scale, "noop": _noop(d), "dtype": _fp8(d)}
-    return {**given, "two_d": two_d, "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
+    buffers = {
+        "x": _x(d),
+        "y": y,
+        "y_scale": y_scale,
+        "yt": yt,
+        "yt_scale": yt_scale,
+        "noop": _noop(d),
+        "dtype": _fp8(d),
+    }
+    return {**buffers, "two_d": two_d, "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
 
 
 def _mx_args(d: Draw) -> dict[str, Any]:
@@ -265,8 +273,16 @@ def _mx_args(d: Draw) -> dict[str, Any]:
     shape = d.case.shape
     y, yc = _bytes(d, row, shape), _bytes(d, col, shape)
     y_scale, yc_scale = (_bytes(d, want, mx_scales(shape, way)) for want, way in ((row, False), (col, True)))
-    given = {"x": _x(d), "y": y, "y_scale": y_scale, "yc": yc, "yc_scale": yc_scale, "noop": _noop(d), "dtype": _fp8(d)}
-    return {**given, "two_d": d.option("two_d", False)}
+    buffers = {
+        "x": _x(d),
+        "y": y,
+        "y_scale": y_scale,
+        "yc": yc,
+        "yc_scale": yc_scale,
+        "noop": _noop(d),
+        "dtype": _fp8(d),
+    }
+    return {**buffers, "two_d": d.option("two_d", False)}
 
 
 CAST = Maker(_cast_args, CASES)
@@ -300,15 +316,9 @@ ONE = Maker(
 )
 
 
-def _unpaired(good: Maker, *names: str) -> BadSamples:
+def _unpaired(maker: Maker, *names: str) -> BadSamples:
     """Bad samples: a good one without one buffer of a pair."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name in names:
-            args = {**good.named(good.cases[0], torch.float32, device), name: None}
-            yield BadSample(tuple(args.values()), ValueError, f"{name} must be given, as y", id=f"{name} left out")
-
-    return bad
+    return bad_samples(maker, *(Change(name, None, f"{name} must be given, as y") for name in names))
 
 
 # ---- quantizing -----------------------------------------------------------------------------------------------------
@@ -525,11 +535,11 @@ def mxfp8_into(
     for data, scales, rows, cols in ((y, y_scale, 1, MX), (yc, yc_scale, MX, 1)):
         if data is None:
             continue
-        found = exponents(tile_amax(flat, *((MX, MX) if two_d else (rows, cols))), dtype)
+        bits = exponents(tile_amax(flat, *((MX, MX) if two_d else (rows, cols))), dtype)
         if two_d:
-            found = found.repeat_interleave(MX, 0 if rows == 1 else 1)
-        put(data, bytes_of(flat.float() * spread(power(254 - found), rows, cols, *flat.shape), dtype), noop)
-        put(scales, found, noop, (found.shape[0], found.shape[1]))
+            bits = bits.repeat_interleave(MX, 0 if rows == 1 else 1)
+        put(data, bytes_of(flat.float() * spread(power(254 - bits), rows, cols, *flat.shape), dtype), noop)
+        put(scales, bits, noop, (bits.shape[0], bits.shape[1]))
 
 
 def amax_of(x: Tensor) -> Tensor:
@@ -546,22 +556,22 @@ def _uncast_args(d: Draw) -> dict[str, Any]:
 
 
 def _blocks_back_args(d: Draw) -> dict[str, Any]:
-    of, col = _block_args(d), d.option("ways") == "col"
-    fp8_blocks_into.reference(*of.values())
-    pair = (of["yt"], of["yt_scale"]) if col else (of["y"], of["y_scale"])
+    args, col = _block_args(d), d.option("ways") == "col"
+    fp8_blocks_into.reference(*args.values())
+    pair = (args["yt"], args["yt_scale"]) if col else (args["y"], args["y_scale"])
     return {
         **dict(zip(("data", "scales"), pair)),
         "dtype": _fp8(d),
-        "two_d": of["two_d"],
+        "two_d": args["two_d"],
         "columnwise": col,
         "out_dtype": d.dtype,
     }
 
 
 def _mx_back_args(d: Draw) -> dict[str, Any]:
-    of, col = _mx_args(d), d.option("ways") == "col"
-    mxfp8_into.reference(*of.values())
-    pair = (of["yc"], of["yc_scale"]) if col else (of["y"], of["y_scale"])
+    args, col = _mx_args(d), d.option("ways") == "col"
+    mxfp8_into.reference(*args.values())
+    pair = (args["yc"], args["yc_scale"]) if col else (args["y"], args["y_scale"])
     return {**dict(zip(("data", "scales"), pair)), "dtype": _fp8(d), "columnwise": col, "out_dtype": d.dtype}
 
 
@@ -612,7 +622,7 @@ def fp8_blocks_uncast(
     Returns:
         y, of the shape of the quantized tensor: computed in float32 and rounded once.
     """
-    shape = unturned(data.shape) if columnwise else tuple(data.shape)
+    shape = original_shape(data.shape) if columnwise else tuple(data.shape)
     if not data.numel():
         return data.new_empty(shape, dtype=out_dtype)
     m, k = matrix(shape)
@@ -664,7 +674,8 @@ TURN = Maker(
 @op(samples=TURN)
 def bytes_transpose(data: Byte[Tensor, "..."]) -> Tensor:
     """Move the last dimension of a uint8 tensor to the front: y[k, ...] = data[..., k], contiguous."""
-    return data.reshape(matrix(data.shape)).t().clone(memory_format=torch.contiguous_format).reshape(turned(data.shape))
+    columns = data.reshape(matrix(data.shape)).t().clone(memory_format=torch.contiguous_format)
+    return columns.reshape(transposed_shape(data.shape))
 
 
 # ---- state of delayed scaling ---------------------------------------------------------------------------------------
@@ -673,14 +684,14 @@ def bytes_transpose(data: Byte[Tensor, "..."]) -> Tensor:
 def _history_args(d: Draw) -> dict[str, Any]:
     """Five histories in two tables, one after the other, with 3 and 2 columns."""
     length, counts = d.case.shape[0], (3, 2)
-    of = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(length)).to(d.device)
-    history, newest = of(5 * length) * 9, of(5)
+    random = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(length)).to(d.device)
+    history, newest = random(5 * length) * 9, random(5)
     newest[1] = newest[4] = 0.0
     history[[1, 3 * length]] = 0.0
     first = torch.tensor([0, 1, 2, 3 * length, 3 * length + 1], device=d.device)
     step = torch.tensor([n for n in counts for _ in range(n)], device=d.device)
-    given = {"history": history, "first": first, "step": step, "newest": newest, "scale": of(5)}
-    return {**given, "length": length, "largest": 448.0, "recent": bool(d.option("recent"))}
+    tensors = {"history": history, "first": first, "step": step, "newest": newest, "scale": random(5)}
+    return {**tensors, "length": length, "largest": 448.0, "recent": bool(d.option("recent"))}
 
 
 HISTORY = Maker(_history_args, (Case((4,)), Case((1,)), Case((33,)), Case((4,), options={"recent": True})))
@@ -720,14 +731,14 @@ def amax_history(
     Returns:
         The new history and scale, like the old ones.
     """
-    places = first + torch.arange(length, device=history.device)[:, None] * step
-    old = history[places]
+    index = first + torch.arange(length, device=history.device)[:, None] * step
+    old = history[index]
     last = torch.where(newest != 0, newest, old[0])
     rolled = torch.cat((old[1:], last[None]))
-    moves = last != 0
-    amax = last if recent else torch.where(moves, magnitudes(rolled).amax(0), torch.zeros_like(last))
-    found = torch.where(torch.isfinite(amax) & (amax > 0), scale_from(amax, largest, False, 0.0), scale)
+    appended = last != 0
+    amax = last if recent else torch.where(appended, magnitudes(rolled).amax(0), torch.zeros_like(last))
+    new_scale = torch.where(torch.isfinite(amax) & (amax > 0), scale_from(amax, largest, False, 0.0), scale)
     rolled[0] = 0.0
-    moved = history.clone()
-    moved[places] = torch.where(moves, rolled, old)
-    return moved, found
+    new_history = history.clone()
+    new_history[index] = torch.where(appended, rolled, old)
+    return new_history, new_scale

@@ -22,7 +22,7 @@ work as for torch's ops. Compiled code draws other numbers than eager code, as t
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -30,11 +30,11 @@ from torch import Tensor
 
 from ..core.contract import AnyTensor, Bool, Float, at_least, between, dtypes, or_cpu, real
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, Tol, op, specs
+from ..core.spec import BadSamples, Tol, op, specs
 from ..core.tensors import dtype_name, is_real
 from ._numeric import rounded, wide
 from ._seeds import next_seed
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 WORD = 1 << 32
 LOW = WORD - 1
@@ -71,8 +71,8 @@ def _bits(like: Tensor, seed: Tensor, pairs: bool = False) -> Tensor:
     group = torch.arange(-(-like.numel() // (2 if pairs else 4)), dtype=torch.int64, device=like.device)
     halves = lambda x: (x & LOW, (x >> 32) & LOW)
     counter = (w + torch.zeros_like(group) for w in halves(seed[1]))
-    found = torch.stack(philox((*counter, *halves(group)), halves(seed[0])), 1)
-    return found[:, 0::2] | (found[:, 1::2] << 32) if pairs else found
+    words = torch.stack(philox((*counter, *halves(group)), halves(seed[0])), 1)
+    return words[:, 0::2] | (words[:, 1::2] << 32) if pairs else words
 
 
 def _shaped(values: Tensor, like: Tensor) -> Tensor:
@@ -175,8 +175,8 @@ CASES = (
 
 def _seed(d: Draw) -> Tensor:
     """Large numbers, one of them negative, so that all 128 bits matter."""
-    there = "cpu" if d.option("host") else d.device
-    return torch.tensor(d.option("seed", (-0x123456789ABCDEF1, 0x7_1234_5678)), dtype=torch.int64, device=there)
+    device = "cpu" if d.option("host") else d.device
+    return torch.tensor(d.option("seed", (-0x123456789ABCDEF1, 0x7_1234_5678)), dtype=torch.int64, device=device)
 
 
 def _maker(lead: str, *more: Case, **params: Any) -> Maker:
@@ -196,16 +196,10 @@ def _masked(d: Draw) -> dict[str, Any]:
     return {"dy": d.grad(), "mask": d.full() > 0, "p": d.option("p", 0.25)}
 
 
-def _wrong(good: Maker, **wrong: tuple[Any, ...]) -> BadSamples:
+def _wrong(maker: Maker, **wrong: tuple[Any, ...]) -> BadSamples:
     """Bad samples with wrong bounds: `high=(-1.0,)` makes one call."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(Case((5, 64)), torch.float32, device)
-        for name, value in ((n, v) for n, values in wrong.items() for v in values):
-            given = tuple({**args, name: value}.values())
-            yield BadSample(given, ValueError, f"high must be .*got .*{value}", id=f"{name} {value}")
-
-    return bad
+    changes = [Change(name, v, f"high must be .*got .*{v}") for name, values in wrong.items() for v in values]
+    return bad_samples(maker, *changes, case=Case((5, 64)))
 
 
 # ---- dropout --------------------------------------------------------------------------------------------------------
@@ -220,7 +214,7 @@ def scale(p: float) -> float:
     return 0.0 if p == 1 else 1 / (1 - p)
 
 
-def _kept(keep: Tensor, x: Tensor, p: float) -> Tensor:
+def _dropped_out(keep: Tensor, x: Tensor, p: float) -> Tensor:
     """x / (1 - p), times 0 where dropped, so a dropped NaN stays NaN, as in torch. With p = 1 everything is 0."""
     if p == 1:
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
@@ -230,7 +224,7 @@ def _kept(keep: Tensor, x: Tensor, p: float) -> Tensor:
 
 def _dropout(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
     keep = (_bits(x, seed) >= threshold(p)).reshape(-1)[: x.numel()].reshape(x.shape)
-    return _kept(keep, x, p), keep
+    return _dropped_out(keep, x, p), keep
 
 
 def _like(x: Tensor, *rest: Any) -> Tensor:
@@ -296,7 +290,7 @@ def dropout_mask_bwd(dy: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], 
     Returns:
         dx, like dy, contiguous.
     """
-    return _kept(mask, dy, p)
+    return _dropped_out(mask, dy, p)
 
 
 # ---- distributions --------------------------------------------------------------------------------------------------
@@ -548,11 +542,11 @@ def philox_poisson(rate: Float[Tensor, "..."], seed: Seed) -> Tensor:
     """
     pairs, lam = is_double(rate), wide(rate).reshape(-1)
     u = _unit(_attempt(lam, seed, 0, pairs)[0], pairs)
-    few = (lam >= 0) & (lam < FEW)
-    many = (lam >= FEW) & (lam < math.inf)
-    y = _inverted(u, torch.where(few, lam, 0.0), NEGLIGIBLE[pairs])
-    y = torch.where(many, _rejected(torch.where(many, lam, FEW), seed, pairs), y)
-    return rounded(torch.where(few | many, y, math.nan).reshape(rate.shape), rate.dtype)
+    small = (lam >= 0) & (lam < FEW)
+    large = (lam >= FEW) & (lam < math.inf)
+    y = _inverted(u, torch.where(small, lam, 0.0), NEGLIGIBLE[pairs])
+    y = torch.where(large, _rejected(torch.where(large, lam, FEW), seed, pairs), y)
+    return rounded(torch.where(small | large, y, math.nan).reshape(rate.shape), rate.dtype)
 
 
 def _high_product(a: Tensor, b: int) -> Tensor:
@@ -596,7 +590,7 @@ def _traced(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or not is_real(x)
 
 
-def _torchs(x: Tensor) -> bool:
+def _uses_torch(x: Tensor) -> bool:
     """Whether to call torch's own op: compiled code fuses its generator, and the CPU's generator is not Philox."""
     return x.is_cpu or _traced(x)
 
@@ -607,8 +601,8 @@ def laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
         return fn(x)
     order = sorted(range(x.dim()), key=lambda i: -strides[i])
     back = [order.index(i) for i in range(x.dim())]
-    made = fn(x.permute(order))
-    return tuple(t.permute(back) for t in made) if isinstance(made, tuple) else made.permute(back)
+    result = fn(x.permute(order))
+    return tuple(t.permute(back) for t in result) if isinstance(result, tuple) else result.permute(back)
 
 
 @op(space="aten")
@@ -621,7 +615,7 @@ def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
         fits("dropout", p=p)
     if not train or p == 0:
         return input
-    if _torchs(input):
+    if _uses_torch(input):
         return torch.dropout(input, p, True)
     return laid(input, lambda x: philox_dropout(x, next_seed(x), p))
 
@@ -631,7 +625,7 @@ def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[
     """Dropout that also returns the mask of kept elements."""
     if not 0 <= p <= 1:
         fits("native_dropout", p=p)
-    if _torchs(input):
+    if _uses_torch(input):
         return torch.native_dropout(input, p, train)
     if train is False:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
@@ -641,12 +635,14 @@ def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[
 @op(space="aten")
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
     """The gradient of native_dropout: grad_output * scale where the mask is True, else 0."""
-    if _torchs(grad_output) or not 1 <= scale < math.inf:
+    if _uses_torch(grad_output) or not 1 <= scale < math.inf:
         return torch.ops.aten.native_dropout_backward(grad_output, mask, scale)
     return dropout_mask_bwd(grad_output, mask, 1 - 1 / scale)
 
 
-def _drawn(op: str, own: Any, primitive: Any, x: Tensor, generator: torch.Generator | None, **numbers: float) -> Tensor:
+def _random_like(
+    op: str, own: Any, primitive: Any, x: Tensor, generator: torch.Generator | None, **numbers: float
+) -> Tensor:
     """Random numbers like x: from torch's function `own`, which fills a tensor, or from `primitive` with a new seed."""
     params = numbers.values()
     if not _traced(x):  # torch checks traced calls
@@ -659,7 +655,7 @@ def _drawn(op: str, own: Any, primitive: Any, x: Tensor, generator: torch.Genera
 @op(space="aten")
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     """Uniform random numbers in [low, high), like self. (ATen calls low `from`, a keyword in Python.)"""
-    return _drawn("uniform", Tensor.uniform_, philox_uniform, self, generator, low=low, high=high)
+    return _random_like("uniform", Tensor.uniform_, philox_uniform, self, generator, low=low, high=high)
 
 
 @op(space="aten")
@@ -667,21 +663,21 @@ def normal_functional(
     self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
     """Normally distributed random numbers, like self."""
-    return _drawn("normal_functional", Tensor.normal_, philox_normal, self, generator, mean=mean, std=std)
+    return _random_like("normal_functional", Tensor.normal_, philox_normal, self, generator, mean=mean, std=std)
 
 
 @op(space="aten")
 def exponential(self: Tensor, lambd: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     """Exponentially distributed random numbers of rate lambd, like self."""
-    return _drawn("exponential", Tensor.exponential_, philox_exponential, self, generator, lambd=lambd)
+    return _random_like("exponential", Tensor.exponential_, philox_exponential, self, generator, lambd=lambd)
 
 
 @op(space="aten")
 def bernoulli(self: Tensor, p: float | None = None, *, generator: torch.Generator | None = None) -> Tensor:
     """Random numbers like self: 1 with probability p, else 0; without p, self has the probabilities."""
     if p is not None:
-        return _drawn("bernoulli", Tensor.bernoulli_, philox_bernoulli, self, generator, p=p)
-    if _torchs(self):
+        return _random_like("bernoulli", Tensor.bernoulli_, philox_bernoulli, self, generator, p=p)
+    if _uses_torch(self):
         return torch.bernoulli(self, generator=generator)
     return laid(self, lambda x: philox_bernoulli_of(x, next_seed(x, generator)))
 
@@ -694,19 +690,19 @@ def _random(x: Tensor, low: int, high: int, *, generator: torch.Generator | None
 @op(space="aten")
 def randint_like(self: Tensor, low: int, high: int, *, generator: torch.Generator | None = None) -> Tensor:
     """Random integers from low to high - 1, like self."""
-    return _drawn("randint_like", _random, philox_randint, self, generator, low=low, high=high)
+    return _random_like("randint_like", _random, philox_randint, self, generator, low=low, high=high)
 
 
 @op(space="aten")
 def rand_like(self: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
     """Uniform random numbers in [0, 1), like self."""
-    return _drawn("rand_like", Tensor.uniform_, philox_uniform, self, generator, low=0.0, high=1.0)
+    return _random_like("rand_like", Tensor.uniform_, philox_uniform, self, generator, low=0.0, high=1.0)
 
 
 @op(space="aten")
 def randn_like(self: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
     """Normally distributed random numbers, like self."""
-    return _drawn("randn_like", Tensor.normal_, philox_normal, self, generator, mean=0.0, std=1.0)
+    return _random_like("randn_like", Tensor.normal_, philox_normal, self, generator, mean=0.0, std=1.0)
 
 
 Device = torch.device | str | None
@@ -727,7 +723,7 @@ def rand(
 ) -> Tensor:
     """Uniform random numbers in [0, 1)."""
     like = sized(size, dtype, device)
-    return _drawn("rand", Tensor.uniform_, philox_uniform, like, generator, low=0.0, high=1.0)
+    return _random_like("rand", Tensor.uniform_, philox_uniform, like, generator, low=0.0, high=1.0)
 
 
 @op(space="aten")
@@ -740,7 +736,7 @@ def randn(
 ) -> Tensor:
     """Normally distributed random numbers with mean 0 and standard deviation 1."""
     like = sized(size, dtype, device)
-    return _drawn("randn", Tensor.normal_, philox_normal, like, generator, mean=0.0, std=1.0)
+    return _random_like("randn", Tensor.normal_, philox_normal, like, generator, mean=0.0, std=1.0)
 
 
 @op(space="aten")
@@ -755,4 +751,4 @@ def randint(
 ) -> Tensor:
     """Random integers from low to high - 1."""
     like = sized(size, dtype, device)
-    return _drawn("randint", _random, philox_randint, like, generator, low=low, high=high)
+    return _random_like("randint", _random, philox_randint, like, generator, low=low, high=high)

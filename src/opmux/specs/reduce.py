@@ -9,7 +9,7 @@ tensors.
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
@@ -31,10 +31,10 @@ from ..core.contract import (
     shape,
 )
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, Tol, op
+from ..core.spec import Tol, op
 from ..core.tensors import dtype_name
 from ._numeric import wide
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 Dim = Annotated[int | Sequence[int] | None, rules.ints(), rules.dims_of("x")]
 OneDim = Annotated[int, dim_of("x")]
@@ -93,15 +93,15 @@ class ReductionCall(NamedTuple):
 def dims_of(x: Tensor, dim: Any, none: bool = False) -> Dims:
     """`dim` as non-negative dimensions; `none`: dim=() means no dimension."""
     rank = max(x.dim(), 1)
-    given = (dim,) if isinstance(dim, int) else tuple(range(rank)) if dim is None or not (dim or none) else dim
-    return tuple(d % rank for d in given)
+    dims = (dim,) if isinstance(dim, int) else tuple(range(rank)) if dim is None or not (dim or none) else dim
+    return tuple(d % rank for d in dims)
 
 
 def count_of(x: Tensor, dims: Dims) -> int:
     return math.prod(x.shape[d] for d in dims) if x.dim() else 1
 
 
-def asked_of(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = None) -> ReductionCall:
+def reduction_call(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = None) -> ReductionCall:
     rule = RULES[op]
     dims = dims_of(x, dim, rule.none)
     cast = dtype or x.dtype
@@ -166,8 +166,8 @@ def _fresh(y: Tensor, dtype: torch.dtype) -> Tensor:
 
 def sum_(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
     """The sum; integers are summed in int64."""
-    asked = asked_of("sum", x, dim, dtype)
-    return _fresh(torch.sum(_wide(x, asked.cast), asked.dims, keepdim, dtype=_sum_dtype(asked.cast)), asked.gives)
+    call = reduction_call("sum", x, dim, dtype)
+    return _fresh(torch.sum(_wide(x, call.cast), call.dims, keepdim, dtype=_sum_dtype(call.cast)), call.gives)
 
 
 def nansum(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
@@ -181,23 +181,23 @@ def _sum_dtype(cast: torch.dtype) -> torch.dtype | None:
 
 def mean(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: FloatDtype | None = None) -> Tensor:
     """The mean; integers need a dtype to cast them to."""
-    asked = asked_of("mean", x, dim, dtype)
-    return _fresh(torch.mean(_wide(x, asked.cast), asked.dims, keepdim), asked.gives)
+    call = reduction_call("mean", x, dim, dtype)
+    return _fresh(torch.mean(_wide(x, call.cast), call.dims, keepdim), call.gives)
 
 
 def prod(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
     """The product; integers are multiplied in int64."""
-    asked = asked_of("prod", x, dim, dtype)
-    return _fresh(_product(_wide(x, asked.cast), asked, keepdim), asked.gives)
+    call = reduction_call("prod", x, dim, dtype)
+    return _fresh(_product(_wide(x, call.cast), call, keepdim), call.gives)
 
 
-def _product(v: Tensor, asked: ReductionCall, keepdim: bool) -> Tensor:
+def _product(v: Tensor, call: ReductionCall, keepdim: bool) -> Tensor:
     """torch.prod over several dimensions, which are merged into one."""
     if not v.dim():
         return v.clone()
-    kept = [d for d in range(v.dim()) if d not in asked.dims]
-    shape = [1 if d in asked.dims else v.shape[d] for d in range(v.dim()) if keepdim or d in kept]
-    rows = v.permute(*kept, *asked.dims).reshape(*(v.shape[d] for d in kept), asked.n)
+    others = [d for d in range(v.dim()) if d not in call.dims]
+    shape = [1 if d in call.dims else v.shape[d] for d in range(v.dim()) if keepdim or d in others]
+    rows = v.permute(*others, *call.dims).reshape(*(v.shape[d] for d in others), call.n)
     return torch.prod(rows, -1, dtype=v.dtype).reshape(shape)
 
 
@@ -205,13 +205,13 @@ def _extreme(op: str) -> Callable[..., Tensor]:
     torch_op = getattr(torch, op)
 
     def reference(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
-        asked = asked_of(op, x, dim)
-        return _fresh(torch_op(x, asked.dims, keepdim), asked.gives)
+        call = reduction_call(op, x, dim)
+        return _fresh(torch_op(x, call.dims, keepdim), call.gives)
 
     return reference
 
 
-def _place(op: str) -> Callable[..., Tensor]:
+def _extreme_index(op: str) -> Callable[..., Tensor]:
     torch_op = getattr(torch, op)
 
     def reference(
@@ -222,30 +222,30 @@ def _place(op: str) -> Callable[..., Tensor]:
     return reference
 
 
-def _extreme_and_place(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
+def _extreme_and_index(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     torch_op = getattr(torch, op.removesuffix("_dim"))
 
     def reference(x: Number[Tensor, "..."], dim: OneDim, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-        asked = asked_of(op, x, dim)
-        values, indices = torch_op(x, asked.dims[0], keepdim)
-        return _fresh(values, asked.gives), indices.contiguous()
+        call = reduction_call(op, x, dim)
+        values, indices = torch_op(x, call.dims[0], keepdim)
+        return _fresh(values, call.gives), indices.contiguous()
 
     return reference
 
 
 def any_(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether any element is nonzero; the result is bool for every dtype of x."""
-    return _fresh(torch.any(x != 0, asked_of("any", x, dim).dims, keepdim), torch.bool)
+    return _fresh(torch.any(x != 0, reduction_call("any", x, dim).dims, keepdim), torch.bool)
 
 
 def all_(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether all elements are nonzero; the result is bool for every dtype of x."""
-    return _fresh(torch.all(x != 0, asked_of("all", x, dim).dims, keepdim), torch.bool)
+    return _fresh(torch.all(x != 0, reduction_call("all", x, dim).dims, keepdim), torch.bool)
 
 
 def count_nonzero(x: Number[Tensor, "..."], dim: Dim = None) -> Tensor:
     """The number of nonzero elements."""
-    return _fresh(torch.sum(x != 0, asked_of("count_nonzero", x, dim).dims), torch.int64)
+    return _fresh(torch.sum(x != 0, reduction_call("count_nonzero", x, dim).dims), torch.int64)
 
 
 def _moment(op: str) -> Callable[..., Tensor]:
@@ -254,8 +254,8 @@ def _moment(op: str) -> Callable[..., Tensor]:
     def reference(
         x: Float[Tensor, "..."], dim: Dim = None, keepdim: bool = False, correction: float | None = 1
     ) -> Tensor:
-        asked = asked_of(op, x, dim)
-        return _fresh(torch_op(_wide(x, asked.cast), asked.dims, correction=correction, keepdim=keepdim), asked.gives)
+        call = reduction_call(op, x, dim)
+        return _fresh(torch_op(_wide(x, call.cast), call.dims, correction=correction, keepdim=keepdim), call.gives)
 
     return reference
 
@@ -266,18 +266,18 @@ def _moments(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def reference(
         x: Float[Tensor, "..."], dim: Dim = None, keepdim: bool = False, correction: float | None = 1
     ) -> tuple[Tensor, Tensor]:
-        asked = asked_of(op, x, dim)
-        v = _wide(x, asked.cast)
-        spread, centre = torch_op(v, asked.dims, correction=correction, keepdim=keepdim)
-        return _fresh(spread, asked.gives), _fresh(centre, asked.gives)
+        call = reduction_call(op, x, dim)
+        v = _wide(x, call.cast)
+        spread, centre = torch_op(v, call.dims, correction=correction, keepdim=keepdim)
+        return _fresh(spread, call.gives), _fresh(centre, call.gives)
 
     return reference
 
 
 def logsumexp(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The log-sum-exp, log(sum(exp(x))), without overflow."""
-    asked = asked_of("logsumexp", x, dim)
-    return _fresh(torch.logsumexp(_wide(x, asked.cast), asked.dims, keepdim), asked.gives)
+    call = reduction_call("logsumexp", x, dim)
+    return _fresh(torch.logsumexp(_wide(x, call.cast), call.dims, keepdim), call.gives)
 
 
 def vector_norm(
@@ -288,8 +288,8 @@ def vector_norm(
     dtype: FloatDtype | None = None,
 ) -> Tensor:
     """The vector norm: sum(|x|^ord)^(1/ord), max |x| for inf, min |x| for -inf, the number of nonzero x for 0."""
-    asked = asked_of("vector_norm", x, dim, dtype)
-    return _fresh(torch.linalg.vector_norm(_wide(x, asked.cast), ord, asked.dims, keepdim), asked.gives)
+    call = reduction_call("vector_norm", x, dim, dtype)
+    return _fresh(torch.linalg.vector_norm(_wide(x, call.cast), ord, call.dims, keepdim), call.gives)
 
 
 # ---- references: backward -------------------------------------------------------------------------------------------
@@ -372,9 +372,9 @@ def _pick_bwd() -> Callable[..., Tensor]:
     def reference(dvalues: DY, x: X, indices: Indices, dim: OneDim, keepdim: bool = False) -> Tensor:
         dims = dims_of(x, dim)
         g, at = (opened(t, x, dims, keepdim) for t in (dvalues.to(x.dtype), indices))
-        place = torch.arange(x.shape[dims[0]] if x.dim() else 1, device=x.device)
-        place = place.view([-1 if d == dims[0] else 1 for d in range(x.dim())])
-        return torch.where(place == at, g, torch.zeros_like(g))  # scatter_ crashes on an mkldnn gradient
+        index = torch.arange(x.shape[dims[0]] if x.dim() else 1, device=x.device)
+        index = index.view([-1 if d == dims[0] else 1 for d in range(x.dim())])
+        return torch.where(index == at, g, torch.zeros_like(g))  # scatter_ crashes on an mkldnn gradient
 
     return reference
 
@@ -503,17 +503,17 @@ def _drawn(name: str, d: Draw) -> Tensor:
 def _arguments(name: str, d: Draw, params: Sequence[str]) -> dict[str, Any]:
     """The arguments of a forward op for a case, in the order of its signature."""
     x = _drawn(name, d)
-    given: dict[str, Any] = {"x": x, "dim": d.option("dim", -1), "keepdim": d.option("keepdim", False)}
-    dims = dims_of(x, given["dim"])
+    args: dict[str, Any] = {"x": x, "dim": d.option("dim", -1), "keepdim": d.option("keepdim", False)}
+    dims = dims_of(x, args["dim"])
     if "indices" in params or name in ("argmax", "argmin", "max_dim", "min_dim"):
-        given["dim"] = given["dim"] if isinstance(given["dim"], int) else -1
-        if given["dim"] == -1 and name.startswith("arg") and d.option("dim", -1) is None:
-            given["dim"] = None
+        args["dim"] = args["dim"] if isinstance(args["dim"], int) else -1
+        if args["dim"] == -1 and name.startswith("arg") and d.option("dim", -1) is None:
+            args["dim"] = None
     # with one element, a correction of 1 would leave no degrees of freedom
-    given["correction"] = d.option("correction", 1 if count_of(x, dims) > 1 else 0)
-    given["ord"] = d.option("ord", 2)
-    given["dtype"] = TO[x.dtype] if d.option("wider") else None
-    return {p: given[p] for p in params}
+    args["correction"] = d.option("correction", 1 if count_of(x, dims) > 1 else 0)
+    args["ord"] = d.option("ord", 2)
+    args["dtype"] = TO[x.dtype] if d.option("wider") else None
+    return {p: args[p] for p in params}
 
 
 def _maker(name: str, params: Sequence[str], cases: Sequence[Case]) -> Maker:
@@ -534,21 +534,9 @@ def _back_maker(name: str, forward: Any, params: Sequence[str], cases: Sequence[
     return Maker(build, tuple(cases))
 
 
-def _bad(good: Maker, *wrong: tuple[str, Any, type[Exception], str]) -> BadSamples:
-    """Bad samples: one of shape (5, 64), with one argument changed so that a check in `where` raises."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, value, error, says in wrong:
-            args = good.named(Case((5, 64)), torch.float32, device)
-            args[name] = value(args[name])
-            yield BadSample(tuple(args.values()), error, says, id=f"{name} {says}")
-
-    return bad
-
-
-NO_EMPTY = (("x", lambda x: x[:, :0], ValueError, r"dim must have elements, as x is \(5, 0\)"),)
-NO_INTS = (("x", lambda x: x.int(), TypeError, "x must be .*float64 where dtype is None; got int32"),)
-NO_LESS = (("dtype", lambda _: torch.float16, TypeError, "dtype must hold float32, the dtype of x; got float16"),)
+NO_EMPTY = (Change("x", lambda x: x[:, :0], r"dim must have elements, as x is \(5, 0\)"),)
+NO_INTS = (Change("x", lambda x: x.int(), "x must be .*float64 where dtype is None; got int32", TypeError),)
+NO_LESS = (Change("dtype", torch.float16, "dtype must hold float32, the dtype of x; got float16", TypeError),)
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -598,8 +586,8 @@ def declare(
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{doc or fn.__doc__}\n\nArgs:\n" + "\n".join(lines)
     tol = {**EXACT, **fields.pop("tol", {})}
-    globals()[name] = made = op(fn, name=name, schema=schema, samples=samples, tol=tol, **fields)
-    return made
+    globals()[name] = declared = op(fn, name=name, schema=schema, samples=samples, tol=tol, **fields)
+    return declared
 
 
 def _forward(
@@ -607,12 +595,12 @@ def _forward(
     fn: Callable[..., Any],
     doc: str = "",
     more: Sequence[Case] = (),
-    bad: Sequence[Any] = (),
+    bad: Sequence[Change] = (),
     cases: Sequence[Case] = SHAPES,
     **fields: Any,
 ) -> Any:
-    good = _maker(name, list(inspect.signature(fn).parameters), (*cases, *more))
-    return declare(fn, name, doc, good, errors=_bad(good, *bad), **fields)
+    maker = _maker(name, list(inspect.signature(fn).parameters), (*cases, *more))
+    return declare(fn, name, doc, maker, errors=bad_samples(maker, *bad, case=Case((5, 64))), **fields)
 
 
 def _backward(
@@ -624,8 +612,8 @@ def _backward(
     **fields: Any,
 ) -> None:
     name = forward.spec.name
-    good = _back_maker(name, forward, list(inspect.signature(fn).parameters), (*cases, *more))
-    declare(fn, f"{name}_bwd", doc, good, out="dx", **fields)
+    maker = _back_maker(name, forward, list(inspect.signature(fn).parameters), (*cases, *more))
+    declare(fn, f"{name}_bwd", doc, maker, out="dx", **fields)
 
 
 # The relative error of a product is the sum of those of its factors.
@@ -674,7 +662,7 @@ for _name, _words in (("amax", "largest"), ("amin", "smallest")):
     _backward(
         _forward(
             _name,
-            _extreme_and_place(_name),
+            _extreme_and_index(_name),
             f"The {_words} element along dim and its first index.",
             bad=NO_EMPTY,
             where=has_elements,
@@ -692,7 +680,7 @@ for _name, _words in (("amax", "largest"), ("amin", "smallest")):
     _name = {"max_dim": "argmax", "min_dim": "argmin"}[_name]
     _forward(
         _name,
-        _place(_name),
+        _extreme_index(_name),
         f"The first index of the {_words} element along dim, or in x.flatten().",
         more=ZEROS,
         bad=NO_EMPTY,
@@ -731,4 +719,4 @@ _backward(
 
 if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Callable[..., Any]: ...
+    def __getattr__(name: str) -> Any: ...

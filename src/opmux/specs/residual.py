@@ -20,8 +20,7 @@ SUMS = {torch.float32: Tol(1e-5, 2e-4), torch.float16: Tol(2e-3, 1e-2), torch.bf
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    case = Case(shape, d.case.layout if len(shape) > 1 else "packed", {"of": d.case.id, "name": name})
-    return Draw(case, dtype or d.dtype, d.device).full()
+    return d.another(name, shape, d.case.layout if len(shape) > 1 else "packed", dtype)
 
 
 # ---- attention residual ---------------------------------------------------------------------------------------------
@@ -47,10 +46,17 @@ def _attn_args(d: Draw) -> dict[str, Any]:
 
 
 def _attn_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _attn_args(d)
-    _, alpha, rstd = attn_res.reference(**of)
+    args = _attn_args(d)
+    _, alpha, rstd = attn_res.reference(**args)
     dy = _drawn(d, "dy", d.case.shape[1:])
-    return {"dy": dy, "v": of["v"], "w_query": of["w_query"], "w_norm": of["w_norm"], "alpha": alpha, "rstd": rstd}
+    return {
+        "dy": dy,
+        "v": args["v"],
+        "w_query": args["w_query"],
+        "w_norm": args["w_norm"],
+        "alpha": alpha,
+        "rstd": rstd,
+    }
 
 
 Blocks = Float[Tensor, "blocks *rows n", nonempty(0), nonempty(-1)]
@@ -331,10 +337,10 @@ def sinkhorn_bwd(
     """
     p = wide(logits).softmax(-1)
     dims = [-2, *(-1, -2) * (iterations - 1)]
-    made = [_divided(p + eps, -2, eps)]
+    steps = [_divided(p + eps, -2, eps)]
     for dim in dims[1:]:
-        made.append(_divided(made[-1][0], dim, eps))
+        steps.append(_divided(steps[-1][0], dim, eps))
     g = dh.to(p.dtype)
-    for dim, (x, by) in zip(reversed(dims), reversed(made), strict=True):
+    for dim, (x, by) in zip(reversed(dims), reversed(steps), strict=True):
         g = (g - (g * x).sum(dim, keepdim=True)) / by
     return rounded(p * (g - (g * p).sum(-1, keepdim=True)), logits.dtype)

@@ -54,13 +54,13 @@ def _gates(d: Draw) -> dict[str, Any]:
 
 
 def _grads(d: Draw) -> dict[str, Any]:
-    given = _gates(d)
-    _, cy, workspace = _forward(**given)
+    args = _gates(d)
+    _, cy, workspace = _forward(**args)
     dh, dc = d.weights(*d.case.shape), d.weights(*d.case.shape)
     return {
         "grad_hy": dh,
         "grad_cy": dc if d.option("bias") else None,
-        "cx": given["cx"],
+        "cx": args["cx"],
         "cy": cy,
         "workspace": workspace,
         "has_bias": d.option("bias", False),

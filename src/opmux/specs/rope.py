@@ -6,7 +6,6 @@ The first d2 elements of each head are rotated in pairs, the others are copied. 
 (float64 for float64) and round once.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from ..core.contract import Float, Index, at_least, below, each, one_of, same_dtype, shown
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, op
+from ..core.spec import op
 from ..core.tensors import opmath_dtype
 from ._numeric import rounded, wide
-from .samples import OTHER, Case, Draw, Maker
+from .samples import OTHER, Case, Change, Draw, Maker, bad_samples
 
 # layout -> (the dimension of the batch, the dimension of the sequence); the others are heads and a head's elements
 LAYOUTS = {"sbhd": (1, 0), "bshd": (0, 1), "bhsd": (0, 2), "thd": (None, 0)}
@@ -116,61 +115,67 @@ def positions(
     2 * cp_size - 1 - cp_rank. Tokens outside all sequences get -1.
     """
     n = x.shape[LAYOUTS[layout][1]]
-    place = torch.arange(n, device=x.device)
+    position = torch.arange(n, device=x.device)
     length: Any = n
     outside, start = None, starts
     if cu_seqlens is not None:
         edges = cu_seqlens.long() // cp_size
-        which = (torch.searchsorted(edges, place, right=True) - 1).clamp(0, edges.shape[0] - 2)
-        outside = (place < edges[0]) | (place >= edges[-1])
-        place, length = place - edges[which], edges[which + 1] - edges[which]
-        start = None if starts is None else starts[which]
+        sequence = (torch.searchsorted(edges, position, right=True) - 1).clamp(0, edges.shape[0] - 2)
+        outside = (position < edges[0]) | (position >= edges[-1])
+        position, length = position - edges[sequence], edges[sequence + 1] - edges[sequence]
+        start = None if starts is None else starts[sequence]
     elif starts is not None:
         start = starts[:, None]
     if cp_size > 1:
         half = length // 2
-        place = torch.where(place < half, place + cp_rank * half, place + (2 * cp_size - cp_rank - 2) * half)
+        position = torch.where(
+            position < half, position + cp_rank * half, position + (2 * cp_size - cp_rank - 2) * half
+        )
     if start is not None:
-        place = place + start
-    return place if outside is None else torch.where(outside, -1, place)
+        position = position + start
+    return position if outside is None else torch.where(outside, -1, position)
 
 
-def table(x: Tensor, values: Tensor, at: Tensor, layout: str, beyond: float) -> Tensor:
-    """The rows of `values` at these positions, in a shape that broadcasts to x; `beyond` where there is no row."""
+def table(x: Tensor, values: Tensor, index: Tensor, layout: str, default: float) -> Tensor:
+    """The rows of `values` at these positions, in a shape that broadcasts to x; `default` where there is no row."""
     v = values.to(opmath_dtype(x.dtype))
     v = v.squeeze((1, 2)) if v.dim() == 4 else v
-    inside = (at >= 0) & (at < v.shape[-2])
+    inside = (index >= 0) & (index < v.shape[-2])
     if v.shape[-2] == 0:
-        found = v.new_full((*v.shape[:-2], *at.shape, v.shape[-1]), beyond)
-    elif v.dim() == 3 and at.dim() == 2:
-        rows = at.clamp(0, v.shape[-2] - 1)[..., None].expand(*at.shape, v.shape[-1])
-        found = torch.gather(v.expand(at.shape[0], *v.shape[1:]), 1, rows)
+        selected = v.new_full((*v.shape[:-2], *index.shape, v.shape[-1]), default)
+    elif v.dim() == 3 and index.dim() == 2:
+        rows = index.clamp(0, v.shape[-2] - 1)[..., None].expand(*index.shape, v.shape[-1])
+        selected = torch.gather(v.expand(index.shape[0], *v.shape[1:]), 1, rows)
     else:
-        found = v[..., at.clamp(0, v.shape[-2] - 1), :]
-    found = torch.where(inside[..., None], found, beyond)
+        selected = v[..., index.clamp(0, v.shape[-2] - 1), :]
+    selected = torch.where(inside[..., None], selected, default)
     if layout == "thd":
-        return (found if found.dim() == 2 else found[0])[:, None]
-    if found.dim() == 2:
-        found = found[None]
-    return {"sbhd": found.transpose(0, 1)[:, :, None], "bshd": found[:, :, None], "bhsd": found[:, None]}[layout]
+        return (selected if selected.dim() == 2 else selected[0])[:, None]
+    if selected.dim() == 2:
+        selected = selected[None]
+    return {"sbhd": selected.transpose(0, 1)[:, :, None], "bshd": selected[:, :, None], "bhsd": selected[:, None]}[
+        layout
+    ]
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
-    """x rotated by tables that broadcast to it; with `back` by the transposed rotation, which is the gradient."""
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool) -> Tensor:
+    """x rotated by tables that broadcast to it; with `transposed` by the transposed rotation, which is the gradient."""
     d2 = cos.shape[-1]
     v = wide(x)
     pairs = lambda t: (t[..., ::2], t[..., 1::2]) if interleaved else (t[..., : d2 // 2], t[..., d2 // 2 :])
     (u, v2), (ca, cb), (sa, sb) = pairs(v[..., :d2]), pairs(cos), pairs(sin)
-    first, second = (u * ca + v2 * sb, v2 * cb - u * sa) if back else (u * ca - v2 * sa, v2 * cb + u * sb)
-    both = torch.stack([first, second], -1).flatten(-2) if interleaved else torch.cat([first, second], -1)
-    return rounded(torch.cat([both, v[..., d2:]], -1), x.dtype)
+    first, second = (u * ca + v2 * sb, v2 * cb - u * sa) if transposed else (u * ca - v2 * sa, v2 * cb + u * sb)
+    pair = torch.stack([first, second], -1).flatten(-2) if interleaved else torch.cat([first, second], -1)
+    return rounded(torch.cat([pair, v[..., d2:]], -1), x.dtype)
 
 
-def _turn(x: Tensor, angles: Tensor, sin: Tensor | None, at: Tensor, layout: str, pairs: bool, back: bool) -> Tensor:
+def _rotate(
+    x: Tensor, angles: Tensor, sin: Tensor | None, index: Tensor, layout: str, pairs: bool, transposed: bool
+) -> Tensor:
     if sin is None:
-        found = table(x, angles, at, layout, 0.0)
-        return turned(x, found.cos(), found.sin(), pairs, back)
-    return turned(x, table(x, angles, at, layout, 1.0), table(x, sin, at, layout, 0.0), pairs, back)
+        rows = table(x, angles, index, layout, 0.0)
+        return rotated(x, rows.cos(), rows.sin(), pairs, transposed)
+    return rotated(x, table(x, angles, index, layout, 1.0), table(x, sin, index, layout, 0.0), pairs, transposed)
 
 
 # ---- q or k ---------------------------------------------------------------------------------------------------------
@@ -198,8 +203,7 @@ def rope_args(d: Draw) -> dict[str, Any]:
     sequences = len(cu) - 1 if cu else shape[batch or 0]
     n = shape[length] * cp_size + 5
     lead = (shape[batch or 0],) if d.option("batched") else ()
-    drawn = lambda name, shape: Draw(Case(shape, options={"of": d.case.id, "name": name}), d.dtype, d.device).full()
-    x, angles = d.full(), drawn("angles", (*lead, n, d.option("d2", shape[-1])))
+    x, angles = d.full(), d.another("angles", (*lead, n, d.option("d2", shape[-1])))
     starts = torch.arange(sequences, dtype=torch.int32, device=d.device) * 2 if d.option("starts") else None
     return {
         "x": x,
@@ -215,41 +219,27 @@ def rope_args(d: Draw) -> dict[str, Any]:
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    of = rope_args(d)
-    return {"dy": of.pop("x"), **of}
+    args = rope_args(d)
+    return {"dy": args.pop("x"), **args}
 
 
 FWD, BWD = Maker(rope_args, CASES), Maker(_bwd_args, CASES)
 GOOD = Case((6, 2, 3, 16), options={"starts": True})
-Ways = tuple[tuple[str, Any, str], ...]  # an argument, how to make it invalid, and the pattern of the error
 
 
-def spoiled(good: Maker, case: Case, ways: Ways) -> BadSamples:
-    """Bad samples: a good one with one argument made invalid."""
-
-    def samples(device: torch.device) -> Iterator[BadSample]:
-        for number, (name, spoil, says) in enumerate(ways):
-            args = good.named(case, torch.float32, device)
-            bad = spoil(args[name])
-            args[name] = bad.to(device) if isinstance(bad, Tensor) else bad
-            yield BadSample(tuple(args.values()), ValueError, f"{name} {says}", id=f"{name} {number}")
-
-    return samples
-
-
-def _ways(lead: str) -> Ways:
+def _misfits(lead: str) -> tuple[Change, ...]:
     return (
-        (lead, lambda t: t[0], "must have 4 dimensions, as layout is sbhd"),
-        ("angles", lambda t: torch.cat([t, t], -1), "must have at most 16 columns, the size of a head"),
-        ("angles", lambda t: t[:5], "must have 6 positions or more, the length of"),
-        ("angles", lambda t: t[None, None], r"must be \[positions, d2\]"),
-        ("angles", lambda t: t.expand(3, *t.shape), r"must be \[positions, d2\]"),
-        ("starts", lambda t: t[:-1], r"must have shape \(2,\), one for each sequence"),
-        ("cu_seqlens", lambda t: torch.zeros(3, dtype=torch.int32), "must be None, as layout is sbhd"),
+        Change(lead, lambda t: t[0], f"{lead} must have 4 dimensions, as layout is sbhd"),
+        Change("angles", lambda t: torch.cat([t, t], -1), "angles must have at most 16 columns, the size of a head"),
+        Change("angles", lambda t: t[:5], "angles must have 6 positions or more, the length of"),
+        Change("angles", lambda t: t[None, None], r"angles must be \[positions, d2\]"),
+        Change("angles", lambda t: t.expand(3, *t.shape), r"angles must be \[positions, d2\]"),
+        Change("starts", lambda t: t[:-1], r"starts must have shape \(2,\), one for each sequence"),
+        Change("cu_seqlens", lambda t: torch.zeros(3, dtype=torch.int32), "cu_seqlens must be None, as layout is sbhd"),
     )
 
 
-@op(grad="rope_bwd", samples=FWD, errors=spoiled(FWD, GOOD, _ways("x")), where=x_fits)
+@op(grad="rope_bwd", samples=FWD, errors=bad_samples(FWD, *_misfits("x"), case=GOOD), where=x_fits)
 def rope_fwd(
     x: Heads,
     angles: Angles,
@@ -284,11 +274,11 @@ def rope_fwd(
     Returns:
         y, contiguous, of x's shape and dtype. Heads at positions without a row in the table are copied.
     """
-    at = positions(x, starts, cu_seqlens, layout, cp_size, cp_rank)
-    return _turn(x, angles, sin, at, layout, interleaved, False)
+    index = positions(x, starts, cu_seqlens, layout, cp_size, cp_rank)
+    return _rotate(x, angles, sin, index, layout, interleaved, False)
 
 
-@op(out="dx", samples=BWD, errors=spoiled(BWD, GOOD, _ways("dy")), where=dy_fits)
+@op(out="dx", samples=BWD, errors=bad_samples(BWD, *_misfits("dy"), case=GOOD), where=dy_fits)
 def rope_bwd(
     dy: Heads,
     angles: Angles,
@@ -309,8 +299,8 @@ def rope_bwd(
     Returns:
         dx, contiguous, of dy's shape and dtype.
     """
-    at = positions(dy, starts, cu_seqlens, layout, cp_size, cp_rank)
-    return _turn(dy, angles, sin, at, layout, interleaved, True)
+    index = positions(dy, starts, cu_seqlens, layout, cp_size, cp_rank)
+    return _rotate(dy, angles, sin, index, layout, interleaved, True)
 
 
 # ---- q and k together -----------------------------------------------------------------------------------------------
@@ -378,8 +368,7 @@ def pair_args(d: Draw) -> dict[str, Any]:
     columns = d2 // 2 if d.option("per_pair") else d2
     lead = () if d.option("rows") else (shape[batch or 0] if d.option("batched") else 1,)
     dtype = OTHER[d.dtype] if d.option("other") else d.dtype
-    drawn = Draw(Case((*lead, shape[length], columns), options={"of": d.case.id, "name": "angles"}), dtype, d.device)
-    angles = drawn.full()
+    angles = d.another("angles", (*lead, shape[length], columns), dtype=dtype)
     cos, sin = angles.cos(), angles.sin()
     if d.option("strided"):
         cos, sin = torch.stack([cos, sin], -1).unbind(-1)
@@ -396,45 +385,32 @@ def pair_args(d: Draw) -> dict[str, Any]:
 
 
 def _pair_bwd_args(d: Draw) -> dict[str, Any]:
-    of = pair_args(d)
-    return {"dq_out": of.pop("q"), "dk_out": of.pop("k"), **of}
+    args = pair_args(d)
+    return {"dq_out": args.pop("q"), "dk_out": args.pop("k"), **args}
 
 
 PAIR, PAIR_BWD = Maker(pair_args, PAIR_CASES), Maker(_pair_bwd_args, PAIR_CASES)
 
 
-def _pair_ways(other: str) -> Ways:
+def _pair_misfits(other: str) -> tuple[Change, ...]:
     return (
-        (other, lambda t: t[:1], "must have the batch of"),
-        (other, lambda t: t[:, :, 1:], "must have the length of"),
-        ("cos", lambda t: t[:, 1:], "must have 5 rows"),
-        ("cos", lambda t: t.expand(3, -1, -1), "must have 5 rows"),
-        ("cos", lambda t: torch.cat([t, t], -1), "must have an even number of columns, at most 16"),
-        ("cos", lambda t: t[..., 1:], "must have an even number of columns, at most 16"),
+        Change(other, lambda t: t[:1], f"{other} must have the batch of"),
+        Change(other, lambda t: t[:, :, 1:], f"{other} must have the length of"),
+        Change("cos sin", lambda t: t[:, 1:], "cos must have 5 rows"),
+        Change("cos sin", lambda t: t.expand(3, -1, -1), "cos must have 5 rows"),
+        Change("cos sin", lambda t: torch.cat([t, t], -1), "cos must have an even number of columns, at most 16"),
+        Change("cos sin", lambda t: t[..., 1:], "cos must have an even number of columns, at most 16"),
     )
 
 
-def _pair_spoiled(good: Maker, ways: Ways) -> BadSamples:
-    """Bad samples; a change of cos is made to sin too, as both must have one shape."""
-
-    def samples(device: torch.device) -> Iterator[BadSample]:
-        for number, (name, spoil, says) in enumerate(ways):
-            args = good.named(PAIR_CASES[0], torch.float32, device)
-            for spoiled_name in ("cos", "sin") if name == "cos" else (name,):
-                args[spoiled_name] = spoil(args[spoiled_name])
-            yield BadSample(tuple(args.values()), ValueError, f"{name} {says}", id=f"{name} {number}")
-
-    return samples
-
-
-def _pair_turn(
-    x: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool, back: bool
+def _rotate_pair(
+    x: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool, transposed: bool
 ) -> Tensor:
     cos, sin = (t.to(opmath_dtype(x.dtype)) for t in (cos, sin))
     if per_pair:
         cos, sin = (t.repeat_interleave(2, -1) if interleaved else torch.cat([t, t], -1) for t in (cos, sin))
     cos, sin = (t.unsqueeze(-3 if layout == "bhsd" else -2) for t in (cos, sin))
-    y = turned(x, cos, sin, interleaved, back)
+    y = rotated(x, cos, sin, interleaved, transposed)
     return y if memory == layout else y.transpose(1, 2).contiguous().transpose(1, 2).clone()
 
 
@@ -442,7 +418,7 @@ def _pair_turn(
     out="q_out k_out",
     grad="rope_qk_bwd",
     samples=PAIR,
-    errors=_pair_spoiled(PAIR, _pair_ways("k")),
+    errors=bad_samples(PAIR, *_pair_misfits("k"), case=PAIR_CASES[0]),
     where=q_and_k_fit,
 )
 def rope_qk(
@@ -476,11 +452,16 @@ def rope_qk(
         q_out and k_out, of the shapes and the dtype of q and k, dense in the order of `memory`. They are computed in
         float32 (float64 for float64) and rounded once.
     """
-    turn = lambda x: _pair_turn(x, cos, sin, layout, memory, interleaved, per_pair, False)
-    return turn(q), turn(k)
+    rotate = lambda x: _rotate_pair(x, cos, sin, layout, memory, interleaved, per_pair, False)
+    return rotate(q), rotate(k)
 
 
-@op(out="dq dk", samples=PAIR_BWD, errors=_pair_spoiled(PAIR_BWD, _pair_ways("dk_out")), where=dq_and_dk_fit)
+@op(
+    out="dq dk",
+    samples=PAIR_BWD,
+    errors=bad_samples(PAIR_BWD, *_pair_misfits("dk_out"), case=PAIR_CASES[0]),
+    where=dq_and_dk_fit,
+)
 def rope_qk_bwd(
     dq_out: Float[Tensor, "_ _ _ _"],
     dk_out: Float[Tensor, "_ _ _ _", same_dtype("dq_out")],
@@ -501,8 +482,8 @@ def rope_qk_bwd(
     Returns:
         dq and dk, of the shapes and the dtype of dq_out and dk_out, dense in the order of `memory`.
     """
-    turn = lambda x: _pair_turn(x, cos, sin, layout, memory, interleaved, per_pair, True)
-    return turn(dq_out), turn(dk_out)
+    rotate = lambda x: _rotate_pair(x, cos, sin, layout, memory, interleaved, per_pair, True)
+    return rotate(dq_out), rotate(dk_out)
 
 
 # ---- packed q, k and v ----------------------------------------------------------------------------------------------
@@ -574,12 +555,11 @@ def packed_args(d: Draw) -> dict[str, Any]:
     layout = d.option("layout", "sbhd")
     batch, length = LAYOUTS[layout]
     shape = (d.case.shape[length] * cp_size + 9, d.option("d2", split[1] // 2 * 2))
-    drawn = lambda name: Draw(Case(shape, options={"of": d.case.id, "name": name}), torch.float32, d.device).full()
     starts = torch.arange(d.case.shape[batch or 0], dtype=torch.int32, device=d.device) * 2
     return {
         "qkv": d.full(),
-        "q_angles": drawn("q"),
-        "k_angles": drawn("k"),
+        "q_angles": d.another("q", shape, dtype=torch.float32),
+        "k_angles": d.another("k", shape, dtype=torch.float32),
         "split": list(split),
         "starts": starts if d.option("starts") else None,
         "layout": layout,
@@ -590,23 +570,23 @@ def packed_args(d: Draw) -> dict[str, Any]:
 
 
 def parts_args(d: Draw) -> dict[str, Any]:
-    of = packed_args(d)
-    q, k, v = parted(of.pop("qkv"), of["split"])
-    return {"dq": q.contiguous(), "dk": k.contiguous(), "dv": v.contiguous(), **of}
+    args = packed_args(d)
+    q, k, v = split_heads(args.pop("qkv"), args["split"])
+    return {"dq": q.contiguous(), "dk": k.contiguous(), "dv": v.contiguous(), **args}
 
 
-def parted(qkv: Tensor, split: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(qkv: Tensor, split: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v; the part of q is divided into heads of k's size."""
     q, k, v = qkv.split(list(split), -1)
     return q.unflatten(-1, (split[0] // split[1], split[1])).flatten(2, 3), k, v
 
 
 PACKED, PARTS = Maker(packed_args, SPLITS), Maker(parts_args, SPLITS)
-SPLIT_WAYS: Ways = (
-    ("k_angles", lambda t: t[:2], "must have 6 positions or more"),
-    ("q_angles", lambda t: torch.cat([t, t], -1), "must have at most 16 columns"),
-    ("split", lambda v: [16, 16], "must be three sizes"),
-    ("split", lambda v: [20, 16, 12], "must be three sizes.*a multiple"),
+SPLIT_MISFITS = (
+    Change("k_angles", lambda t: t[:2], "k_angles must have 6 positions or more"),
+    Change("q_angles", lambda t: torch.cat([t, t], -1), "q_angles must have at most 16 columns"),
+    Change("split", [16, 16], "split must be three sizes"),
+    Change("split", [20, 16, 12], "split must be three sizes.*a multiple"),
 )
 
 
@@ -614,7 +594,9 @@ SPLIT_WAYS: Ways = (
     out="q k v",
     grad="rope_qkv_bwd",
     samples=PACKED,
-    errors=spoiled(PACKED, SPLITS[0], (("qkv", lambda t: t[..., 1:], "must have a last .* of 48"), *SPLIT_WAYS)),
+    errors=bad_samples(
+        PACKED, Change("qkv", lambda t: t[..., 1:], "qkv must have a last .* of 48"), *SPLIT_MISFITS, case=SPLITS[0]
+    ),
     where=(split_fits, qkv_fits),
 )
 def rope_qkv_fwd(
@@ -645,16 +627,18 @@ def rope_qkv_fwd(
         q [_, _, heads * split[0] / split[1], split[1]], k [_, _, heads, split[1]] and v [_, _, heads, split[2]],
         contiguous, of qkv's dtype.
     """
-    q, k, v = parted(qkv, split)
-    at = positions(q, starts, None, layout, cp_size, cp_rank)
-    turn = lambda t, angles: _turn(t, angles, None, at, layout, interleaved, False)
-    return turn(q, q_angles), turn(k, k_angles), rounded(v, v.dtype)
+    q, k, v = split_heads(qkv, split)
+    index = positions(q, starts, None, layout, cp_size, cp_rank)
+    rotate = lambda t, angles: _rotate(t, angles, None, index, layout, interleaved, False)
+    return rotate(q, q_angles), rotate(k, k_angles), rounded(v, v.dtype)
 
 
 @op(
     out="dqkv",
     samples=PARTS,
-    errors=spoiled(PARTS, SPLITS[0], (("dv", lambda t: t[..., 1:], "must have shape .*got"), *SPLIT_WAYS)),
+    errors=bad_samples(
+        PARTS, Change("dv", lambda t: t[..., 1:], "dv must have shape .*got"), *SPLIT_MISFITS, case=SPLITS[0]
+    ),
     where=(split_fits, parts_fit),
 )
 def rope_qkv_bwd(
@@ -681,6 +665,6 @@ def rope_qkv_bwd(
     Returns:
         dqkv [a, b, heads, sum of split], contiguous, of dq's dtype.
     """
-    at = positions(dk, starts, None, layout, cp_size, cp_rank)
-    turn = lambda t, angles: _turn(t, angles, None, at, layout, interleaved, True)
-    return torch.cat([turn(dq, q_angles).reshape(*dk.shape[:3], split[0]), turn(dk, k_angles), dv], -1)
+    index = positions(dk, starts, None, layout, cp_size, cp_rank)
+    rotate = lambda t, angles: _rotate(t, angles, None, index, layout, interleaved, True)
+    return torch.cat([rotate(dq, q_angles).reshape(*dk.shape[:3], split[0]), rotate(dk, k_angles), dv], -1)

@@ -4,7 +4,6 @@ The ops compute in float32, and save float32 tensors for the backward. Experts w
 of their indices.
 """
 
-from collections.abc import Iterator
 from enum import IntEnum
 from typing import Annotated, Any
 
@@ -27,9 +26,9 @@ from ..core.contract import (
 )
 from ..core.errors import BadArgument
 from ..core.rules import nonempty, up_to_size
-from ..core.spec import BadSample, BadSamples, Tol, op
+from ..core.spec import Tol, op
 from ..core.tensors import dtype_name
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 # tex's enums, with NVIDIA's values.
 RoutingMapFormat = IntEnum("RoutingMapFormat", {"BYTEMAP": 0, "BITMAP_U8": 1})
@@ -124,20 +123,20 @@ def chosen(scores: Tensor, topk: int, num_groups: int | None, group_topk: int | 
     if group_topk is not None and group_topk > 0 and num_groups is not None:
         groups = scores.unflatten(-1, (num_groups, -1))
         each = groups.gather(-1, best(groups, topk // group_topk)).sum(-1)
-        kept = torch.zeros_like(each, dtype=torch.bool).scatter_(-1, best(each, group_topk), True)
-        scores = groups.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
+        allowed = torch.zeros_like(each, dtype=torch.bool).scatter_(-1, best(each, group_topk), True)
+        scores = groups.masked_fill(~allowed[..., None], -torch.inf).flatten(-2)
     return best(scores, topk)
 
 
 def mapped(indices: Tensor, experts: int, routing_map_format: Any) -> Tensor:
     """The routing map: a bool for each expert, or a bit for each, with the first expert in the lowest bit."""
     shape = (*indices.shape[:-1], experts)
-    found = torch.zeros(shape, dtype=torch.bool, device=indices.device).scatter_(-1, indices, True)
+    routed_to = torch.zeros(shape, dtype=torch.bool, device=indices.device).scatter_(-1, indices, True)
     if int(routing_map_format) == 0:
-        return found
-    bits = F.pad(found, (0, -experts % 8)).unflatten(-1, (-1, 8)).to(torch.uint8)
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (bits << places).sum(-1, dtype=torch.uint8)
+        return routed_to
+    bits = F.pad(routed_to, (0, -experts % 8)).unflatten(-1, (-1, 8)).to(torch.uint8)
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits << shifts).sum(-1, dtype=torch.uint8)
 
 
 def unmapped(routing_map: Tensor, experts: int, routing_map_format: Any, dense: bool) -> Tensor:
@@ -146,8 +145,8 @@ def unmapped(routing_map: Tensor, experts: int, routing_map_format: Any, dense: 
         return torch.zeros(shape, dtype=torch.bool, device=routing_map.device).scatter_(-1, routing_map.long(), True)
     if int(routing_map_format) == 0:
         return routing_map != 0
-    places = torch.arange(8, dtype=torch.uint8, device=routing_map.device)
-    return ((routing_map[..., None] >> places) & 1).flatten(-2)[..., :experts] != 0
+    shifts = torch.arange(8, dtype=torch.uint8, device=routing_map.device)
+    return ((routing_map[..., None] >> shifts) & 1).flatten(-2)[..., :experts] != 0
 
 
 def routed(
@@ -161,21 +160,21 @@ def routed(
     picked = scores.gather(-1, indices)
     if late:
         picked = torch.softmax(picked, -1)
-        kept = torch.full_like(x, -torch.inf).scatter_(-1, indices, picked)
+        saved = torch.full_like(x, -torch.inf).scatter_(-1, indices, picked)
     else:
-        kept = x.clone() if function == "sqrtsoftplus" else scores
+        saved = x.clone() if function == "sqrtsoftplus" else scores
     if function != "softmax" and topk > 1:
         picked = picked / (picked.sum(-1, keepdim=True) + EPS)
     if factor is not None:
         picked = picked * factor
-    return torch.zeros_like(x).scatter_(-1, indices, picked).to(logits.dtype), indices, kept.contiguous()
+    return torch.zeros_like(x).scatter_(-1, indices, picked).to(logits.dtype), indices, saved.contiguous()
 
 
-def slope(g: Tensor, kept: Tensor, score: Tensor, function: str) -> Tensor:
+def slope(g: Tensor, saved: Tensor, score: Tensor, function: str) -> Tensor:
     """The gradient of the logits, from the gradient g of sigmoid(logits) or sqrt(softplus(logits))."""
     if function == "sigmoid":
         return g * score * (1 - score)
-    return g * torch.where(kept > 20, 1.0, torch.sigmoid(kept)) / (2 * score + EPS)
+    return g * torch.where(saved > 20, 1.0, torch.sigmoid(saved)) / (2 * score + EPS)
 
 
 def share_slope(g: Tensor, scores: Tensor) -> Tensor:
@@ -225,47 +224,35 @@ def _fwd_args(d: Draw) -> dict[str, Any]:
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    of = _fwd_args(d)
-    _, routing_map, kept = fused_topk_with_score_function_fwd.reference(**of)
-    grad = Draw(Case(d.case.shape, options={"of": d.case.id}), torch.float32, d.device).full().to(of["logits"].dtype)
+    args = _fwd_args(d)
+    _, routing_map, saved = fused_topk_with_score_function_fwd.reference(**args)
+    grad = Draw(Case(d.case.shape, options={"of": d.case.id}), torch.float32, d.device).full().to(args["logits"].dtype)
     return {
         "routing_map": routing_map,
-        "intermediate_output": kept,
+        "intermediate_output": saved,
         "grad_probs": grad,
         "grad_logits": torch.full_like(grad, torch.nan),
-        **{k: of[k] for k in ("topk", "use_pre_softmax", "scaling_factor", "score_function")},
-        "use_dense_indices": of["topk_indices"] is not None,
-        "routing_map_format": of["routing_map_format"],
+        **{k: args[k] for k in ("topk", "use_pre_softmax", "scaling_factor", "score_function")},
+        "use_dense_indices": args["topk_indices"] is not None,
+        "routing_map_format": args["routing_map_format"],
     }
 
 
 def _aux_args(d: Draw) -> dict[str, Any]:
-    of = _fwd_args(d)
-    return {k: of[k] for k in ("logits", "topk", "score_function", "routing_map_format")}
+    args = _fwd_args(d)
+    return {k: args[k] for k in ("logits", "topk", "score_function", "routing_map_format")}
 
 
 def _aux_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _aux_args(d)
-    _, _, kept = fused_score_for_moe_aux_loss_fwd.reference(**of)
+    args = _aux_args(d)
+    _, _, saved = fused_score_for_moe_aux_loss_fwd.reference(**args)
     grad = Draw(Case(d.case.shape, options={"of": d.case.id}), torch.float32, d.device).full()
-    out = torch.full_like(of["logits"], torch.nan)
-    rest = {k: of[k] for k in ("topk", "score_function")}
-    return {"intermediate_output": kept, "grad_scores": grad, "grad_logits": out, **rest}
+    out = torch.full_like(args["logits"], torch.nan)
+    options = {k: args[k] for k in ("topk", "score_function")}
+    return {"intermediate_output": saved, "grad_scores": grad, "grad_logits": out, **options}
 
 
 FWD, BWD, AUX, AUX_BWD = (Maker(args, ROUTES) for args in (_fwd_args, _bwd_args, _aux_args, _aux_bwd_args))
-
-
-def _wrong(good: Maker, case: Case, **ways: tuple[Any, str]) -> BadSamples:
-    """Bad samples for checks that are not in the signature: argument=(invalid value, pattern of the error)."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, (value, says) in ways.items():
-            args = good.named(case, torch.float32, device)
-            args[name] = value.to(device) if isinstance(value, Tensor) else value
-            yield BadSample(tuple(args.values()), BadArgument, says, id=name)
-
-    return bad
 
 
 # ---- top-k ----------------------------------------------------------------------------------------------------------
@@ -278,12 +265,12 @@ def _wrong(good: Maker, case: Case, **ways: tuple[Any, str]) -> BadSamples:
     samples=FWD,
     tol=MAPS,
     where=(groups_divide, bias_is_allowed),
-    errors=_wrong(
+    errors=bad_samples(
         FWD,
-        ROUTES[2],
-        num_groups=(5, "num_groups must divide 24, the experts"),
-        group_topk=(5, "group_topk must choose among 4 groups of 6 experts"),
-        score_function=("softmax", "expert_bias must be None, as score_function is 'softmax'"),
+        Change("num_groups", 5, "num_groups must divide 24, the experts"),
+        Change("group_topk", 5, "group_topk must choose among 4 groups of 6 experts"),
+        Change("score_function", "softmax", "expert_bias must be None, as score_function is 'softmax'"),
+        case=ROUTES[2],
     ),
 )
 def fused_topk_with_score_function_fwd(
@@ -321,11 +308,11 @@ def fused_topk_with_score_function_fwd(
         needs: float32, of logits' shape.
     """
     with torch.no_grad():
-        given = (num_groups, group_topk, scaling_factor, score_function, expert_bias)
-        probs, indices, kept = routed(logits, topk, bool(use_pre_softmax), *given)
+        options = (num_groups, group_topk, scaling_factor, score_function, expert_bias)
+        probs, indices, saved = routed(logits, topk, bool(use_pre_softmax), *options)
         if topk_indices is not None:
-            return probs, topk_indices.copy_(indices), kept
-        return probs, mapped(indices, logits.shape[-1], routing_map_format), kept
+            return probs, topk_indices.copy_(indices), saved
+        return probs, mapped(indices, logits.shape[-1], routing_map_format), saved
 
 
 @op(
@@ -334,7 +321,11 @@ def fused_topk_with_score_function_fwd(
     mutates=("grad_logits",),
     samples=BWD,
     where=map_dtype_fits,
-    errors=_wrong(BWD, ROUTES[1], routing_map=(torch.zeros(4, 13), "routing_map must be bool or uint8; got float32")),
+    errors=bad_samples(
+        BWD,
+        Change("routing_map", torch.zeros(4, 13), "routing_map must be bool or uint8; got float32", TypeError),
+        case=ROUTES[1],
+    ),
 )
 def fused_topk_with_score_function_bwd(
     routing_map: AnyTensor[Tensor, "...", shape(map_shape, "the routing map of the forward")],
@@ -363,17 +354,17 @@ def fused_topk_with_score_function_bwd(
         routing_map_format: as in the forward.
     """
     with torch.no_grad():
-        kept = intermediate_output
+        saved = intermediate_output
         here = unmapped(routing_map, grad_probs.shape[-1], routing_map_format, bool(use_dense_indices))
         g = torch.where(here, grad_probs.float() * (1.0 if scaling_factor is None else scaling_factor), 0.0)
         if score_function == "softmax":
-            p = kept if use_pre_softmax else torch.where(here, kept, 0.0)
+            p = saved if use_pre_softmax else torch.where(here, saved, 0.0)
             grad_logits.copy_(p * (g - (g * p).sum(-1, keepdim=True)))
             return
-        scores = score(kept, score_function) if score_function == "sqrtsoftplus" else kept
+        scores = score(saved, score_function) if score_function == "sqrtsoftplus" else saved
         if topk > 1:
             g = torch.where(here, share_slope(g, torch.where(here, scores, 0.0)), 0.0)
-        grad_logits.copy_(slope(g, kept, scores, score_function))
+        grad_logits.copy_(slope(g, saved, scores, score_function))
 
 
 # ---- top-k with a histogram -----------------------------------------------------------------------------------------
@@ -387,12 +378,12 @@ HISTOGRAMS = (
 
 
 def _histogram_args(d: Draw) -> dict[str, Any]:
-    of = _fwd_args(d)
+    args = _fwd_args(d)
     experts = d.case.shape[-1]
     return {
-        **{k: of[k] for k in ("logits", "topk", "scaling_factor")},
+        **{k: args[k] for k in ("logits", "topk", "scaling_factor")},
         "expert_bias": Draw(Case((experts,)), torch.float32, d.device).full(0.1),
-        **{k: of[k] for k in ("routing_map_format", "topk_indices")},
+        **{k: args[k] for k in ("routing_map_format", "topk_indices")},
         "histogram": torch.ones(experts, d.option("bins"), dtype=torch.int32, device=d.device),
         "bin_bounds": torch.tensor([-0.4, 0.7], device=d.device),
         "histogram_mode": 0,
@@ -445,15 +436,15 @@ def fused_topk_with_score_function_qb_fwd(
     with torch.no_grad():
         bounds_in_order("fused_topk_with_score_function_qb_fwd", bin_bounds, bin_bounds_validated)
         experts, bins = histogram.shape
-        given = (False, None, None, scaling_factor, "sigmoid", expert_bias)
-        probs, indices, scores = routed(logits, topk, *given)
+        options = (False, None, None, scaling_factor, "sigmoid", expert_bias)
+        probs, indices, scores = routed(logits, topk, *options)
         biased = (scores + expert_bias.float()).view(-1, experts)
         cutoff = biased.gather(-1, best(biased, topk + 1)[:, -1:])
         low, high = bin_bounds[0], bin_bounds[1]
-        place = (cutoff - scores.view(-1, experts) - low) * (torch.full_like(low, bins) / (high - low))
-        place = place.floor().clamp(0, bins - 1).long() + torch.arange(experts, device=logits.device) * bins
-        place = place.flatten()
-        histogram.view(-1).scatter_add_(0, place, torch.ones_like(place, dtype=torch.int32))
+        bucket = (cutoff - scores.view(-1, experts) - low) * (torch.full_like(low, bins) / (high - low))
+        bucket = bucket.floor().clamp(0, bins - 1).long() + torch.arange(experts, device=logits.device) * bins
+        bucket = bucket.flatten()
+        histogram.view(-1).scatter_add_(0, bucket, torch.ones_like(bucket, dtype=torch.int32))
         if topk_indices is None:
             return probs, mapped(indices, experts, routing_map_format), scores, cutoff[:, 0].contiguous(), histogram
         return probs, topk_indices.copy_(indices), scores, cutoff[:, 0].contiguous(), histogram
@@ -488,9 +479,9 @@ def fused_score_for_moe_aux_loss_fwd(
         x = logits.float()
         raw = score(x, score_function)
         scores = raw.clone() if score_function == "softmax" else raw / (raw.sum(-1, keepdim=True) + EPS)
-        kept = x.clone() if score_function == "sqrtsoftplus" else raw
+        saved = x.clone() if score_function == "sqrtsoftplus" else raw
         routing_map = mapped(best(scores, topk), logits.shape[-1], routing_map_format)
-        return scores.contiguous(), routing_map, kept.contiguous()
+        return scores.contiguous(), routing_map, saved.contiguous()
 
 
 @op(space="tex", out="", mutates=("grad_logits",), samples=AUX_BWD)
@@ -511,13 +502,13 @@ def fused_score_for_moe_aux_loss_bwd(
         score_function: as in the forward.
     """
     with torch.no_grad():
-        kept = intermediate_output
+        saved = intermediate_output
         g = grad_scores.float()
         if score_function == "softmax":
-            grad_logits.copy_(kept * (g - (g * kept).sum(-1, keepdim=True)))
+            grad_logits.copy_(saved * (g - (g * saved).sum(-1, keepdim=True)))
             return
-        scores = score(kept, score_function) if score_function == "sqrtsoftplus" else kept
-        grad_logits.copy_(slope(share_slope(g, scores), kept, scores, score_function))
+        scores = score(saved, score_function) if score_function == "sqrtsoftplus" else saved
+        grad_logits.copy_(slope(share_slope(g, scores), saved, scores, score_function))
 
 
 def _balance(probs: Tensor, tokens_per_expert: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -541,11 +532,11 @@ def _loss_args(d: Draw) -> dict[str, Any]:
 
 
 def _loss_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _loss_args(d)
+    args = _loss_args(d)
     return {
         "Const_buf": torch.tensor([0.25, 0.0], device=d.device),
-        **{k: of[k] for k in ("tokens_per_expert", "num_rows", "num_cols")},
-        "grad_aux_loss": torch.tensor(1.5, dtype=of["probs"].dtype, device=d.device),
+        **{k: args[k] for k in ("tokens_per_expert", "num_rows", "num_cols")},
+        "grad_aux_loss": torch.tensor(1.5, dtype=args["probs"].dtype, device=d.device),
     }
 
 

@@ -7,12 +7,12 @@ whose first tensor has that shape, for the command line and the benchmarks.
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.spec import Sample
+from ..core.spec import BadSample, BadSamples, Sample
 from ..core.tensors import opmath_dtype
 
 Shape = tuple[int, ...]
@@ -86,6 +86,18 @@ class Draw:
         """A contiguous tensor of this shape, with the dtype of `cols`."""
         return self._new(shape, self._of_weights)
 
+    def another(
+        self,
+        name: str,
+        shape: Shape,
+        layout: str = "packed",
+        dtype: torch.dtype | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """The tensor of another argument, `name`. Its values do not depend on which tensors were drawn before."""
+        case = Case(shape, layout, {"of": self.case.id, "name": name})
+        return Draw(case, dtype or self.dtype, self.device).full(scale)
+
     @property
     def _of_weights(self) -> torch.dtype:
         return OTHER[self.dtype] if self.option("weight") == "other" else self.dtype
@@ -115,6 +127,34 @@ class Maker:
 
     def named(self, case: Case, dtype: torch.dtype, device: torch.device | str) -> dict[str, Any]:
         return self.build(Draw(case, dtype, torch.device(device)))
+
+
+# ---- bad samples ----------------------------------------------------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """What makes a sample bad: the new value of an argument, and the error that the op must raise."""
+
+    names: str  # the argument, or several that get the same new value: "cos sin"
+    value: Any  # the new value, or a function of the old one
+    match: str  # the pattern of the error's message
+    error: type[Exception] = ValueError
+
+
+def bad_samples(maker: Maker, *changes: Change, case: Case | None = None) -> BadSamples:
+    """A bad sample for each change, made from `case` or from the first case in which the argument is not None."""
+
+    def bad(device: torch.device) -> Iterator[BadSample]:
+        for change in changes:
+            first, *_ = names = change.names.split()
+            candidates = (maker.named(c, torch.float32, device) for c in ((case,) if case else maker.cases))
+            args = next(a for a in candidates if case or a[first] is not None)
+            for name in names:
+                value = change.value(args[name]) if callable(change.value) else change.value
+                args[name] = value.to(device) if isinstance(value, Tensor) else value
+            yield BadSample(tuple(args.values()), change.error, change.match, id=f"{change.names}: {change.match}")
+
+    return bad
 
 
 # ---- ops on rows ----------------------------------------------------------------------------------------------------

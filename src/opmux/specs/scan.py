@@ -99,9 +99,9 @@ def _along(draw: Callable[[Draw], Tensor], *, result: bool = False) -> Callable[
 # ---- sums -----------------------------------------------------------------------------------------------------------
 
 
-def result_dtype(x: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
+def result_dtype(x: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
     """The dtype of a sum or product: the given one, else x's if it is a float, else int64."""
-    return asked if asked is not None else x if x in FLOATS else torch.int64
+    return requested if requested is not None else x if x in FLOATS else torch.int64
 
 
 def _accumulated(scan: Any, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -202,9 +202,9 @@ def cumprod_bwd(dy: Grad[Tensor, "*shape"], x: Float[Tensor, "*shape"], dim: Dim
     v = wide(x)
     none = v == 0
     factors = v.masked_fill(none, 1)
-    seen = none.to(torch.int64).cumsum(dim)
+    zeros = none.to(torch.int64).cumsum(dim)
     terms = dy.to(v.dtype) * factors.cumprod(dim)
-    before, first = (_reverse_sum(terms.masked_fill(seen != k, 0), dim) for k in (0, 1))
+    before, first = (_reverse_sum(terms.masked_fill(zeros != k, 0), dim) for k in (0, 1))
     return rounded(torch.where(none, first, before / factors), x.dtype)
 
 
@@ -246,7 +246,7 @@ def cummin(x: Number[Tensor, "..."], dim: Dim = -1) -> tuple[Tensor, Tensor]:
     return _extreme(torch.cummin, x, dim)
 
 
-def _place_samples(extreme: Any) -> Maker:
+def _extreme_bwd_samples(extreme: Any) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
         dim = d.option("dim", -1)
         return {"dvalues": d.grad(), "indices": extreme(d.full(), dim)[1], "dim": dim}
@@ -260,7 +260,7 @@ def _gathered(dvalues: Tensor, indices: Tensor, dim: int) -> Tensor:
     return rounded(dx, dvalues.dtype)
 
 
-@op(out="dx", samples=_place_samples(torch.cummax), tol=SUMS)
+@op(out="dx", samples=_extreme_bwd_samples(torch.cummax), tol=SUMS)
 def cummax_bwd(
     dvalues: Float[Tensor, "*shape"], indices: Int64[Tensor, "*shape"], dim: Annotated[int, dim_of("dvalues")] = -1
 ) -> Tensor:
@@ -277,7 +277,7 @@ def cummax_bwd(
     return _gathered(dvalues, indices, dim)
 
 
-@op(out="dx", samples=_place_samples(torch.cummin), tol=SUMS)
+@op(out="dx", samples=_extreme_bwd_samples(torch.cummin), tol=SUMS)
 def cummin_bwd(
     dvalues: Float[Tensor, "*shape"], indices: Int64[Tensor, "*shape"], dim: Annotated[int, dim_of("dvalues")] = -1
 ) -> Tensor:

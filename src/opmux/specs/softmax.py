@@ -29,8 +29,8 @@ def _args(d: Draw) -> dict[str, Any]:
 
 def _bwd_args(result: Any) -> Any:
     def build(d: Draw) -> dict[str, Any]:
-        of = _args(d)
-        return {"dy": d.grad(), "y": result(of["x"], of["dim"]), "dim": of["dim"]}
+        args = _args(d)
+        return {"dy": d.grad(), "y": result(args["x"], args["dim"]), "dim": args["dim"]}
 
     return build
 
@@ -195,8 +195,8 @@ def scaled_softmax(
 
 
 def scaled_bwd_args(d: Draw) -> dict[str, Any]:
-    of = scaled_args(d)
-    return {"dy": d.grad(), "y": scaled_softmax.reference(**of), "scale": of["scale"], "causal": of["causal"]}
+    args = scaled_args(d)
+    return {"dy": d.grad(), "y": scaled_softmax.reference(**args), "scale": args["scale"], "causal": args["causal"]}
 
 
 SCALED_BWD = Maker(scaled_bwd_args, SCALED_CASES)

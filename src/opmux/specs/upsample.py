@@ -31,14 +31,14 @@ def _cases(rank: int, mode: str) -> tuple[Case, ...]:
     plane = ((11,), (5, 7), (3, 4, 5))[rank - 1]
     if mode.startswith("antialiased"):
         return Case((1, 2, 3, 4), options={"by": 2.3}), Case((1, 16, 4, 3), options={"by": 0.6, "last": True})
-    made = [Case((2, 3, *plane), options={"by": 2.3 if rank < 3 else 1.5}), Case((2, 3, *plane), options={"by": 0.4})]
+    cases = [Case((2, 3, *plane), options={"by": 2.3 if rank < 3 else 1.5}), Case((2, 3, *plane), options={"by": 0.4})]
     if rank < 3:
-        made.append(Case((2, 3, *plane), "step", {"by": 1.7, "given": True}))
+        cases.append(Case((2, 3, *plane), "step", {"by": 1.7, "given": True}))
     if mode in ("linear", "cubic"):
-        made.append(Case((2, 3, *plane), options={"by": 1.5, "align": True}))
+        cases.append(Case((2, 3, *plane), options={"by": 1.5, "align": True}))
     if rank == 2:
-        made.append(Case((2, 16, *plane), options={"by": 2.0, "last": True}))
-    return tuple(made)
+        cases.append(Case((2, 16, *plane), options={"by": 2.0, "last": True}))
+    return tuple(cases)
 
 
 def _arguments(d: Draw, name: str) -> dict[str, Any]:
@@ -48,27 +48,27 @@ def _arguments(d: Draw, name: str) -> dict[str, Any]:
     if d.option("last"):
         x = x.contiguous(memory_format=torch.channels_last)
     size = [int(n * by) for n in x.shape[2:]]
-    made: dict[str, Any] = {"self": x, "output_size": size, "input_size": list(x.shape)}
+    args: dict[str, Any] = {"self": x, "output_size": size, "input_size": list(x.shape)}
     if "nearest" not in name:
-        made["align_corners"] = d.option("align", False)
-    return made | dict.fromkeys(SCALES[rank], by if d.option("given") else None)
+        args["align_corners"] = d.option("align", False)
+    return args | dict.fromkeys(SCALES[rank], by if d.option("given") else None)
 
 
 def _forward(name: str) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
-        made = _arguments(d, name)
-        del made["input_size"]
-        return made
+        args = _arguments(d, name)
+        del args["input_size"]
+        return args
 
     return Maker(build, _cases(*MODES[name]))
 
 
 def _backward(name: str) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
-        made = _arguments(d, name)
-        x = made.pop("self")
-        dy = d.weights(*x.shape[:2], *made["output_size"])
-        return {"grad_output": dy.contiguous(memory_format=torch.channels_last) if d.option("last") else dy, **made}
+        args = _arguments(d, name)
+        x = args.pop("self")
+        dy = d.weights(*x.shape[:2], *args["output_size"])
+        return {"grad_output": dy.contiguous(memory_format=torch.channels_last) if d.option("last") else dy, **args}
 
     return Maker(build, _cases(*MODES[name]))
 

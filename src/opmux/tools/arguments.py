@@ -34,9 +34,9 @@ def dtype(text: str, allowed: Iterable[str] = DTYPES) -> torch.dtype:
     return getattr(torch, name)
 
 
-def parts(words: Iterable[str]) -> Iterator[str]:
+def parts(values: Iterable[str]) -> Iterator[str]:
     """The values of a repeatable option. One word may hold several, separated by spaces: "4096x4096 8x128"."""
-    return (part for word in words for part in word.split())
+    return (part for value in values for part in value.split())
 
 
 def shape(text: str, largest: int = LARGEST) -> tuple[int, ...]:
@@ -44,10 +44,10 @@ def shape(text: str, largest: int = LARGEST) -> tuple[int, ...]:
     sizes = re.split(r"\s*[x*,]\s*", text.strip().casefold())
     if not all(re.fullmatch(r"[0-9]+", s) for s in sizes):
         raise BadOption(f"--shape {text!r} cannot be read. Allowed: sizes with x between them, such as 4096x4096")
-    made = tuple(map(int, sizes))
-    if math.prod(made) > largest:
+    dims = tuple(map(int, sizes))
+    if math.prod(dims) > largest:
         raise BadOption(f"--shape {text!r} is too large to make tensors of. Allowed: up to {largest} elements")
-    return made
+    return dims
 
 
 def devices() -> list[str]:
@@ -61,14 +61,14 @@ def device(text: str | None) -> torch.device:
     if text is None:
         return torch.device(have[0])
     try:
-        found = torch.device(text.strip().casefold())
+        parsed = torch.device(text.strip().casefold())
     except RuntimeError:
-        found = None
-    if found is None or found.type not in have:
+        parsed = None
+    if parsed is None or parsed.type not in have:
         raise BadOption(f"--device {text!r} is not on this machine. Allowed: {', '.join(have)}")
-    count = 1 if found.type == "cpu" else torch.accelerator.device_count()
-    if (found.index or 0) >= count:
+    count = 1 if parsed.type == "cpu" else torch.accelerator.device_count()
+    if (parsed.index or 0) >= count:
         raise BadOption(
-            f"--device {text!r} is not on this machine. Allowed: {found.type}:0 to {found.type}:{count - 1}"
+            f"--device {text!r} is not on this machine. Allowed: {parsed.type}:0 to {parsed.type}:{count - 1}"
         )
-    return found
+    return parsed

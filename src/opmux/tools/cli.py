@@ -34,16 +34,16 @@ class Commands(TyperGroup):
                 _drop_output()
             raise _exit(f"{error.filename or 'stdout'}: {error.strerror or error}") from None
         except Exception as error:
-            # Look in sys.modules: an import would need torch, and if the module is not loaded, the error is not ours.
+            # Look it up in sys.modules: an import would need torch; if it is not loaded, the error is not ours.
             errors = sys.modules.get("opmux.core.errors")
             if errors is None or not isinstance(error, errors.OpmuxError):
                 raise
             raise _exit(str(error)) from None
 
 
-def _exit(words: str) -> typer.Exit:
-    """Print the reason and exit with code 2. Words over 300 characters are truncated."""
-    typer.echo("opmux: " + re.sub(r"\S{300,}", lambda long: f"{long[0][:100]}... (cut)", words), err=True)
+def _exit(message: str) -> typer.Exit:
+    """Print the reason; return the exception that exits with code 2. Words over 300 characters are truncated."""
+    typer.echo("opmux: " + re.sub(r"\S{300,}", lambda long: f"{long[0][:100]}... (cut)", message), err=True)
     return typer.Exit(2)
 
 
@@ -87,8 +87,8 @@ def _op_and_family_names(incomplete: str) -> list[str]:
     return [*completion.families(incomplete), *completion.ops(incomplete)]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"opmux {__version__}")
         raise typer.Exit
 
@@ -103,7 +103,7 @@ def options(
     if ctx.invoked_subcommand == "run":
         return  # stdout and stderr belong to the program
     if sys.stdout is None:
-        raise _exit("stdout is closed, and all that this command does is print")
+        raise _exit("stdout is closed, and this command only prints")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # under LC_ALL=C, print `?` for non-ASCII characters
@@ -147,7 +147,7 @@ def explain(
     device: Device = None,
     assume: Annotated[
         str | None,
-        typer.Option(metavar="CHIP", help="Explain for a chip that is not here: nvidia:sm_90, ascend, ..."),
+        typer.Option(metavar="CHIP", help="Explain for a chip that is not present: nvidia:sm_90, ascend, ..."),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -182,7 +182,7 @@ def tune(
         typer.Option(metavar="CHIP", help="With --dry-run or --list: assume sm_80, sm_90, ..., or a vendor's chip."),
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List every tunable, and the source of its values.")] = False,
-    clear: Annotated[bool, typer.Option("--clear", help="Forget all that was tuned, on any chip.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all stored tuning results, of every chip.")] = False,
     aten: Annotated[
         bool,
         typer.Option(
@@ -197,7 +197,7 @@ def tune(
         ),
     ] = False,
     minutes: Annotated[
-        float, typer.Option(metavar="N", help="With --aten or --providers: stop after so many minutes.")
+        float, typer.Option(metavar="N", help="With --aten or --providers: stop after N minutes.")
     ] = 5.0,
     json: Annotated[
         Path | None,
@@ -244,7 +244,7 @@ def doctor(json: AsJson = False) -> None:
 
 @app.command("build")
 def build_cpp() -> None:
-    """Compile opmux's C++ now, for the torch that is installed; else the first use does.
+    """Compile opmux's C++ now, for the installed torch; otherwise the first use compiles it.
 
     The exit code is 2 if it cannot be compiled.
     """
@@ -293,7 +293,7 @@ def bench(
     providers: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Whom to measure: ours,native,compile,reference,liger,flaggems, ids of impls."
+            metavar="NAMES", help="Providers to measure: ours,native,compile,reference,liger,flaggems, ids of impls."
         ),
     ] = None,
     preset: Annotated[
@@ -315,10 +315,10 @@ def bench(
     """
     from .bench.command import BenchOptions, run
 
-    asked = BenchOptions(
+    options = BenchOptions(
         ops or [], shape or [], dtype or [], providers, preset, device, json, html, mib, dynamic, listing, source
     )
-    raise typer.Exit(run(asked))
+    raise typer.Exit(run(options))
 
 
 @app.command("new-backend")
@@ -389,7 +389,7 @@ def conform(
     """
     from .conform.command import ConformOptions, run
 
-    asked = ConformOptions(
+    options = ConformOptions(
         vendor,
         op or [],
         dtype or [],
@@ -405,7 +405,7 @@ def conform(
         seconds,
         jobs,
     )
-    raise typer.Exit(run(asked))
+    raise typer.Exit(run(options))
 
 
 @app.command()

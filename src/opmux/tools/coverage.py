@@ -22,7 +22,12 @@ from ..faces.aten import engine
 from ..faces.aten.overloads import table
 from . import screen, simulator
 
-OWN, TRITON, NATIVE, CPU = "the chip's own kernels", "default Triton", "torch's kernels", "CPU, for want of a kernel"
+OWN, TRITON, NATIVE, CPU = (
+    "the chip's own kernels",
+    "default Triton",
+    "torch's kernels",
+    "CPU, as fallback",
+)
 STYLES = {OWN: "bold green", TRITON: "green", NATIVE: "yellow", CPU: "bold red"}
 
 
@@ -43,10 +48,10 @@ class SeenCalls:
 
     def counts(self) -> dict[str, int]:
         """The number of calls, by where they ran."""
-        found: Counter[str] = Counter()
+        calls: Counter[str] = Counter()
         for row in self.rows:
-            found[row.where] += row.calls
-        return {where: found[where] for where in STYLES if found[where]}
+            calls[row.where] += row.calls
+        return {where: calls[where] for where in STYLES if calls[where]}
 
     def as_data(self) -> dict[str, Any]:
         return {"device": self.device, "calls": self.counts(), "ops": [vars(row) for row in self.rows]}
@@ -64,7 +69,7 @@ class SeenCalls:
 
 @contextlib.contextmanager
 def watch(device: str) -> Iterator[SeenCalls]:
-    """Count the calls of ATen's ops on a device; the rows are filled in when the block ends.
+    """Count the calls of ATen's ops on a device; the rows are complete when the block ends.
 
     Ops without a kernel of ours are counted only on a simulated device, which records its fallbacks.
     """
@@ -95,7 +100,7 @@ def _chosen(name: str, device: str) -> Any:
     manager = get_default_manager()
     key = table()[name].key
     try:
-        found = [i for i in manager.resolve_candidates(key) if manager.static_refusal(key, i, device) is None]
+        candidates = [i for i in manager.resolve_candidates(key) if manager.static_refusal(key, i, device) is None]
     except OpmuxError:
         return None
-    return found[0] if found else None
+    return candidates[0] if candidates else None

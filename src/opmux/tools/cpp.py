@@ -29,11 +29,11 @@ class Compiled(NamedTuple):
 def libraries() -> list[Compiled]:
     """The native library and the CPU's kernels."""
     ours = native_library
-    made = [Compiled(ours.NAME, ours.LOST, ours.is_built, ours.compile)]
+    compiled = [Compiled(ours.NAME, ours.LOST, ours.is_built, ours.compile)]
     if package := vendors.known().get("cpu"):
         cpu = importlib.import_module(f"{package.module}.ops.native")
-        made.append(Compiled(cpu.NAME, "ops on a CPU run as plain PyTorch", cpu.is_built, cpu.compile))
-    return made
+        compiled.append(Compiled(cpu.NAME, "ops on a CPU run as plain PyTorch", cpu.is_built, cpu.compile))
+    return compiled
 
 
 def state_of(library: Compiled) -> str:
@@ -48,11 +48,26 @@ def state_of(library: Compiled) -> str:
     try:
         built = library.is_built()
     except build.CannotBuild as error:
-        again = f"; then run `{COMMAND}`" if error.state != "off" else ""
-        return f"{error.state}: {error}{again}. {lost}"
+        then = f"; then run `{COMMAND}`" if error.state != "off" else ""
+        return f"{error.state}: {error}{then}. {lost}"
     if built:
         return "compiled"
     return f"not compiled yet: `{COMMAND}` compiles it in some 30 s, as does the first use. {lost}"
+
+
+def before_measuring(device: str) -> None:
+    """Compile what runs on a CPU, if that is the device: calls would run torch's own ops until that is done."""
+    if device != "cpu" or not CPP.get():
+        return
+    from . import screen
+
+    for library in libraries():
+        try:
+            if not library.is_built():
+                screen.err().print(f"compiling {library.name}, once for this machine: some 30 s", style="dim")
+                library.compile()
+        except build.CannotBuild as error:
+            screen.err().print(f"{library.name} is not compiled: {error}. Without it, {library.without}", style="dim")
 
 
 def run() -> int:
@@ -66,12 +81,12 @@ def run() -> int:
     for library in libraries():
         started = time.monotonic()
         try:
-            made = _compile(library)
+            built = _compile(library)
         except build.CannotBuild as error:
             typer.echo(f"opmux: {library.name} is not compiled: {error}. Without it, {library.without}", err=True)
             failed = True
             continue
-        took = f"compiled in {time.monotonic() - started:.0f} s: {made}" if made else "compiled before"
+        took = f"compiled in {time.monotonic() - started:.0f} s: {built}" if built else "compiled before"
         typer.echo(f"{library.name}: {took}")
     return 2 if failed else 0
 

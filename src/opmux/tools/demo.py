@@ -29,8 +29,8 @@ from . import arguments, llama, screen
 # The largest difference allowed between the runs, in losses and first gradients, relative to the larger value. In
 # float32 on a CPU they differ by 1e-7. Scaling the weights of a plain torch run by 1 + 3e-7 changes step 200 by 2e-6.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2}
-# The steps whose losses are compared. Training is chaotic: that scaling changes step 250 by 2e-5, and later steps by
-# more.
+# The losses of this many steps are compared. Training is chaotic: the same scaling changes step 250 by 2e-5, and later
+# steps by more.
 HORIZON = 200
 
 
@@ -108,10 +108,10 @@ def run(steps: int, device: str | None, dtype: str, seed: int) -> int:
     _show_runs(console, plain, ours)
     _show_gaps(console, gaps, steps)
     verdict = ("agree", "bold green") if gaps.agree else ("DISAGREE", "bold red")
-    words = f": {max(gaps.losses, gaps.grads):.1e} apart at most, {gaps.limit:.0e} allowed; "
-    words += f"a step takes {ours.step_ms / plain.step_ms:.2f}x plain torch's time"
+    summary = f": {max(gaps.losses, gaps.grads):.1e} apart at most, {gaps.limit:.0e} allowed; "
+    summary += f"a step takes {ours.step_ms / plain.step_ms:.2f}x plain torch's time"
     head = f"opmux demo: {steps} steps on {at.type} in {dtype_name(kind)}, opmux and plain torch "
-    console.print(Text.assemble(head, verdict, words), soft_wrap=True)
+    console.print(Text.assemble(head, verdict, summary), soft_wrap=True)
     return 0 if gaps.agree else 1
 
 
@@ -203,12 +203,12 @@ def _show_calls(console: Console, counted: list[Counted], device: torch.device, 
         back = one.spec.gradient.backward
         for spec, calls in ((one.spec, one.forward), (back, one.backward)):
             impl = chosen(spec, one.shape, dtype, device)
-            words = ("nothing", "", "") if impl is None else (impl.impl_id, str(impl.kind), impl.vendor or "")
+            cells = ("nothing", "", "") if impl is None else (impl.impl_id, str(impl.kind), impl.vendor or "")
             style = "" if impl is None else screen.KIND_STYLES[impl.kind.value]
-            table.add_row(spec.name, Text(words[0], style), *words[1:], str(calls), f"{calls / steps:g}")
+            table.add_row(spec.name, Text(cells[0], style), *cells[1:], str(calls), f"{calls / steps:g}")
     console.print(table)
     for failure in get_default_manager().failures():
-        console.print(Text(f"passed over: {failure}", "yellow"))
+        console.print(Text(f"skipped: {failure}", "yellow"))
 
 
 def chosen(spec: Spec, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> OpImpl | None:
@@ -229,7 +229,7 @@ def _show_runs(console: Console, plain: Run, ours: Run) -> None:
 def _show_gaps(console: Console, gaps: Gaps, steps: int) -> None:
     over = f"over {steps} steps" if steps <= HORIZON else f"over the first {HORIZON} steps, where chaos is still small"
     table = screen.table("largest relative difference", ("found", {"justify": "right"}), "allowed", "verdict")
-    for what, found in ((f"losses, {over}", gaps.losses), ("gradients of the first step, per weight", gaps.grads)):
-        verdict = Text("agree", "green") if found <= gaps.limit else Text("DISAGREE", "bold red")
-        table.add_row(what, f"{found:.1e}", f"{gaps.limit:.0e}", verdict)
+    for what, gap in ((f"losses, {over}", gaps.losses), ("gradients of the first step, per weight", gaps.grads)):
+        verdict = Text("agree", "green") if gap <= gaps.limit else Text("DISAGREE", "bold red")
+        table.add_row(what, f"{gap:.1e}", f"{gaps.limit:.0e}", verdict)
     console.print(table)

@@ -119,12 +119,12 @@ def _with_device(fn: Callable[..., Any], name: str, translate: Callable[[Any], A
     signature = inspect.signature(fn)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        if name in given.arguments:
-            given.arguments[name] = translate(given.arguments[name])
+        bound = signature.bind(*args, **kwargs)
+        if name in bound.arguments:
+            bound.arguments[name] = translate(bound.arguments[name])
         elif signature.parameters[name].default == "cuda":
-            given.arguments[name] = translate("cuda")
-        return fn(*given.args, **given.kwargs)
+            bound.arguments[name] = translate("cuda")
+        return fn(*bound.args, **bound.kwargs)
 
     return call
 
@@ -145,7 +145,7 @@ class HostEvent:
     def elapsed_time(self, end: HostEvent) -> float:
         """Milliseconds from this event to `end`."""
         if self._seconds is None or end._seconds is None:
-            raise RuntimeError("both events must be recorded before the time between them is asked for")
+            raise RuntimeError("elapsed_time needs two recorded events: call record() on both first")
         return (end._seconds - self._seconds) * 1e3
 
     def query(self) -> bool:

@@ -29,7 +29,7 @@ from . import cpp, screen
 
 @dataclass
 class DoctorReport:
-    """All that doctor finds, as plain data; `broken` has a sentence for each thing that must be fixed."""
+    """The report as plain data; `broken` has a sentence for each problem that must be fixed."""
 
     versions: dict[str, str] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
@@ -44,14 +44,14 @@ class DoctorReport:
     cpp: dict[str, str] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
 
-    def guard(self, what: str, look: Callable[[], Any], otherwise: Any) -> Any:
-        """The result of `look`; if it fails, `otherwise`, and a message in `broken`."""
+    def guard(self, what: str, probe: Callable[[], Any], otherwise: Any) -> Any:
+        """The result of `probe`; if it fails, `otherwise`, and a message in `broken`."""
         try:
-            return look()
+            return probe()
         except Exception as error:  # report it, and continue
-            words = str(error) if isinstance(error, BadKnob) else f"{what}: {type(error).__name__}: {error}"
-            if words not in self.broken:
-                self.broken.append(words)
+            message = str(error) if isinstance(error, BadKnob) else f"{what}: {type(error).__name__}: {error}"
+            if message not in self.broken:
+                self.broken.append(message)
             return otherwise
 
 
@@ -74,7 +74,7 @@ def examine() -> DoctorReport:
     report.broken += [s["error"] for s in report.settings if s["error"]]
     report.strangers = report.guard("settings", knobs.unknown_settings, [])
     bad = [s["source"].removeprefix("env ") for s in report.settings if s["error"]]
-    with without(bad):  # so that the rest can be checked
+    with without(bad):  # so that everything else can be checked
         report.guard("log", screen.show_log, None)
         report.policy = report.guard("policy", lambda: str(policies.get_policy()), None)
         report.vendors = report.guard("implementations", vendor_rows, [])
@@ -91,12 +91,12 @@ def examine() -> DoctorReport:
 @contextlib.contextmanager
 def without(names: list[str]) -> Iterator[None]:
     """Remove environment variables with invalid values while the block runs."""
-    kept = {n: os.environ.pop(n) for n in names if n in os.environ}
+    removed = {n: os.environ.pop(n) for n in names if n in os.environ}
     try:
         yield
     finally:
-        os.environ.update(kept)
-        if kept:
+        os.environ.update(removed)
+        if removed:
             policies.reset_global_policy()
 
 
@@ -107,15 +107,15 @@ def cpp_rows() -> dict[str, str]:
     """The C++ compiler, the state of each library, and whether kernels are launched from C++."""
     abi = int(torch.compiled_with_cxx11_abi())
     try:
-        found = f"{build.compiler().version} ({shlex.join(build.compiler().command)})"
+        compiler = f"{build.compiler().version} ({shlex.join(build.compiler().command)})"
     except build.CannotBuild as error:
-        found = str(error)
-    made = {"compiler": found, "made for": f"torch {torch.__version__}, C++11 ABI {abi}"}
-    made |= {library.name: cpp.state_of(library) for library in cpp.libraries()}
+        compiler = str(error)
+    rows = {"compiler": compiler, "made for": f"torch {torch.__version__}, C++11 ABI {abi}"}
+    rows |= {library.name: cpp.state_of(library) for library in cpp.libraries()}
     if "cuda" in devices.accelerators():
         on = launching.drives() and native_library.possible()
-        made["launches"] = "kernels are launched from C++" if on else "kernels are launched from Python: see the log"
-    return made
+        rows["launches"] = "kernels are launched from C++" if on else "kernels are launched from Python: see the log"
+    return rows
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------------
@@ -141,30 +141,30 @@ def _installed(name: str) -> str:
 
 
 def device_rows() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{"device": "cpu", "arch": platform.machine(), "name": f"{os.cpu_count()} cores"}]
+    rows: list[dict[str, Any]] = [{"device": "cpu", "arch": platform.machine(), "name": f"{os.cpu_count()} cores"}]
     for kind in machine.accelerators():
         module = torch.get_device_module(kind)
         name_of = getattr(module, "get_device_name", None)
         for index in range(torch.accelerator.device_count()):
             name = kind if name_of is None else name_of(index)
-            found.append({"device": f"{kind}:{index}", "arch": machine.arch_of(kind), "name": name})
-    return found
+            rows.append({"device": f"{kind}:{index}", "arch": machine.arch_of(kind), "name": name})
+    return rows
 
 
 def setting(knob: knobs.Knob[Any], file_is_good: bool) -> dict[str, Any]:
-    """A setting and its value; an invalid one has its text as value, and an error."""
-    made = {"name": knob.name, "aliases": list(knob.aliases), "doc": knob.doc, "error": None}
+    """A setting and its value; for an invalid value, its text and the error."""
+    row = {"name": knob.name, "aliases": list(knob.aliases), "doc": knob.doc, "error": None}
     try:
-        seen = knob.look()
-        return {**made, "value": _plain(seen.value), "source": seen.source}
+        current = knob.look()
+        return {**row, "value": _plain(current.value), "source": current.source}
     except BadKnob as error:
         name = next((n for n in (knob.name, *knob.aliases) if os.environ.get(n, "").strip()), None)
         if name is not None:
-            return {**made, "value": os.environ[name], "source": f"env {name}", "error": str(error)}
+            return {**row, "value": os.environ[name], "source": f"env {name}", "error": str(error)}
         if not file_is_good:  # the file's error is reported once
-            return {**made, "value": _plain(knob.default), "source": "default (the file cannot be read)"}
+            return {**row, "value": _plain(knob.default), "source": "default (the file cannot be read)"}
         file = next(f for f in knobs.files() if knob.key in f.table)
-        return {**made, "value": str(file.table[knob.key]), "source": f"file {file.path}", "error": str(error)}
+        return {**row, "value": str(file.table[knob.key]), "source": f"file {file.path}", "error": str(error)}
 
 
 def _plain(value: Any) -> Any:
@@ -188,14 +188,14 @@ def vendor_rows() -> list[dict[str, Any]]:
 
 def chips() -> list[dict[str, Any]]:
     """The known vendors, and which of them have a device in this machine."""
-    here = {d: devices.vendor_of(d) for d in (*machine.accelerators(), "cpu")}
-    found = []
+    local = {d: devices.vendor_of(d) for d in (*machine.accelerators(), "cpu")}
+    rows = []
     for package in vendors.known().values():
         info = package.info
         row = {"vendor": package.name, "device": package.device, "dispatch_key": info.key, "verified": info.statement}
-        active = here.get(package.device)
-        found.append(row | {"active": active is not None and active.name == package.name, "from": str(package.origin)})
-    return found
+        active = local.get(package.device)
+        rows.append(row | {"active": active is not None and active.name == package.name, "from": str(package.origin)})
+    return rows
 
 
 def tuned() -> dict[str, Any]:
@@ -205,8 +205,8 @@ def tuned() -> dict[str, Any]:
     return {"directory": None if folder is None else str(folder), "entries": len(entries)}
 
 
-def failure(found: Any) -> dict[str, Any]:
-    return {"op": found.op, "impl_id": found.impl_id, "reason": found.reason, "text": str(found)}
+def failure(entry: Any) -> dict[str, Any]:
+    return {"op": entry.op, "impl_id": entry.impl_id, "reason": entry.reason, "text": str(entry)}
 
 
 # ---- showing --------------------------------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ def show(report: DoctorReport, console: Console) -> None:
         console.print(Text(f"  ! {stranger}", "yellow"))
     console.print(screen.pairs(_state_rows(report)))
     console.print()
-    for words in report.broken:
-        console.print(Text(f"broken: {words}", "bold red"))
+    for message in report.broken:
+        console.print(Text(f"broken: {message}", "bold red"))
     notes = f", {len(report.strangers)} unknown settings" if report.strangers else ""
     if not report.broken:
         console.print(Text("nothing is broken" + notes, "bold green"))
@@ -257,7 +257,7 @@ def _chip_rows(report: DoctorReport) -> list[tuple[str, str]]:
         (c["device"], f"{c['vendor']}, on {c['dispatch_key']} ({c['verified']})") for c in report.chips if c["active"]
     ]
     others = [c["vendor"] for c in report.chips if not c["active"]]
-    return [*rows, ("known, not here", ", ".join(others) or "none")]
+    return [*rows, ("known, not present", ", ".join(others) or "none")]
 
 
 def _vendor_rows(report: DoctorReport) -> list[tuple[str, str]]:

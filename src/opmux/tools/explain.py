@@ -28,7 +28,7 @@ def run(op: str, dtype: str, shape: str | None, device: str | None, as_json: boo
     if assume is None:
         return _run(op, dtype, shape, device, as_json, None)
     if device is not None:
-        raise arguments.BadOption("--assume is a chip that is not here, --device one that is: give one of them")
+        raise arguments.BadOption("--assume names a chip that is not present, --device one that is: pass one of them")
     chip = chip_of(assume)
     if chip.vendor == "cpu":  # the CPU is always present
         return _run(op, dtype, shape, "cpu", as_json, None)
@@ -63,25 +63,25 @@ def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bo
     manager = get_default_manager()
     manager.registry.list_operators()  # loads the families and the plugins: any of them may have the op
     key = manager.explain(op).key  # first, to report an unknown op
-    asked = arguments.dtype(dtype), torch.device("meta") if chip is not None else arguments.device(device)
+    requested = arguments.dtype(dtype), torch.device("meta") if chip is not None else arguments.device(device)
     sizes = None if shape is None else arguments.shape(shape)
     spec = specs.get(key)
-    sample, note = nearest_sample(spec, key, sizes, *asked)
-    found = manager.explain(key, *sample.args, **sample.kwargs)
-    notes = [n for n in (note, found.remark, _without_triton(found)) if n]
-    tiles = [] if found.chosen is None or spec is None else tiles_of(found.chosen, spec, sample, chip)
+    sample, note = nearest_sample(spec, key, sizes, *requested)
+    explanation = manager.explain(key, *sample.args, **sample.kwargs)
+    notes = [n for n in (note, explanation.remark, _without_triton(explanation)) if n]
+    tiles = [] if explanation.chosen is None or spec is None else tiles_of(explanation.chosen, spec, sample, chip)
     if as_json:
-        screen.print_json(as_data(found, spec, sample) | {"tiles": tiles, "note": note, "notes": notes})
+        screen.print_json(as_data(explanation, spec, sample) | {"tiles": tiles, "note": note, "notes": notes})
     else:
-        _show(found, spec, sample, tiles, notes)
-    return 0 if found.chosen is not None else 1
+        _show(explanation, spec, sample, tiles, notes)
+    return 0 if explanation.chosen is not None else 1
 
 
-def _without_triton(found: Explanation) -> str | None:
+def _without_triton(explanation: Explanation) -> str | None:
     """A hint if our kernels are missing from the candidates because triton is not installed."""
-    if found.device == "cpu" or importlib.util.find_spec("triton") is not None:
+    if explanation.device == "cpu" or importlib.util.find_spec("triton") is not None:
         return None
-    if any(v.impl.kind is BackendImplKind.DEFAULT for v in found.verdicts):
+    if any(v.impl.kind is BackendImplKind.DEFAULT for v in explanation.verdicts):
         return None
     return "triton is not installed, so our Triton kernels are not among the candidates: pip install triton"
 
@@ -100,31 +100,31 @@ def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> lis
     with contextlib.ExitStack() as stack:
         stack.enter_context(standing_in(chip.arch if chip else None))
         stack.enter_context(nothing_launched())
-        heard = stack.enter_context(config.asked())
+        calls = stack.enter_context(config.asked())
         stack.enter_context(torch.no_grad())
         # An impl may refuse the arguments; a composition fails without its first part's results. Tiles are known then.
         lifted = (TypeError, AttributeError) if impl.parts else ()
         stack.enter_context(contextlib.suppress(NotSupported, *lifted))
         impl.call(*args, **kwargs)
-    seen = {one.key: one for one in heard}.values()
-    return [{"tunable": a.key, "tiles": str(a.choice.tiles), "from": a.choice.source} for a in seen]
+    distinct = {one.key: one for one in calls}.values()
+    return [{"tunable": a.key, "tiles": str(a.choice.tiles), "from": a.choice.source} for a in distinct]
 
 
 def found_on_cpu(sample: Sample) -> bool:
     return all(t.is_cpu for t in tensors.tensors_in(sample.args))
 
 
-def takes_shape(made_by: Any, dtype: torch.dtype) -> bool:
+def takes_shape(samples: Any, dtype: torch.dtype) -> bool:
     """Whether these samples can be made in a given shape.
 
     If so, they can be made in the shape of the first one; if that fails, the dtype is not supported.
     """
-    if not hasattr(made_by, "at"):
+    if not hasattr(samples, "at"):
         return False
-    cpu, own = torch.device("cpu"), next(iter(getattr(made_by, "cases", ())), None)
-    if own is None or _goes(lambda: made_by.at(own.shape, dtype, cpu)):
+    cpu, own = torch.device("cpu"), next(iter(getattr(samples, "cases", ())), None)
+    if own is None or _goes(lambda: samples.at(own.shape, dtype, cpu)):
         return True
-    return not _goes(lambda: next(iter(made_by(dtype, cpu))))
+    return not _goes(lambda: next(iter(samples(dtype, cpu))))
 
 
 def _goes(make: Callable[[], Any]) -> bool:
@@ -139,8 +139,8 @@ def nearest_sample(
     spec: Spec | None, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Sample, str | None]:
     """Arguments in that shape. If the op's samples have fixed shapes: the first sample, and a note."""
-    made_by = getattr(spec, "samples", None)
-    if shape is None or made_by is None or takes_shape(made_by, dtype):
+    samples = getattr(spec, "samples", None)
+    if shape is None or samples is None or takes_shape(samples, dtype):
         return sample_of(spec, name, shape, dtype, device), None
     sample = sample_of(spec, name, None, dtype, device)
     return sample, f"its samples have fixed shapes: this is the first one, not {'x'.join(map(str, shape))}"
@@ -150,20 +150,20 @@ def sample_of(
     spec: Spec | None, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> Sample:
     """Arguments of the op from its spec's samples; for an op without samples, one tensor if a shape is given."""
-    made_by: Any = getattr(spec, "samples", None)
+    samples: Any = getattr(spec, "samples", None)
     try:
-        if made_by is None:
+        if samples is None:
             return Sample(()) if shape is None else Sample((torch.zeros(shape, dtype=dtype, device=device),))
         if shape is not None:
-            return made_by.at(shape, dtype, device)
-        found = next(iter(made_by(dtype, device)), None)
-        if found is None:
+            return samples.at(shape, dtype, device)
+        sample = next(iter(samples(dtype, device)), None)
+        if sample is None:
             raise ValueError("the op declares no such sample")
-        return found
+        return sample
     except Exception as error:  # sample code may raise anything
         sizes = "" if shape is None else f" and shape {'x'.join(map(str, shape))}"
-        words = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise arguments.BadOption(f"{name}: no arguments with {dtype_name(dtype)}{sizes}: {words}") from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise arguments.BadOption(f"{name}: no arguments with {dtype_name(dtype)}{sizes}: {reason}") from None
 
 
 def in_words(value: Any) -> str:
@@ -178,62 +178,64 @@ def named(spec: Spec | None, sample: Sample) -> dict[str, str]:
     return {**dict(zip(names, map(in_words, sample.args))), **{k: in_words(v) for k, v in sample.kwargs.items()}}
 
 
-def as_data(found: Explanation, spec: Spec | None, sample: Sample) -> dict[str, Any]:
+def as_data(explanation: Explanation, spec: Spec | None, sample: Sample) -> dict[str, Any]:
     return {
-        "op": found.op,
-        "key": found.key,
-        "policy": found.policy,
-        "device": found.device,
-        "arch": machine.arch_of(found.device),
+        "op": explanation.op,
+        "key": explanation.key,
+        "policy": explanation.policy,
+        "device": explanation.device,
+        "arch": machine.arch_of(explanation.device),
         "arguments": named(spec, sample),
-        "chosen": None if found.chosen is None else found.chosen.impl_id,
-        "verdicts": [listing.verdict_data(v) for v in found.verdicts],
+        "chosen": None if explanation.chosen is None else explanation.chosen.impl_id,
+        "verdicts": [listing.verdict_data(v) for v in explanation.verdicts],
     }
 
 
-def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dict[str, str]], notes: list[str]) -> None:
+def _show(
+    explanation: Explanation, spec: Spec | None, sample: Sample, tiles: list[dict[str, str]], notes: list[str]
+) -> None:
     console = screen.out()
-    arch = machine.arch_of(found.device)
+    arch = machine.arch_of(explanation.device)
     assumed = devices.assumed()
-    here = f", an assumed {assumed.vendor} chip" if assumed else ""
-    given = ", ".join(f"{k}={v}" for k, v in named(spec, sample).items())
-    title = Text.assemble((found.key, "bold"), "  ", ("" if spec is None else spec.summary, "dim"))
+    suffix = f", an assumed {assumed.vendor} chip" if assumed else ""
+    arguments_shown = ", ".join(f"{k}={v}" for k, v in named(spec, sample).items())
+    title = Text.assemble((explanation.key, "bold"), "  ", ("" if spec is None else spec.summary, "dim"))
     console.print(title)
     facts_shown = [
-        ("arguments", given or "none: the op declares no samples; --shape gives it one tensor"),
+        ("arguments", arguments_shown or "none: the op declares no samples; --shape gives it one tensor"),
         *(("note", note) for note in notes),
-        ("device", (f"{found.device} ({arch})" if arch else found.device) + here),
-        ("policy", found.policy),
-        ("runs", _chosen(found)),
+        ("device", (f"{explanation.device} ({arch})" if arch else explanation.device) + suffix),
+        ("policy", explanation.policy),
+        ("runs", _chosen(explanation)),
         *((f"tiles of {t['tunable'].partition('[')[0]}", f"{t['tiles']} ({t['from']})") for t in tiles),
     ]
     console.print(screen.pairs(facts_shown))
-    whole = {"no_wrap": True}  # a truncated id could not be copied
-    columns = ("", ("implementation", whole), ("kind", whole), ("priority", {"justify": "right", **whole}))
-    outside = any(v.origin.plugin != "opmux" for v in found.verdicts)
+    unwrapped = {"no_wrap": True}  # a truncated id could not be copied
+    columns = ("", ("implementation", unwrapped), ("kind", unwrapped), ("priority", {"justify": "right", **unwrapped}))
+    outside = any(v.origin.plugin != "opmux" for v in explanation.verdicts)
     table = screen.table(*columns, ("verdict", {"min_width": 16}), *(["from"] if outside else []))
-    for verdict in found.verdicts:
+    for verdict in explanation.verdicts:
         table.add_row(*_row(verdict)[: len(table.columns)])
     console.print(table)
 
 
-def _chosen(found: Explanation) -> Text:
-    if found.chosen is None:
+def _chosen(explanation: Explanation) -> Text:
+    if explanation.chosen is None:
         return Text("nothing can run", "bold red")
-    return Text(found.chosen.impl_id, "bold green")
+    return Text(explanation.chosen.impl_id, "bold green")
 
 
 def _row(verdict: Verdict) -> list[Text]:
     impl, status = verdict.impl, verdict.status
     style = screen.STATUS_STYLES[status]
-    words = f"{verdict.stage}: {verdict.reason}" if status == "refused" else status
+    text = f"{verdict.stage}: {verdict.reason}" if status == "refused" else status
     if status != "refused" and verdict.reason:
-        words += f" ({verdict.reason})"
+        text += f" ({verdict.reason})"
     return [
         Text({"chosen": "*", "next": "", "refused": "x"}[status], "bold green" if status == "chosen" else "red"),
         Text(impl.impl_id, style),
         Text(f"{impl.kind} {impl.vendor or ''}".rstrip(), screen.KIND_STYLES[impl.kind.value]),
         Text(str(impl.priority)),
-        Text(words, "yellow" if status == "refused" else style),
+        Text(text, "yellow" if status == "refused" else style),
         Text(str(verdict.origin) if verdict.origin.plugin != "opmux" else "opmux", "dim"),
     ]

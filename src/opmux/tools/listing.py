@@ -37,7 +37,7 @@ class ListingRow:
     manager: OpManager
 
     @cached_property
-    def found(self) -> Explanation:
+    def explanation(self) -> Explanation:
         return self.manager.explain(self.key)  # imports the family's kernels
 
     @property
@@ -57,40 +57,41 @@ def rows(manager: OpManager) -> list[ListingRow]:
     """Every op that has an impl, by family, in the order of declaration; ops without a spec come last."""
     manager.prepare()  # loads the plugins
     keys = [*(s.key for s in specs), *sorted(k for k in manager.registry if k not in specs.by_key)]
-    made = []
+    listed = []
     for key in dict.fromkeys(keys):
         spec = specs.by_key.get(key)
-        made.append(ListingRow(specs.short_name(key), key, NO_SPEC if spec is None else spec.family, spec, manager))
-    return sorted(made, key=lambda r: (r.spec is None, r.family))
+        family = NO_SPEC if spec is None else spec.family
+        listed.append(ListingRow(specs.short_name(key), key, family, spec, manager))
+    return sorted(listed, key=lambda r: (r.spec is None, r.family))
 
 
-def select(found: list[ListingRow], named: list[str], family: str | None, glob: str | None) -> list[ListingRow]:
+def select(rows: list[ListingRow], named: list[str], family: str | None, glob: str | None) -> list[ListingRow]:
     """The rows that `named` (families, ops, or globs of either), the family and the glob all select."""
     if named:
-        wanted = {row.key for name in named for row in _named(found, name)}
-        found = [r for r in found if r.key in wanted]
+        keys = {row.key for name in named for row in _named(rows, name)}
+        rows = [r for r in rows if r.key in keys]
     if family is not None:
-        families = [r.family for r in found]
+        families = [r.family for r in rows]
         if family.casefold() not in families:
             raise UnknownName("family", family, families)
-        found = [r for r in found if r.family == family.casefold()]
+        rows = [r for r in rows if r.family == family.casefold()]
     if glob is not None:
-        names = [r.name for r in found]
-        found = [r for r in found if _matches(glob, r.name, r.key)]
-        if not found:
+        names = [r.name for r in rows]
+        rows = [r for r in rows if _matches(glob, r.name, r.key)]
+        if not rows:
             raise UnknownName("op", glob, names)
-    return found
+    return rows
 
 
-def _named(found: list[ListingRow], name: str) -> list[ListingRow]:
-    wanted = name.strip().casefold().removeprefix("family:")
+def _named(rows: list[ListingRow], name: str) -> list[ListingRow]:
+    folded = name.strip().casefold().removeprefix("family:")
     for hits in (
-        [r for r in found if r.family == wanted],
-        [r for r in found if _matches(wanted, r.name, r.key, r.family)],
+        [r for r in rows if r.family == folded],
+        [r for r in rows if _matches(folded, r.name, r.key, r.family)],
     ):
         if hits:
             return hits
-    raise UnknownName("op or family", name, [*{r.family for r in found}, *(r.name for r in found)])
+    raise UnknownName("op or family", name, [*{r.family for r in rows}, *(r.name for r in rows)])
 
 
 def _matches(glob: str, *names: str) -> bool:
@@ -99,30 +100,30 @@ def _matches(glob: str, *names: str) -> bool:
 
 def run(named: list[str], family: str | None, glob: str | None, as_json: bool) -> None:
     every = rows(get_default_manager())
-    found = select(every, named, family, glob)
+    selected = select(every, named, family, glob)
     policy = str(policies.get_policy())
     if as_json:
-        device = found[0].found.device if found else "cpu"
-        data = {"policy": policy, "device": device, "ops": [as_data(r) for r in found], "vendors": vendor_rows()}
+        device = selected[0].explanation.device if selected else "cpu"
+        data = {"policy": policy, "device": device, "ops": [as_data(r) for r in selected], "vendors": vendor_rows()}
         screen.print_json(data)
         return
     with screen.paged() as console:
         if not named and family is None and glob is None:
-            _show_families(found, console)
+            _show_families(selected, console)
             return
-        for name in dict.fromkeys(r.family for r in found):
-            console.print(_table(name, [r for r in found if r.family == name], console.width))
-        device = found[0].found.device
-        impls = sum(len(r.found.verdicts) for r in found)
-        ops = screen.count(len(found), "op")
+        for name in dict.fromkeys(r.family for r in selected):
+            console.print(_table(name, [r for r in selected if r.family == name], console.width))
+        device = selected[0].explanation.device
+        impls = sum(len(r.explanation.verdicts) for r in selected)
+        ops = screen.count(len(selected), "op")
         console.print(f"{ops}, {screen.count(impls, 'implementation')}; policy {policy}, on {device}")
         console.print("*runs; the others follow from left to right; (no: why) cannot run here", style="dim")
 
 
-def _show_families(found: list[ListingRow], console: Console) -> None:
+def _show_families(rows: list[ListingRow], console: Console) -> None:
     """One line per family. Small families share one line, as do those of an extension's space, such as tex."""
     by_family: dict[str, list[ListingRow]] = {}
-    for row in found:
+    for row in rows:
         by_family.setdefault(row.family, []).append(row)
     short: dict[str, list[str]] = {}
     shown = []
@@ -133,36 +134,36 @@ def _show_families(found: list[ListingRow], console: Console) -> None:
             short.setdefault("also", []).append(f"{name} {len(ops)}")
         else:
             shown.append((name, ops))
-    made = screen.pairs([(f"{n:<13}{len(ops):>4}", _examples(ops, min(console.width, 100) - 24)) for n, ops in shown])
-    console.print(made)
+    table = screen.pairs([(f"{n:<13}{len(ops):>4}", _examples(ops, min(console.width, 100) - 24)) for n, ops in shown])
+    console.print(table)
     for what, families in sorted(short.items()):
         console.print(Text.assemble((f"  {what}: ", "dim"), ", ".join(families)))
-    here = [v["vendor"] for v in vendor_rows() if v["here"]]
+    local = [v["vendor"] for v in vendor_rows() if v["here"]]
     others = [v["vendor"] for v in vendor_rows() if not v["here"]]
-    console.print(Text.assemble(("  vendors: ", "dim"), f"{', '.join(here)} (here), {', '.join(others)}"))
-    counts = f"{screen.count(len(found), 'op')}, {screen.count(len(by_family), 'family')}"
+    console.print(Text.assemble(("  vendors: ", "dim"), f"{', '.join(local)} (here), {', '.join(others)}"))
+    counts = f"{screen.count(len(rows), 'op')}, {screen.count(len(by_family), 'family')}"
     console.print(f"{counts}; opmux list norm, rms_norm or '*_bwd' shows implementations")
 
 
 def _examples(ops: list[ListingRow], width: int) -> str:
     """As many of the first names as fit."""
     names = [r.name.rpartition("::")[2] for r in ops]
-    kept = [n for i, n in enumerate(names) if len(", ".join(names[: i + 1])) <= width - 5]
-    return ", ".join(kept) + (", ..." if len(kept) < len(names) else "")
+    shown = [n for i, n in enumerate(names) if len(", ".join(names[: i + 1])) <= width - 5]
+    return ", ".join(shown) + (", ..." if len(shown) < len(names) else "")
 
 
-def _table(family: str, found: list[ListingRow], width: int) -> Any:
+def _table(family: str, rows: list[ListingRow], width: int) -> Any:
     """A screen of fewer than 120 columns shows no space and no backward op, so that names and ids are not cut."""
     wide = width >= 120
     name, arguments = ("op", {"no_wrap": True}), ("arguments -> results", {"style": "dim"})
     more = [("space", {"style": "dim"})] if wide else []
-    longest = max((len(t) for r in found for v in r.found.verdicts for t in impl_text(v).plain.split()), default=0)
+    longest = max((len(t) for r in rows for v in r.explanation.verdicts for t in impl_text(v).plain.split()), default=0)
     impls = ("implementations, in order", {"min_width": min(longest, 30)})
     columns = [name, *more, arguments, *(["backward"] if wide else []), impls]
-    table = screen.table(*columns, title=f"{family}: {screen.count(len(found), 'op')}")
-    for row in found:
+    table = screen.table(*columns, title=f"{family}: {screen.count(len(rows), 'op')}")
+    for row in rows:
         cells = [Text(row.name), row.space, Text(row.call), Text(row.grad)]
-        texts = Text("  ").join(impl_text(v) for v in row.found.verdicts)
+        texts = Text("  ").join(impl_text(v) for v in row.explanation.verdicts)
         table.add_row(*(cells if wide else cells[::2]), texts)
     return table
 
@@ -184,7 +185,7 @@ def vendor_rows() -> list[dict[str, Any]]:
 
 
 def _is_here(package: Package) -> bool:
-    """Whether the vendor's device is here. Queries only available devices, as that may run a command."""
+    """Whether the vendor's device is present. Queries only available devices, because a query may run a command."""
     return package.device in HERE.devices() and devices.vendor_of(package.device) == package
 
 
@@ -194,9 +195,14 @@ def impl_text(verdict: Verdict) -> Text:
     style = "dim" if verdict.status == "refused" else screen.KIND_STYLES[impl.kind.value]
     text = Text("*" if verdict.status == "chosen" else "", "bold green")
     text.append(impl.impl_id, f"bold {style}" if verdict.status == "chosen" else style)
-    told = {"flagos": "default.flagos", "reference": "reference.torch", "cpp": "cpp", "vendor": f"vendor.{impl.vendor}"}
+    usual = {
+        "flagos": "default.flagos",
+        "reference": "reference.torch",
+        "cpp": "cpp",
+        "vendor": f"vendor.{impl.vendor}",
+    }
     about = []
-    if not impl.impl_id.casefold().startswith(told[impl.kind.value].casefold()):
+    if not impl.impl_id.casefold().startswith(usual[impl.kind.value].casefold()):
         about.append(f"{impl.kind} {impl.vendor}" if impl.vendor else str(impl.kind))
     if origin.plugin != "opmux":
         about.append(f"from {origin}")
@@ -226,8 +232,8 @@ def as_data(row: ListingRow) -> dict[str, Any]:
         "results": None if spec is None else list(spec.out),
         "backward": row.grad or None,
         "doc": None if spec is None else spec.summary,
-        "chosen": None if row.found.chosen is None else row.found.chosen.impl_id,
-        "impls": [verdict_data(v) for v in row.found.verdicts],
+        "chosen": None if row.explanation.chosen is None else row.explanation.chosen.impl_id,
+        "impls": [verdict_data(v) for v in row.explanation.verdicts],
     }
 
 

@@ -100,12 +100,12 @@ def _folder() -> Iterator[Path]:
             if time.time() - path.lstat().st_mtime > NEW and not path.is_symlink():
                 with _locked(path):
                     shutil.rmtree(path, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
-        with _locked(made):
-            yield made
+        with _locked(folder):
+            yield folder
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -223,21 +223,21 @@ class _Pattern:
 
     def related(self, words: list[int], sizes: list[int]) -> tuple[int, dict[int, Formula]] | None:
         """The size in which this key differs from a kept key, and formulas for its words; the simplest such pair."""
-        found = []
+        related = []
         for other in self.keys:
             with contextlib.suppress(ValueError):
                 position, formulas = size_classes.key_formulas(words, other, sizes)
-                found.append((sum(f.plus != 0 for f in formulas.values()), len(formulas), position, formulas))
-        return min(found, key=lambda one: one[:2])[2:] if found else None
+                related.append((sum(f.plus != 0 for f in formulas.values()), len(formulas), position, formulas))
+        return min(related, key=lambda one: one[:2])[2:] if related else None
 
 
-def _covers(one: tuple[int, SizeClass, list[int]], words: list[int]) -> bool:
-    position, found, stream = one
+def _covers(entry: tuple[int, SizeClass, list[int]], words: list[int]) -> bool:
+    position, size_class, stream = entry
     v = words[position]
-    if v not in found.sizes():
+    if v not in size_class.sizes():
         return False
     expected = stream[1 : 1 + len(words)]
-    for at, formula in found.formulas.items():
+    for at, formula in size_class.formulas.items():
         if at <= len(words):
             expected[at - 1] = formula.at(v)
     expected[position] = v
@@ -274,10 +274,10 @@ class Worker:
             self._kernels |= self._new
             yield _packed(RECORD, slot, epoch, hashed, count, *words, *planned.words)
             sizes = [i for i in range(count) if masks[i // 64] >> i % 64 & 1]
-            for position, found, stream in self._classes(known, slot, words, sizes, planned):
-                lists = [(at, *formula) for at, formula in found.formulas.items()]
+            for position, size_class, stream in self._classes(known, slot, words, sizes, planned):
+                lists = [(at, *formula) for at, formula in size_class.formulas.items()]
                 numbers = (word for one in lists for word in one)
-                head = 1 + position, found.low, found.high, found.sizes().step, len(lists)
+                head = 1 + position, size_class.low, size_class.high, size_class.sizes().step, len(lists)
                 yield _packed(CLASS, slot, epoch, *head, *numbers, *stream)
         if known.refused >= REFUSALS:
             yield _packed(REFUSAL, slot, epoch, pattern)
@@ -320,9 +320,9 @@ class Worker:
 
         The position is an index into the key. Formulas use indices into the answer, whose word 0 is the key's length.
         """
-        for one in known.classes:
-            if _covers(one, words):
-                yield one
+        for entry in known.classes:
+            if _covers(entry, words):
+                yield entry
                 return
         related = known.related(words, sizes)
         known.keys = [*(k for k in known.keys if k != words), words][-KEPT:]
@@ -335,19 +335,19 @@ class Worker:
             other = list(words)
             for at, formula in key.items():
                 other[at] = formula.at(v)
-            made = self._planned(slot, other)
-            return None if isinstance(made, int) else made.words
+            call = self._planned(slot, other)
+            return None if isinstance(call, int) else call.words
 
-        found = size_classes.fit(within, words[position], planned.words, planned.free, plan)
-        if found is None:
+        size_class = size_classes.fit(within, words[position], planned.words, planned.free, plan)
+        if size_class is None:
             known.refused += 1
             return
         known.refused = 0
         formulas = {1 + at: formula for at, formula in key.items() if at != position}
-        formulas |= {1 + len(words) + at: formula for at, formula in found.formulas.items()}
-        made = position, found._replace(formulas=formulas), [len(words), *words, *planned.words]
-        known.classes = [*known.classes, made][-KEPT * KEPT :]
-        yield made
+        formulas |= {1 + len(words) + at: formula for at, formula in size_class.formulas.items()}
+        entry = position, size_class._replace(formulas=formulas), [len(words), *words, *planned.words]
+        known.classes = [*known.classes, entry][-KEPT * KEPT :]
+        yield entry
 
     def _plan(self, slot: int, words: list[int]) -> _PlannedCall:
         overload = overloads.table()[self._names[slot]]
@@ -358,13 +358,13 @@ class Worker:
         for _ in range(ATTEMPTS):
             recorder = launching.LaunchRecorder()
             with recorder:
-                found = call(*args, **kwargs)
+                returned = call(*args, **kwargs)
             if recorder.pure:
                 break
         record = recorder.record
         if not recorder.pure or not record.launches:
             raise NotLaunchable("it does more than launch kernels")
-        results = found if isinstance(found, tuple) else (found,)
+        results = returned if isinstance(returned, tuple) else (returned,)
         return self._described(tensors, results, record, overload.shape.kind == "inplace")
 
     def _described(
@@ -386,28 +386,28 @@ class Worker:
             owners.setdefault(_storage(t), (SPACE, i))
         if max(len(results), len(spaces), len(tensors)) > launching.MOST_TENSORS:
             raise NotLaunchable("it has too many tensors")
-        made = _PlannedCall([len(results)], set(), [])
+        call = _PlannedCall([len(results)], set(), [])
         for y in results:
-            made.words += [NUMBERS[y.dtype], y.dim()]
-            made.add_sizes(*y.shape, *y.stride())
-        made.words.append(len(spaces))
-        made.add_sizes(*(t.untyped_storage().nbytes() for t in spaces))
-        made.words.append(len(record.launches))
+            call.words += [NUMBERS[y.dtype], y.dim()]
+            call.add_sizes(*y.shape, *y.stride())
+        call.words.append(len(spaces))
+        call.add_sizes(*(t.untyped_storage().nbytes() for t in spaces))
+        call.words.append(len(record.launches))
         written = set()
         for launch in record.launches:
             number, message = self._kernel(launch.compiled)
-            made.kernels += message
+            call.kernels += message
             params = [(kind, _param(kind, value, owners)) for kind, value in launching.parameters(launch)]
             written |= {p.index for _, p in params if p.kind == RESULT}
-            made.words.append(number)
-            made.add_sizes(*(*launch.grid, 1, 1)[:3])
-            made.words += [32 * launch.compiled.metadata.num_warps, len(params)]
+            call.words.append(number)
+            call.add_sizes(*(*launch.grid, 1, 1)[:3])
+            call.words += [32 * launch.compiled.metadata.num_warps, len(params)]
             for kind, param in params:
-                made.words += param[:2]
-                made.add_sizes(param.value) if kind[0] in "*iu" else made.words.append(param.value)
+                call.words += param[:2]
+                call.add_sizes(param.value) if kind[0] in "*iu" else call.words.append(param.value)
         if len(written) < len(results):
             raise NotLaunchable("no kernel writes a result")
-        return made
+        return call
 
     def _kernel(self, compiled: Any) -> tuple[int, list[bytes]]:
         metadata = compiled.metadata
@@ -505,17 +505,17 @@ class _KeyReader:
         self.tensors: list[Tensor] = []
 
     def word(self) -> int:
-        found = next(self._words, None)
-        if found is None:
+        word = next(self._words, None)
+        if word is None:
             raise NotLaunchable("the key ends early")
-        return found
+        return word
 
     def left(self) -> bool:
         return next(self._words, None) is not None
 
     def signed(self) -> int:
-        found = self.word()
-        return found - (1 << 64) if found >> 63 else found
+        word = self.word()
+        return word - (1 << 64) if word >> 63 else word
 
     def real(self) -> float:
         return struct.unpack("<d", struct.pack("<Q", self.word()))[0]
@@ -554,15 +554,15 @@ class _KeyReader:
             raise NotLaunchable("a device with another chip")
         self._home = index if self._home < 0 else self._home
         if not same:
-            made = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+            tensor = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
         else:
             other = self.tensors[same - 1]
             alike = other.dtype is dtype and list(other.shape) == sizes and list(other.stride()) == strides
             if not alike:
                 raise NotLaunchable("two tensors start at one address and differ in dtype, sizes or strides")
-            made = other
-        self.tensors.append(made)
-        return made
+            tensor = other
+        self.tensors.append(tensor)
+        return tensor
 
     def number(self) -> Any:
         return self._number(DTYPES.get(self.word()))

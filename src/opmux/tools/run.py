@@ -39,10 +39,10 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(name, run_name="__main__")
-    except SystemExit as left:
-        if left.code is None or isinstance(left.code, int):
-            return left.code or 0
-        print(left.code, file=sys.stderr)
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(stop.code, file=sys.stderr)
         return 1
     except BaseException as error:
         shown = _below(error.__traceback__)
@@ -65,13 +65,13 @@ def _below(trace: types.TracebackType | None) -> types.TracebackType | None:
 def _missing_module(name: str) -> str | None:
     """Why a module cannot be run, with Python's message."""
     try:
-        found = importlib.util.find_spec(name) if name else None
-        if found is not None and found.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(name) if name else None
+        if spec is not None and spec.submodule_search_locations is not None:
             if importlib.util.find_spec(f"{name}.__main__") is None:
                 return f"No module named {name}.__main__; '{name}' is a package and cannot be directly executed"
     except (ImportError, ValueError) as error:  # a parent that is missing or no package, a name with dots in front
         return f"Error while finding module specification for {quoted(name)} ({type(error).__name__}: {error})"
-    return None if found is not None else f"No module named {quoted(name)[1:-1]}"
+    return None if spec is not None else f"No module named {quoted(name)[1:-1]}"
 
 
 def _missing_main(name: str) -> str | None:

@@ -39,7 +39,7 @@ FOLDER = (
     TemplateFile("__init__.py", "__init__.py", "the vendor's name and device type, and how to detect a chip"),
     TemplateFile("heuristics_config_utils.py", "heuristics_config_utils.py", "tiles that suit the chip"),
     TemplateFile("tune_configs.yaml", "tune_configs.yaml", "what `opmux tune` tries"),
-    TemplateFile("ops/__init__.py", "ops/__init__.py", "which ops it brings"),
+    TemplateFile("ops/__init__.py", "ops/__init__.py", "the ops that it implements"),
     TemplateFile("ops/silu_mul.py", "ops/silu_mul.py", "one op, as an example"),
 )
 
@@ -77,7 +77,7 @@ class NewBackend:
 
     def text(self, part: TemplateFile) -> str:
         """A file of the template with the names filled in."""
-        words = {
+        names = {
             "VENDOR_NAME": self.name,
             "VENDOR_TITLE": self.name.capitalize(),
             "DEVICE_NAME": self.device,
@@ -85,7 +85,7 @@ class NewBackend:
             "TORCH_PACKAGE": "" if self.device in OF_TORCH else f"torch_{self.device}",
         }
         text = (TEMPLATE / part.source).read_text(encoding="utf-8")
-        return re.sub("|".join(words), lambda found: words[found[0]], text)
+        return re.sub("|".join(names), lambda match: names[match[0]], text)
 
 
 OF_TORCH = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu")  # device types that torch knows without another package
@@ -93,41 +93,41 @@ OF_TORCH = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu")  # device types that tor
 
 def run(name: str, device: str, out: Path | None, in_tree: bool) -> int:
     """Write the package, and print the next steps."""
-    made = plan(name, device, out, in_tree)
-    write(made)
-    where = shown(made.root)
+    backend = plan(name, device, out, in_tree)
+    write(backend)
+    where = shown(backend.root)
     typer.echo(f"{name}: a backend for devices of type {device}, in {where}")
-    width = max(len(part.target) for part in made.parts)
-    for part in made.parts:
+    width = max(len(part.target) for part in backend.parts)
+    for part in backend.parts:
         typer.echo(f"  {part.target:<{width}}  {part.about}")
     others = sorted(p.name for p in vendors.known().values() if p.device == device)
     if others:
         typer.echo(
-            f"\n{device} is a device type of {', '.join(others)} too. Where both are there, their query commands"
+            f"\n{device} is a device type of {', '.join(others)} too. On a machine with both, their query commands"
         )
-        typer.echo(f"decide, or OPMUX_VENDOR={name} does.")
+        typer.echo(f"decide, or OPMUX_VENDOR={name}.")
     typer.echo("\nNext:")
-    for command in commands(made):
+    for command in commands(backend):
         typer.echo(f"  {command}")
-    typer.echo(f"then what {'src/opmux/backends' if in_tree else where}/README.md says.")
+    typer.echo(f"then follow {'src/opmux/backends' if in_tree else where}/README.md.")
     return 0
 
 
-def commands(made: NewBackend) -> list[str]:
+def commands(backend: NewBackend) -> list[str]:
     """The commands that install the package and check it."""
-    install = [f"pip install --no-deps --no-build-isolation -e {shlex.quote(shown(made.root))}"]
-    conform = f"opmux conform --vendor {made.name}"
-    if made.device in devices.accelerators():
-        conform = f"OPMUX_VENDOR={made.name} {conform}"  # another vendor's chip may have this device type
-    elif made.device in OF_TORCH:
+    install = [f"pip install --no-deps --no-build-isolation -e {shlex.quote(shown(backend.root))}"]
+    conform = f"opmux conform --vendor {backend.name}"
+    if backend.device in devices.accelerators():
+        conform = f"OPMUX_VENDOR={backend.name} {conform}"  # another vendor's chip may have this device type
+    elif backend.device in OF_TORCH:
         conform += " --device cpu"  # torch's own device types cannot be simulated
-    return [*([] if made.in_tree else install), "opmux list", conform]
+    return [*([] if backend.in_tree else install), "opmux list", conform]
 
 
 def shown(path: Path) -> str:
     """The path, relative to the current folder if it is inside."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
+    cwd = Path.cwd()
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) and path != cwd else str(path)
 
 
 # ---- checks of the options ------------------------------------------------------------------------------------------
@@ -139,15 +139,15 @@ def plan(name: str, device: str, out: Path | None, in_tree: bool) -> NewBackend:
     if not re.fullmatch(r"[a-z][a-z_]*", device):
         raise CannotMake(f"--device {device!r} is no name of a device type. Allowed: small letters and _, such as npu")
     if device in ("cpu", "meta"):
-        raise CannotMake(f"--device {device}: Triton, which the package is for, does not run there. Name another type")
+        raise CannotMake(f"--device {device}: the package needs Triton, which does not run there. Name another type")
     if in_tree:
-        made = NewBackend(name, device, _checkout(out), True)
+        backend = NewBackend(name, device, _checkout(out), True)
     else:
-        made = NewBackend(name, device, (out or Path()).absolute() / f"opmux-{name}", False)
-    for path in made.new:
+        backend = NewBackend(name, device, (out or Path()).absolute() / f"opmux-{name}", False)
+    for path in backend.new:
         if os.path.lexists(path):
-            raise CannotMake(f"{path} is there already, and stays as it is. Remove it, or name another place by --out")
-    return made
+            raise CannotMake(f"{path} exists and is not overwritten. Remove it, or name another folder with --out")
+    return backend
 
 
 def _check_name(name: str) -> None:
@@ -158,14 +158,14 @@ def _check_name(name: str) -> None:
             f"{name!r} cannot be a vendor's name. Allowed: small letters, digits and _, with a letter first{hint}"
         )
     if name in {*BACKENDS, *(str(kind) for kind in BackendImplKind), "cpu", "native"}:
-        raise CannotMake(f"'{name}' has another meaning where a vendor is named. Take another name")
+        raise CannotMake(f"'{name}' has another meaning where a vendor is named. Choose another name")
     get_default_manager().prepare()  # plugins may define vendors
     known = vendors.get(name)
     if known is not None:
-        place = known.folder or known.origin
-        raise CannotMake(f"a vendor '{name}' is known already: {place}. Take another name, or change what is there")
+        source = known.folder or known.origin
+        raise CannotMake(f"a vendor '{name}' exists already: {source}. Choose another name, or change that package")
     if importlib.util.find_spec(f"opmux_{name}") is not None:
-        raise CannotMake(f"a package opmux_{name} is installed already. Take another name, or remove it")
+        raise CannotMake(f"a package opmux_{name} is installed already. Choose another name, or uninstall it")
 
 
 def _checkout(out: Path | None) -> Path:
@@ -174,31 +174,31 @@ def _checkout(out: Path | None) -> Path:
     if (root / "src/opmux/backends/registry.py").is_file() and (root / "tests/backends").is_dir():
         return root
     what = f"--out {out}" if out is not None else f"the opmux that runs ({Path(__file__).parents[1]})"
-    raise CannotMake(f"--in-tree adds a folder to a checkout of opmux, and {what} is none. Name one by --out")
+    raise CannotMake(f"--in-tree adds a folder to a checkout of opmux; {what} is not one. Name one with --out")
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def write(made: NewBackend) -> None:
+def write(backend: NewBackend) -> None:
     """Write all files or none: they are written to a temporary folder, which is renamed at the end."""
-    target, *more = made.new
-    texts = {part.target: made.text(part) for part in made.parts}
+    target, *more = backend.new
+    texts = {part.target: backend.text(part) for part in backend.parts}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     except OSError as error:
         raise CannotMake(f"{target} cannot be written: {error}") from None
     try:
-        inside = target.relative_to(made.root).as_posix() if made.in_tree else ""
+        inside = target.relative_to(backend.root).as_posix() if backend.in_tree else ""
         for name, text in texts.items():
-            path = beside / name.removeprefix(inside).lstrip("/") if name.startswith(inside) else made.root / name
+            path = staging / name.removeprefix(inside).lstrip("/") if name.startswith(inside) else backend.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        beside.chmod(0o755)  # mkdtemp makes folders that only their owner can read
-        beside.rename(target)
+        staging.chmod(0o755)  # mkdtemp makes folders that only their owner can read
+        staging.rename(target)
     except OSError as error:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         for path in more:
             path.unlink(missing_ok=True)
         raise CannotMake(f"{target} cannot be written: {error}") from None

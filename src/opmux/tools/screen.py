@@ -49,15 +49,15 @@ def beside(json: str | None) -> Console:
 
 def keep(record: Any, json: str | None, html: Path | None = None, page: Callable[[Any], str] | None = None) -> None:
     """Write a record to the requested files."""
-    said = err()
+    console = err()
     if json == "-":
         sys.stdout.write(record.text() + "\n")
     elif json is not None:
         write(Path(json), record.text() + "\n")
-        said.print(Text(f"written: {json}", "dim"))
+        console.print(Text(f"written: {json}", "dim"))
     if html is not None and page is not None:
         write(html, page(record))
-        said.print(Text(f"written: {html}", "dim"))
+        console.print(Text(f"written: {html}", "dim"))
 
 
 def write(path: Path, text: str) -> None:
@@ -82,12 +82,12 @@ def paged() -> Iterator[Console]:
 
 def _page(text: str) -> bool:
     """Show the text in $PAGER, else in less; False if there is no such program."""
-    words = shlex.split(os.environ.get("PAGER", "")) or ["less"]
-    if words[0] in ("", "cat") or shutil.which(words[0]) is None:
+    command = shlex.split(os.environ.get("PAGER", "")) or ["less"]
+    if command[0] in ("", "cat") or shutil.which(command[0]) is None:
         return False
     env = {"LESS": "-FRX", **os.environ}  # colours; stay on the screen after the last line
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the user quit the pager
-        subprocess.run(words, input=text, encoding="utf-8", env=env, check=False)
+        subprocess.run(command, input=text, encoding="utf-8", env=env, check=False)
     return True
 
 
@@ -114,27 +114,27 @@ def count(number: int, noun: str) -> str:
 
 def some(names: Iterable[str], most: int = 12) -> str:
     """Names in one line; after `most` of them, the number of the others."""
-    found = list(names)
-    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def table(*columns: str | tuple[str, dict[str, Any]], title: str | None = None) -> Table:
     """A table in the common style; a column is a heading, or a heading and its options."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    styled = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         heading, options = (column, {}) if isinstance(column, str) else column
-        made.add_column(heading, **{"overflow": "fold", **options})
-    return made
+        styled.add_column(heading, **{"overflow": "fold", **options})
+    return styled
 
 
 def pairs(rows: Iterable[tuple[str, Any]], title: str | None = None) -> Table:
     """Facts, one a line: a name and a value."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
-    made.add_column(style="dim", no_wrap=True)
-    made.add_column(overflow="fold")
+    facts = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
     for name, value in rows:
-        made.add_row(f"  {name}", value if isinstance(value, Text) else Text(str(value)))
-    return made
+        facts.add_row(f"  {name}", value if isinstance(value, Text) else Text(str(value)))
+    return facts
 
 
 @contextlib.contextmanager

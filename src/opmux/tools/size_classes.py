@@ -93,9 +93,9 @@ def key_formulas(first: Sequence[int], second: Sequence[int], sizes: Iterable[in
         if position not in differ:
             continue
         v, w = first[position], second[position]
-        found = {i: _through(v, w, first[i], second[i]) for i in differ}
-        if all(found.values()):
-            return position, {i: formula for i, formula in found.items() if formula is not None}
+        formulas = {i: _through(v, w, first[i], second[i]) for i in differ}
+        if all(formulas.values()):
+            return position, {i: formula for i, formula in formulas.items() if formula is not None}
     raise ValueError("they differ in more than one size")
 
 
@@ -121,17 +121,17 @@ def fit(within: SizeClass, v: int, planned: Words, free: Set[int], plan: Plan) -
     """
     calls = _Calls(v, planned, free, plan)
     sizes = list(within.sizes())
-    here = sizes.index(v)
+    start = sizes.index(v)
     try:
-        low, high = here - calls.reach(sizes[here::-1]), here + calls.reach(sizes[here:])
+        low, high = start - calls.reach(sizes[start::-1]), start + calls.reach(sizes[start:])
         formulas = calls.formulas(sizes[low : high + 1]) if low < high else {}
     except _NoClass:
         return None
-    up = calls.agree(sizes[here : high + 1], formulas)
-    down = calls.agree(sizes[low : here + 1][::-1], formulas)
+    up = calls.agree(sizes[start : high + 1], formulas)
+    down = calls.agree(sizes[low : start + 1][::-1], formulas)
     if up + down < 3:  # both count the size v
         return None
-    return SizeClass(sizes[here - down + 1], sizes[here + up - 1], within.twos, formulas)
+    return SizeClass(sizes[start - down + 1], sizes[start + up - 1], within.twos, formulas)
 
 
 class _NoClass(Exception):
@@ -212,14 +212,14 @@ class _Calls:
 
 def _agreed(points: list[tuple[int, int]], sizes: Tensor) -> tuple[Formula, Tensor]:
     """A formula through these points, and for each size whether another formula gives another value."""
-    found = formulas_of(points, int(sizes[-1]))
-    if not found:
+    formulas = formulas_of(points, int(sizes[-1]))
+    if not formulas:
         raise _NoClass
-    if len(found) > MOST_FORMULAS:
-        return found[0], torch.ones(len(sizes), dtype=torch.int64)
-    power, factor, divisor, times, plus = torch.tensor(found).T.unsqueeze(-1)
+    if len(formulas) > MOST_FORMULAS:
+        return formulas[0], torch.ones(len(sizes), dtype=torch.int64)
+    power, factor, divisor, times, plus = torch.tensor(formulas).T.unsqueeze(-1)
     values = times * ((factor * torch.where(power == 2, sizes * sizes, sizes) + divisor - 1) // divisor) + plus
-    return found[0], (values != values[0]).any(0).long()
+    return formulas[0], (values != values[0]).any(0).long()
 
 
 def formulas_of(points: list[tuple[int, int]], largest: int) -> list[Formula]:
@@ -227,28 +227,28 @@ def formulas_of(points: list[tuple[int, int]], largest: int) -> list[Formula]:
     values = [y for _, y in points]
     if max(values) >= LIMIT:
         return []
-    found = [formula for formula in _linear(points) if formula.fits(largest)]
+    formulas = [formula for formula in _linear(points) if formula.fits(largest)]
     if not all(values):
-        return found
+        return formulas
     shared = math.gcd(*values)
     for times in (t for t in range(1, min(shared, 4096) + 1) if shared % t == 0):
         for power in (1, 2):
             for divisor in (1 << k for k in range(1, MOST_TWOS + 1)):
-                found += (f for f in _ceilings(points, power, divisor, times) if f.fits(largest))
-                if len(found) > MOST_FORMULAS:
-                    return found
-    return found
+                formulas += (f for f in _ceilings(points, power, divisor, times) if f.fits(largest))
+                if len(formulas) > MOST_FORMULAS:
+                    return formulas
+    return formulas
 
 
 def _linear(points: list[tuple[int, int]]) -> list[Formula]:
     (v, a), (w, b) = points[0], next(p for p in points if p[1] != points[0][1])
-    found = []
+    formulas = []
     for power in (1, 2):
         slope, rest = divmod(b - a, w**power - v**power)
         formula = Formula(power, slope, plus=a - slope * v**power)
         if not rest and slope > 0 and all(formula.at(x) == y for x, y in points):
-            found.append(formula)
-    return found
+            formulas.append(formula)
+    return formulas
 
 
 def _ceilings(points: list[tuple[int, int]], power: int, divisor: int, times: int) -> list[Formula]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import nearest
+from ..core.errors import suggestion
 from ..core.spec import specs
 from ..kernels.lib import config
 from ..kernels.lib.config import Tunable
@@ -33,56 +33,55 @@ def load() -> None:
         specs.load_implementers(family)
 
 
-def questions(tunable: Tunable) -> Iterator[dict[str, Any]]:
+def typical_facts(tunable: Tunable) -> Iterator[dict[str, Any]]:
     """Typical facts for a tunable; none if one of its parameters has a type that FACTS lacks."""
-    kinds = [_words(p.annotation) for p in inspect.signature(tunable.default).parameters.values()]
+    kinds = [_type_text(p.annotation) for p in inspect.signature(tunable.default).parameters.values()]
     if all(kind in FACTS for kind in kinds):
         for values in itertools.product(*(FACTS[kind] for kind in kinds)):
             yield dict(zip(tunable.facts, values, strict=True))
 
 
-def _words(annotation: Any) -> str:
+def _type_text(annotation: Any) -> str:
     """The text of an annotation, whether or not the module postpones evaluation."""
     if isinstance(annotation, str):
         return annotation
     return "torch.dtype" if annotation is torch.dtype else getattr(annotation, "__name__", str(annotation))
 
 
-def unasked(package: Package) -> list[str]:
+def untried(package: Package) -> list[str]:
     """The tunables in a vendor's files for which there are no typical facts."""
     named = {name for chip in chips(package) for name in tile_files.names_in_files(chip, [])}
-    return sorted(n for n in named if n in config.tunables and not any(True for _ in questions(config.tunables[n])))
+    return sorted(n for n in named if n in config.tunables and not any(True for _ in typical_facts(config.tunables[n])))
 
 
 def chips(package: Package) -> list[Chip]:
     """The vendor's chips that its files distinguish."""
-    found = [Chip(package.name, arch or None) for arch in ("", *filter(None, package.info.targets))]
-    known = {tile_files.folders(chip) for chip in found}
+    all_chips = [Chip(package.name, arch or None) for arch in ("", *filter(None, package.info.targets))]
+    known = {tile_files.folders(chip) for chip in all_chips}
     more = [Chip(package.name, str(arch)) for arch in package.arch_map]
-    return found + [chip for chip in more if tile_files.folders(chip) not in known]
+    return all_chips + [chip for chip in more if tile_files.folders(chip) not in known]
 
 
 def faults(package: Package) -> list[str]:
     """All errors in a vendor's tile files: the file, the tunable, the size, and what is allowed; each once."""
-    found: dict[str, None] = {}
+    problems: dict[str, None] = {}
     for chip in chips(package):
         unreadable: list[BadTiles] = []
         named = tile_files.names_in_files(chip, unreadable)
-        found |= {str(error): None for error in unreadable}
+        problems |= {str(error): None for error in unreadable}
         for name, files in named.items():
             if name not in config.tunables:
-                close = nearest(name, config.tunables)
-                hint = f"; did you mean '{close}'?" if close else ""
-                found[f"{', '.join(map(str, sorted(files)))}: {name} is no tunable{hint}"] = None
-            elif (words := fault(chip, config.tunables[name])) is not None:
-                found[words] = None
-    return list(found)
+                hint = suggestion(name, config.tunables)
+                problems[f"{', '.join(map(str, sorted(files)))}: {name} is no tunable{hint}"] = None
+            elif (problem := fault(chip, config.tunables[name])) is not None:
+                problems[problem] = None
+    return list(problems)
 
 
 def fault(chip: Chip, tunable: Tunable) -> str | None:
     """The first rule or config of a tunable that its kernel does not accept."""
-    for facts in questions(tunable):
-        if not _can_be_asked(tunable, facts):
+    for facts in typical_facts(tunable):
+        if not _accepts(tunable, facts):
             continue
         try:
             tunable.candidates(chip, **facts)
@@ -93,11 +92,11 @@ def fault(chip: Chip, tunable: Tunable) -> str | None:
     return None
 
 
-def _can_be_asked(tunable: Tunable, facts: dict[str, Any]) -> bool:
-    """Whether the default accepts these facts: a kernel never gives facts for which the default raises."""
+def _accepts(tunable: Tunable, facts: dict[str, Any]) -> bool:
+    """Whether the default accepts these facts: a kernel never passes facts for which the default raises."""
     try:
         tunable.default(**facts)
-    except (RuntimeError, ValueError):  # no device whose cores it could count, or facts that its kernel refuses
+    except (RuntimeError, ValueError):  # no device to read the number of cores from, or facts that its kernel refuses
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""`opmux tune OP`: tries the tiles that a chip's vendor lists for a kernel, on the chip, and keeps the fastest."""
+"""`opmux tune OP`: tries the tiles that a chip's vendor lists for a kernel, on the chip, and stores the fastest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TileTrial:
 class TuneOutcome:
     """The outcome of tuning one tunable."""
 
-    asked: TunableCall
+    call: TunableCall
     trials: list[TileTrial]  # the current tiles come first
     best: TileTrial | None = None  # faster than the current tiles by GAIN, measured twice
     times: tuple[float, float] = (0.0, 0.0)  # of the current tiles and the fastest others
@@ -82,12 +82,12 @@ class TuneCase:
     def plan(self) -> list[TunableCall]:
         """The tunables that the kernel looks up when it makes its plan, each once."""
         forget()
-        with config.asked() as heard, torch.no_grad():
+        with config.asked() as calls, torch.no_grad():
             try:
                 self.run()
             except (TypeError, ValueError, NotImplementedError) as error:  # the kernel refuses the arguments
                 raise arguments.BadOption(f"{self}: {error}") from None
-        return list({one.key: one for one in heard}.values())
+        return list({one.key: one for one in calls}.values())
 
     def disagreement(self) -> str:
         """How the result differs from the reference's, or "". Runs twice: the second call replays a recorded launch."""
@@ -114,15 +114,15 @@ def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: boo
     if not hasattr(spec.samples, "at"):
         raise arguments.BadOption(f"{spec.name} declares no samples that take a shape, so there is nothing to time")
     if spec.mutates:
-        words = f"{spec.name} writes to {', '.join(spec.mutates)}, so a second run is not the same"
-        raise arguments.BadOption(f"{words}. Tune an op that does not")
+        reason = f"{spec.name} writes to {', '.join(spec.mutates)}, so a second run is not the same"
+        raise arguments.BadOption(f"{reason}. Tune an op that does not")
     sample = explain.sample_of(spec, spec.name, sizes, kind, device)
-    mine = _of_vendor(spec, config.this_chip())
-    if mine is not None:
-        return TuneCase(spec, mine.call, sample, "x".join(map(str, sizes)), kind)
+    vendor_impl = _of_vendor(spec, config.this_chip())
+    if vendor_impl is not None:
+        return TuneCase(spec, vendor_impl.call, sample, "x".join(map(str, sizes)), kind)
     with policy("flagos", strict=True):
-        found = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs)
-    ours = [v for v in found.verdicts if v.impl.kind is BackendImplKind.DEFAULT and v.impl.vendor is None]
+        explanation = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs)
+    ours = [v for v in explanation.verdicts if v.impl.kind is BackendImplKind.DEFAULT and v.impl.vendor is None]
     usable = [v.impl for v in ours if v.status == "chosen" or (anywhere and v.stage in ("device", "arch"))]
     if not usable:
         why = f"{ours[0].stage}: {ours[0].reason}" if ours else "there is none"
@@ -135,22 +135,22 @@ def _of_vendor(spec: Spec, chip: Chip | None) -> OpImpl | None:
     package = vendors.get(chip.vendor) if chip is not None and chip.vendor is not None else None
     if chip is None or package is None:
         return None
-    mine = (i for i in vendor_ops.read(package, chip.arch).impls if i.op_name == spec.key)
+    impls = (i for i in vendor_ops.read(package, chip.arch).impls if i.op_name == spec.key)
     tuned = {t.default.__module__ for t in config.tunables.values()}
-    return next((i for i in mine if i.kind is BackendImplKind.DEFAULT and i.fn.__module__ in tuned), None)
+    return next((i for i in impls if i.kind is BackendImplKind.DEFAULT and i.fn.__module__ in tuned), None)
 
 
 def trials_for(one: TunableCall, chip: Chip | None) -> list[TileTrial]:
     """The current tiles, the default, and the vendor's configs, without duplicates."""
-    made = [TileTrial(one.choice.tiles, one.choice.source)]
+    trials = [TileTrial(one.choice.tiles, one.choice.source)]
     listed = [] if chip is None else one.tunable.candidates(chip, **one.facts)
     for trial in (
         TileTrial(one.tunable.default(**one.facts), "default"),
         *(TileTrial(tiles, "tune_configs", reason=why) for tiles, why in listed),
     ):
-        if all(trial.tiles != known.tiles for known in made):
-            made.append(trial)
-    return made
+        if all(trial.tiles != known.tiles for known in trials):
+            trials.append(trial)
+    return trials
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Tuner:
             self.case.slack = LONG_SUM
             self._time(one.key, present)
         if present.ms is None:
-            raise OpmuxError(f"{self.case}: {one.key} as it is now cannot be timed: {present.reason}")
+            raise OpmuxError(f"{self.case}: {one.key} with its current tiles cannot be timed: {present.reason}")
         best = present.ms
         tick(best)
         for trial in others:
@@ -221,8 +221,8 @@ class Tuner:
         try:
             torch.zeros(1, device=None if first is None else first.device).add_(1).item()
         except RuntimeError as error:
-            words = f"{self.case}: the device is lost after {trial.tiles}: {trial.reason}"
-            raise DeviceLost(f"{words}. Take that config out of tune_configs.yaml and start again") from error
+            message = f"{self.case}: the device is lost after {trial.tiles}: {trial.reason}"
+            raise DeviceLost(f"{message}. Remove that config from tune_configs.yaml and start again") from error
 
 
 def run(
@@ -235,28 +235,28 @@ def run(
     timed = at.type != "cpu" and not knobs.runtime.interpret
     if not timed and not dry_run:
         where = "the CPU" if at.type == "cpu" else "the interpreter"
-        words = f"{op} cannot be tuned on {where}: its times are not those of a chip"
-        raise arguments.BadOption(f"{words}. Allowed: an accelerator, or --dry-run")
-    asked = [(s, d) for s in shapes or SHAPES for d in dtypes or DTYPES]
+        reason = f"{op} cannot be tuned on {where}: its times are not those of a chip"
+        raise arguments.BadOption(f"{reason}. Allowed: an accelerator, or --dry-run")
+    cases = [(s, d) for s in shapes or SHAPES for d in dtypes or DTYPES]
     console = screen.out()
     if dry_run:
         with standing_in(chip if chip is not None or timed else STAND_IN), nothing_launched():
-            for shape, dtype in asked:
+            for shape, dtype in cases:
                 _show_plan(console, case_of(op, shape, dtype, at, anywhere=True), config.this_chip())
         return 0
-    here = config.this_chip()
-    console.print(f"[bold]{op} on {here}[/]")
-    for shape, dtype in asked:
-        _tune_case(console, case_of(op, shape, dtype, at, anywhere=False), here)
+    chip_here = config.this_chip()
+    console.print(f"[bold]{op} on {chip_here}[/]")
+    for shape, dtype in cases:
+        _tune_case(console, case_of(op, shape, dtype, at, anywhere=False), chip_here)
     return 0
 
 
 def _tune_case(console: Console, case: TuneCase, chip: Chip | None) -> None:
     tuner = Tuner(case, chip, median_ms)
-    questions = case.plan()
-    if not questions:
+    calls = case.plan()
+    if not calls:
         console.print(f"{case}: its kernel has no tunables")
-    for one in questions:
+    for one in calls:
         with screen.progress("best") as bar:
             task = bar.add_task(f"{case} {one.tunable.name}", total=len(trials_for(one, chip)), best="     -")
             show = lambda best: bar.update(task, advance=1, best=f"{best:.4f} ms")  # noqa: B023 - used at once
@@ -265,8 +265,10 @@ def _tune_case(console: Console, case: TuneCase, chip: Chip | None) -> None:
         if outcome.best is not None and chip is not None:
             changes = outcome.best.tiles.changes(one.tunable.default(**one.facts))
             before, after = outcome.times
-            kept = tuning.store(chip, {one.key: tuning.Entry(changes, after, before, case.spec.name, str(case))})
-            console.print(f"  kept in {kept}" if kept is not None else "  not kept: see the warning", style="dim")
+            stored = tuning.store(chip, {one.key: tuning.Entry(changes, after, before, case.spec.name, str(case))})
+            console.print(
+                f"  stored in {stored}" if stored is not None else "  not stored: see the warning", style="dim"
+            )
     forget()
 
 
@@ -281,13 +283,13 @@ def _show_plan(console: Console, case: TuneCase, chip: Chip | None) -> None:
         for i, trial in enumerate(trials):
             table.add_row("*" if i == 0 else "", str(trial.tiles), trial.source, Text(trial.reason, "yellow"))
         console.print(table)
-        console.print(f"  {sum(not t.reason for t in trials)} to try; * holds now", style="dim")
+        console.print(f"  {sum(not t.reason for t in trials)} to try; * is in use", style="dim")
 
 
 def _show_outcome(console: Console, case: TuneCase, outcome: TuneOutcome) -> None:
     right = {"justify": "right"}
     table = screen.table(
-        "", "tiles", "from", ("ms", right), ("speed", right), title=escape(f"{case}: {outcome.asked.key}")
+        "", "tiles", "from", ("ms", right), ("speed", right), title=escape(f"{case}: {outcome.call.key}")
     )
     present = outcome.trials[0]
     timed = sorted((t for t in outcome.trials if t.ms is not None), key=lambda t: t.ms or 0.0)
@@ -302,10 +304,10 @@ def _show_outcome(console: Console, case: TuneCase, outcome: TuneOutcome) -> Non
     for trial in outcome.trials:
         if trial.ms is None:
             console.print(Text(f"  skipped {trial.tiles}: {trial.reason[:200]}", "yellow"))
-    console.print(Text(_verdict(outcome), "bold green" if outcome.best is not None else ""))
+    console.print(Text(_summary(outcome), "bold green" if outcome.best is not None else ""))
 
 
-def _verdict(outcome: TuneOutcome) -> str:
+def _summary(outcome: TuneOutcome) -> str:
     before, after = outcome.times
     if not before:
         return "  no other tiles could be timed; the current ones are kept"
@@ -325,24 +327,24 @@ def show_trials(chip: str) -> int:
         _load(chip)
         at = config.this_chip()
         assert at is not None
-        found = {name: tile_files.candidates(at, name) for name in sorted(config.tunables)}
+        entries = {name: tile_files.candidates(at, name) for name in sorted(config.tunables)}
         table = screen.table("tunable", "configs that would be tried", "from")
-        for name, trials in found.items():
+        for name, trials in entries.items():
             if trials is None:
                 continue
             wrong = tile_checks.fault(at, config.tunables[name])
             if wrong is not None:
                 raise tile_files.BadTiles(wrong)
-            for i, given in enumerate(trials.given):
-                words = " ".join(f"{size}={value}" for size, value in given.items())
-                table.add_row(name if i == 0 else "", words, _folder(trials) if i == 0 else "")
+            for i, sizes in enumerate(trials.given):
+                text = " ".join(f"{size}={value}" for size, value in sizes.items())
+                table.add_row(name if i == 0 else "", text, _folder(trials) if i == 0 else "")
     console.print(f"[bold]what `opmux tune` would try on {escape(chip)}[/]: nothing is run")
     if table.row_count:
         console.print(table)
-    listed = [name for name, trials in found.items() if trials is not None]
-    console.print(f"{table.row_count} configs for {len(listed)} of {len(found)} tunables", highlight=False)
-    words = "the others have none in the chip's files: their rule or default holds. opmux tune OP --dry-run --chip"
-    console.print(f"{words} {escape(chip)} shows one op at a shape", style="dim", highlight=False)
+    listed = [name for name, trials in entries.items() if trials is not None]
+    console.print(f"{table.row_count} configs for {len(listed)} of {len(entries)} tunables", highlight=False)
+    note = "the others have none in the chip's files: their rule or default applies. opmux tune OP --dry-run --chip"
+    console.print(f"{note} {escape(chip)} shows one op at a shape", style="dim", highlight=False)
     return 0
 
 
@@ -366,7 +368,7 @@ def show_list(chip: str | None) -> int:
     with standing_in(chip):
         at = config.this_chip()
     console = screen.out()
-    console.print(f"[bold]tiles on {at if at is not None else 'this machine: no accelerator, defaults hold'}[/]")
+    console.print(f"[bold]tiles on {at if at is not None else 'this machine: no accelerator, defaults apply'}[/]")
     cached = [k.partition("[")[0] for k in (tuning.entries(at) if at is not None else {})]
     table = screen.table("tunable", "asked by", ("cache", {"justify": "right"}), "heuristics", "to try", "about")
     for name, one in sorted(config.tunables.items()):
@@ -383,8 +385,8 @@ def show_list(chip: str | None) -> int:
     console.print(table)
     for name, files in sorted((tile_files.names_in_files(at) if at is not None else {}).items()):
         if name not in config.tunables:
-            words = f"! {name} is no tunable of this version: {', '.join(map(str, sorted(files)))}"
-            console.print(Text(words, "yellow"))
+            message = f"! {name} is no tunable of this version: {', '.join(map(str, sorted(files)))}"
+            console.print(Text(message, "yellow"))
     file = None if at is None else tuning.path(at)
     console.print(f"cache: {file or tuning.directory()}", style="dim")
     for line in provider_files(at) if at is not None else ():
@@ -398,16 +400,16 @@ def provider_files(chip: Chip) -> list[str]:
     return [f"times of implementations: {file}, {len(provider_speed.FILES.read(file))} classes" for file in files]
 
 
-def _folder(found: tile_files.FileEntry) -> str:
+def _folder(entry: tile_files.FileEntry) -> str:
     """The folder of a file as it is printed: `_nvidia/hopper`."""
-    parts = found.file.parent.parts
+    parts = entry.file.parent.parts
     return "/".join(parts[next((i for i, p in enumerate(parts) if p.startswith("_")), len(parts) - 1) :])
 
 
 def clear() -> int:
-    gone = tuning.clear()
+    removed = tuning.clear()
     forget()
     provider_speed.forget()
     folder = tuning.directory()
-    screen.out().print(f"{len(gone)} files removed from {folder}" if gone else f"nothing to remove in {folder}")
+    screen.out().print(f"{len(removed)} files removed from {folder}" if removed else f"nothing to remove in {folder}")
     return 0

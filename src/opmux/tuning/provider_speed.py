@@ -36,15 +36,15 @@ FILES = SpeedFiles("providers-", _times, dict, "provider_speed.json")
 @functools.cache
 def measured(chip: Chip) -> Mapping[str, Mapping[str, Times]]:
     """For each op that was measured on a chip: the label of a class -> the times of the implementations."""
-    found: dict[str, dict[str, Times]] = {}
+    by_op: dict[str, dict[str, Times]] = {}
     for label, times in FILES.measured(chip).items():
-        found.setdefault(label.partition("[")[0], {})[label] = times
-    return found
+        by_op.setdefault(label.partition("[")[0], {})[label] = times
+    return by_op
 
 
-def store(chip: Chip, found: Mapping[str, Times], more: Mapping[str, Any]) -> Path | None:
+def store(chip: Chip, measurements: Mapping[str, Times], more: Mapping[str, Any]) -> Path | None:
     """Add measurements to the user's file; None if it could not be stored."""
-    file = FILES.store(chip, found, more)
+    file = FILES.store(chip, measurements, more)
     forget()
     return file
 
@@ -76,11 +76,11 @@ def speeds(key: str, device: str) -> Speeds | None:
 
 def _preference(key: str, device: str) -> Preference | None:
     """The preference of a device's vendor for its libraries, regardless of measured times."""
-    here = machine.current()
-    first = here.preferred(device).get(key)
+    local = machine.current()
+    first = local.preferred(device).get(key)
     if not isinstance(first, LibrariesFirst):
         return None
-    vendor = here.vendor_of(device) or device
+    vendor = local.vendor_of(device) or device
     try:
         why = first.always()
     except Exception as error:  # a vendor's code may raise anything
@@ -113,13 +113,13 @@ class LibrariesFirst:
         self.for_some_calls = key in CLASSES and isinstance(why, ForSomeCalls)
 
     def __call__(self) -> str | None:
-        found = self.always()
+        reason = self.always()
         if self.for_some_calls:
             return None
-        if found is None or self.key not in CLASSES or policies.get_policy().strict:
-            return found
+        if reason is None or self.key not in CLASSES or policies.get_policy().strict:
+            return reason
         rows = measured(chip_of(default_device())).get(self.key.rpartition("::")[2], {})
-        return None if any(OURS in times and _wins(times) for times in rows.values()) else found
+        return None if any(OURS in times and _wins(times) for times in rows.values()) else reason
 
     def always(self) -> str | None:
         """The reason, regardless of measured times."""

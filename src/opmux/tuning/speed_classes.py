@@ -17,17 +17,17 @@ from ..core.tensors import dtype_name
 
 
 class SpeedClass(NamedTuple):
-    """The names of the facts on which an op's speed depends, and the function that computes them for a call."""
+    """The names of the values on which an op's speed depends, and the function that computes them for a call."""
 
     names: tuple[str, ...]
     of: Callable[..., tuple]
 
     def label(self, op: str, values: tuple) -> str:
         """`linear[dtype=bfloat16 m<=16 n<=8192 k<=8192]`: the name of a class in files and messages."""
-        return f"{op}[{' '.join(map(_word, self.names, values))}]"
+        return f"{op}[{' '.join(map(_fact_text, self.names, values))}]"
 
 
-def _word(name: str, value: Any) -> str:
+def _fact_text(name: str, value: Any) -> str:
     if type(value) is int:
         return f"{name}<={1 << value}"
     return f"{name}={dtype_name(value) if isinstance(value, torch.dtype) else value}"
@@ -59,32 +59,22 @@ def linear_act(
     return dtype, act, glu, residual is not None, save and (glu or act is not None), *sizes
 
 
-def gemm(a: Tensor, b: Tensor, bias: Any, trans_a: bool, trans_b: bool, alpha: float, out_dtype: Any) -> tuple:
-    return _product(a, b, trans_a, trans_b, a.dtype if out_dtype is None else out_dtype)
-
-
-def gemm_gelu(a: Tensor, b: Tensor, bias: Any, trans_a: bool, trans_b: bool, alpha: float, out_dtype: Any) -> tuple:
-    return _product(a, b, trans_a, trans_b, a.dtype if out_dtype is None else out_dtype)
-
-
-def gemm_dgelu(a: Tensor, b: Tensor, pre: Any, trans_a: bool, trans_b: bool, alpha: float, out_dtype: Any) -> tuple:
-    return _product(a, b, trans_a, trans_b, a.dtype if out_dtype is None else out_dtype)
-
-
-def _product(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, out: Any) -> tuple:
+def gemm(a: Tensor, b: Tensor, other: Any, trans_a: bool, trans_b: bool, alpha: float, out_dtype: Any) -> tuple:
+    """Also for gemm_gelu and gemm_dgelu; `other` is the bias, or for gemm_dgelu the argument of the activation."""
     (m, k), n = a.shape, b.shape[0 if trans_b else 1]
     if trans_a:
         m, k = k, m
-    turned_a, turned_b = (a.stride(1) != 1) != trans_a, (b.stride(1) != 1) != trans_b
-    return a.dtype, out, turned_a, turned_b, (m - 1).bit_length(), (n - 1).bit_length(), (k - 1).bit_length()
+    transposed_a, transposed_b = (a.stride(1) != 1) != trans_a, (b.stride(1) != 1) != trans_b
+    sizes = (m - 1).bit_length(), (n - 1).bit_length(), (k - 1).bit_length()
+    return a.dtype, a.dtype if out_dtype is None else out_dtype, transposed_a, transposed_b, *sizes
 
 
 def matmul(a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float, out_dtype: Any) -> tuple:
     *batch, m, k = a.shape
-    n, turned_a, turned_b = b.shape[-1], a.stride(-1) != 1, b.stride(-1) != 1
+    n, transposed_a, transposed_b = b.shape[-1], a.stride(-1) != 1, b.stride(-1) != 1
     count = (batch[0] - 1).bit_length() if batch else 0
     sizes = (m - 1).bit_length(), (n - 1).bit_length(), (k - 1).bit_length()
-    return a.dtype, out_dtype or a.dtype, turned_a, turned_b, count, *sizes
+    return a.dtype, out_dtype or a.dtype, transposed_a, transposed_b, count, *sizes
 
 
 def scaled_gemm(
@@ -231,7 +221,7 @@ def mla_decode(q: Tensor, cache: Tensor, lengths: Tensor, rank: int, table: Tens
 
 # ---- the table ------------------------------------------------------------------------------------------------------
 
-_GEMM = "dtype out trans_a trans_b m n k"
+
 _ATTENTION = "dtype causal group heads queries keys dim"
 _GENERAL = "dtype causal window options group heads queries keys dim"
 _VARLEN = "dtype causal window group heads queries keys dim"
@@ -239,9 +229,7 @@ _NAMES = {
     linear: "dtype m n k",
     linear_bwd: "dtype m n k",
     linear_act: "dtype act glu residual save m n k",
-    gemm: _GEMM,
-    gemm_gelu: _GEMM,
-    gemm_dgelu: _GEMM,
+    gemm: "dtype out trans_a trans_b m n k",
     matmul: "dtype out trans_a trans_b batch m n k",
     scaled_gemm: "dtype b_dtype out by_rows fast m n k",
     block_scaled_gemm: "dtype b_dtype out a_square b_square m n k",
@@ -259,3 +247,4 @@ _NAMES = {
     mla_decode: "dtype cache paged heads batch queries keys",
 }
 CLASSES = {f"opmux::{of.__name__}": SpeedClass(tuple(names.split()), of) for of, names in _NAMES.items()}
+CLASSES |= {f"opmux::{name}": CLASSES["opmux::gemm"] for name in ("gemm_gelu", "gemm_dgelu")}

@@ -62,23 +62,23 @@ class SpeedFiles(Generic[T]):
 
     def measured(self, chip: Chip) -> dict[str, T]:
         """The shipped entries for a chip, overridden by the user's; a file that cannot be read causes one warning."""
-        mine, found = self.path(chip), dict[str, T]()
-        for file in (*self._shipped_files(chip), *([] if mine is None else [mine])):
+        own, entries = self.path(chip), dict[str, T]()
+        for file in (*self._shipped_files(chip), *([] if own is None else [own])):
             with contextlib.suppress(FileNotFoundError):
-                found |= self._read_or_warn(file, chip if file == mine else None)
-        return found
+                entries |= self._read_or_warn(file, chip if file == own else None)
+        return entries
 
     def files(self, chip: Chip) -> list[Path]:
         """The files that exist for a chip; later ones override earlier ones."""
-        mine = self.path(chip)
-        return [f for f in (*self._shipped_files(chip), *([] if mine is None else [mine])) if f.is_file()]
+        own = self.path(chip)
+        return [f for f in (*self._shipped_files(chip), *([] if own is None else [own])) if f.is_file()]
 
     def shipped(self, chip: Chip) -> dict[str, T]:
         """The entries in the folders of a chip's vendor; raises BadSpeeds."""
-        found: dict[str, T] = {}
+        entries: dict[str, T] = {}
         for file in self._shipped_files(chip):
-            found |= self.read(file)
-        return found
+            entries |= self.read(file)
+        return entries
 
     def path(self, chip: Chip) -> Path | None:
         """The user's file for a chip and the versions of this process; None if the chip is not present."""
@@ -93,19 +93,19 @@ class SpeedFiles(Generic[T]):
         if not file.is_file():
             return {}
         try:
-            found, damaged = self._entries(file.read_bytes(), None)
+            entries, damaged = self._entries(file.read_bytes(), None)
         except _Unusable as error:
             raise BadSpeeds(f"{file}: {error}") from None
         if damaged:
             name, why = next(iter(damaged.items()))
             raise BadSpeeds(f"{file}: {name}: {why}")
-        return found
+        return entries
 
     def _shipped_files(self, chip: Chip) -> list[Path]:
         if self.name is None:
             return []
-        found = [tile_files.place(folder) / self.name for folder in reversed(tile_files.folders(chip))]
-        return [file for file in found if file.is_file()]
+        paths = [tile_files.place(folder) / self.name for folder in reversed(tile_files.folders(chip))]
+        return [file for file in paths if file.is_file()]
 
     def _read_or_warn(self, file: Path, chip: Chip | None) -> dict[str, T]:
         """The entries of a file without damaged ones; `chip` is given if the file is in the cache."""
@@ -123,11 +123,11 @@ class SpeedFiles(Generic[T]):
             return {}
 
     def _intact(self, file: Path, data: bytes, chip: Chip | None) -> dict[str, T]:
-        found, damaged = self._entries(data, chip)
+        entries, damaged = self._entries(data, chip)
         if damaged:
-            words = ", ".join(f"{name!a} ({why})" for name, why in damaged.items())
-            _warn_once(f"{file}: damaged entries are skipped, of {len(found) + len(damaged)}: {words}")
-        return found
+            problems = ", ".join(f"{name!a} ({why})" for name, why in damaged.items())
+            _warn_once(f"{file}: damaged entries are skipped, of {len(entries) + len(damaged)}: {problems}")
+        return entries
 
     def _entries(self, text: bytes, chip: Chip | None) -> tuple[dict[str, T], dict[str, str]]:
         """The entries of a file, and the damaged ones with the reason; a file of the cache must be made for `chip`."""
@@ -142,26 +142,26 @@ class SpeedFiles(Generic[T]):
             raise _Unusable(f"it is not of format {FORMAT}")
         if chip is not None and data.get("made_for") != made_for(chip):
             raise _Unusable("it was made for another chip or other versions")
-        entries = next((data[name] for name in sections if name in data), None)
-        if not isinstance(entries, dict):
+        section = next((data[name] for name in sections if name in data), None)
+        if not isinstance(section, dict):
             raise _Unusable("it has no entries")
-        found, damaged = dict[str, T](), dict[str, str]()
-        for name, entry in entries.items():
+        entries, damaged = dict[str, T](), dict[str, str]()
+        for name, entry in section.items():
             try:
-                found[name] = self.of_data(entry)
+                entries[name] = self.of_data(entry)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 damaged[name] = f"{type(error).__name__}: {error}"
-        return found, damaged
+        return entries, damaged
 
     # -- writing
 
-    def text(self, chip: Chip, found: Mapping[str, T], more: Mapping[str, Any]) -> str:
+    def text(self, chip: Chip, entries: Mapping[str, T], more: Mapping[str, Any]) -> str:
         """A file of measurements: one line for each entry."""
         head = {"format": FORMAT, "made_for": made_for(chip), **more}
-        lines = [f"  {json.dumps(n)}: {json.dumps(self.as_data(found[n]))}" for n in sorted(found)]
+        lines = [f"  {json.dumps(n)}: {json.dumps(self.as_data(entries[n]))}" for n in sorted(entries)]
         return json.dumps(head, indent=1)[:-2] + ',\n "entries": {\n' + ",\n".join(lines) + "\n }\n}\n"
 
-    def store(self, chip: Chip, found: Mapping[str, T], more: Mapping[str, Any] | None = None) -> Path | None:
+    def store(self, chip: Chip, entries: Mapping[str, T], more: Mapping[str, Any] | None = None) -> Path | None:
         """Add entries to the user's file; logs a warning and returns None if it cannot be written."""
         if not chip.name:
             raise ValueError(f"cannot store measurements of {chip}: this chip is not present")
@@ -170,7 +170,7 @@ class SpeedFiles(Generic[T]):
             logger.warning("tuning results are not stored: there is no home directory. Set %s", CACHE_DIR.name)
             return None
         try:
-            self._merge(file, chip, found, more or {})
+            self._merge(file, chip, entries, more or {})
         except OSError as error:
             # Log the error as text: a log record that is kept would keep the error's frames, which may hold the lock.
             advice = "" if isinstance(error, TimeoutError) else f". Set {CACHE_DIR.name} to a writable folder"
@@ -178,7 +178,7 @@ class SpeedFiles(Generic[T]):
             return None
         return file
 
-    def _merge(self, file: Path, chip: Chip, found: Mapping[str, T], more: Mapping[str, Any]) -> None:
+    def _merge(self, file: Path, chip: Chip, entries: Mapping[str, T], more: Mapping[str, Any]) -> None:
         """Add entries to a file; raises OSError if that could lose another process's entries."""
         cache_dir.make(file.parent)
         with exclusive(file.parent):
@@ -190,7 +190,7 @@ class SpeedFiles(Generic[T]):
                 pass
             except (cache_dir.NotTrusted, _Unusable) as error:
                 cache_dir.move_aside(file, str(error))
-            cache_dir.replace(file, self.text(chip, before | dict(found), more).encode())
+            cache_dir.replace(file, self.text(chip, before | dict(entries), more).encode())
 
 
 # ---- the user's files -----------------------------------------------------------------------------------------------
@@ -204,14 +204,14 @@ def directory() -> Path | None:
 
 def made_for(chip: Chip) -> dict[str, str]:
     """The properties that a measured time depends on."""
-    ours = sys.modules["opmux"]  # not imported: this package depends on nothing above it
+    package = sys.modules["opmux"]  # not imported: this package depends on nothing above it
     return {
         "chip": chip.name,
         "arch": chip.arch or "",
         "driver": chip.driver,
         "torch": torch.__version__,
         "triton": _triton(),
-        "opmux": ours.__version__,
+        "opmux": package.__version__,
     }
 
 
@@ -225,7 +225,7 @@ def _triton() -> str:
 def clear() -> list[Path]:
     """Remove all the user's files, of every kind, chip and version; returns the removed files."""
     folder = directory()
-    gone = []
+    removed = []
     try:
         if folder is not None and folder.is_dir():
             cache_dir.check(folder)
@@ -233,10 +233,10 @@ def clear() -> list[Path]:
                 for file in sorted([*folder.glob("*.json"), *folder.glob("*.json.damaged-*")]):
                     if not file.is_dir():
                         file.unlink(missing_ok=True)
-                        gone.append(file)
+                        removed.append(file)
     except OSError as error:
         logger.warning("the tuning cache is not cleared: %s", str(error))
-    return gone
+    return removed
 
 
 def exclusive(folder: Path) -> contextlib.AbstractContextManager[None]:

@@ -44,8 +44,8 @@ def heuristics(chip: Chip, name: str) -> FileEntry | None:
 
 def candidates(chip: Chip, name: str) -> FileEntry | None:
     """The configs to try for a tunable: [{size: value}]."""
-    found = _first(chip, name, _trials)
-    return None if found is None else FileEntry(found.file, expand(found.given, f"{found.file}: {name}"))
+    entry = _first(chip, name, _trials)
+    return None if entry is None else FileEntry(entry.file, expand(entry.given, f"{entry.file}: {name}"))
 
 
 def names_in_files(chip: Chip, unreadable: list[BadTiles] | None = None) -> dict[str, set[Path]]:
@@ -53,7 +53,7 @@ def names_in_files(chip: Chip, unreadable: list[BadTiles] | None = None) -> dict
 
     Raises for a file that cannot be read. With `unreadable`, the error is appended to it and the other files are read.
     """
-    found: dict[str, set[Path]] = {}
+    files: dict[str, set[Path]] = {}
     for folder in folders(chip):
         for read in (_rules, _trials):
             try:
@@ -64,8 +64,8 @@ def names_in_files(chip: Chip, unreadable: list[BadTiles] | None = None) -> dict
                 unreadable.append(error)
                 continue
             for name in table:
-                found.setdefault(name, set()).add(file)
-    return found
+                files.setdefault(name, set()).add(file)
+    return files
 
 
 def folders(chip: Chip) -> tuple[str, ...]:
@@ -81,8 +81,8 @@ def folders(chip: Chip) -> tuple[str, ...]:
 @functools.cache
 def _is_folder(package: str) -> bool:
     """Whether an arch folder exists: a copy of a package may lack some folders of its ARCH_MAP."""
-    found = importlib.util.find_spec(package)
-    return found is not None and bool(found.submodule_search_locations)
+    spec = importlib.util.find_spec(package)
+    return spec is not None and bool(spec.submodule_search_locations)
 
 
 def _arch_keys(arch: str | None) -> Iterable[Any]:
@@ -136,9 +136,9 @@ def _trials(folder: str) -> tuple[Path, dict[str, Any]]:
 
 
 def place(folder: str) -> Path:
-    found = importlib.util.find_spec(folder)
-    assert found is not None and found.submodule_search_locations, folder
-    return Path(next(iter(found.submodule_search_locations)))
+    spec = importlib.util.find_spec(folder)
+    assert spec is not None and spec.submodule_search_locations, folder
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 # ---- tune_configs.yaml ----------------------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ def expand(items: Any, where: str) -> list[dict[str, Any]]:
     """Every config in a list of items, as {size: value}; with `gen: true` an item is a Cartesian product of lists."""
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadTiles(f"{where}: expected a list of configs such as {{META: {{BLOCK_M: 1}}, num_warps: 4}}")
-    made = [_product(item, where) if item.get("gen") else [_plain(item, where)] for item in items]
-    return [config for configs in made for config in configs]
+    expanded = [_product(item, where) if item.get("gen") else [_plain(item, where)] for item in items]
+    return [config for configs in expanded for config in configs]
 
 
 def _plain(item: dict[str, Any], where: str) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _as_list(value: Any, where: str) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _only(given: dict[str, Any], allowed: tuple[str, ...], where: str) -> None:
-    strange = [str(k) for k in given if k not in allowed]
+def _only(fields: dict[str, Any], allowed: tuple[str, ...], where: str) -> None:
+    strange = [str(k) for k in fields if k not in allowed]
     if strange:
-        raise BadTiles(f"{where}: {', '.join(strange)} means nothing here. Allowed: {', '.join(allowed)}")
+        raise BadTiles(f"{where}: unknown field {', '.join(strange)}. Allowed: {', '.join(allowed)}")

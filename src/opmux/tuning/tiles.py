@@ -27,11 +27,11 @@ class Entry:
 
     @classmethod
     def of_data(cls, data: Any) -> Entry:
-        made, number = cls(**data), (int, float)
-        right = isinstance(made.ms, number) and isinstance(made.before_ms, number) and isinstance(made.tiles, dict)
-        if not (right and isinstance(made.op, str) and isinstance(made.sample, str)):
+        entry, number = cls(**data), (int, float)
+        right = isinstance(entry.ms, number) and isinstance(entry.before_ms, number) and isinstance(entry.tiles, dict)
+        if not (right and isinstance(entry.op, str) and isinstance(entry.sample, str)):
             raise ValueError(f"expected tiles, milliseconds, op and sample, got {data!r}")
-        return made
+        return entry
 
 
 FILES = SpeedFiles("", Entry.of_data, asdict)
@@ -40,10 +40,10 @@ path, directory = FILES.path, speed_files.directory
 
 def key(name: str, facts: Mapping[str, Any]) -> str:
     """`softmax.rows[dtype=bfloat16 n<=8192]`: lengths are given by shape class, other facts by value."""
-    return f"{name}[{' '.join(_word(k, facts[k]) for k in sorted(facts))}]"
+    return f"{name}[{' '.join(_fact_text(k, facts[k]) for k in sorted(facts))}]"
 
 
-def _word(fact: str, value: Any) -> str:
+def _fact_text(fact: str, value: Any) -> str:
     if type(value) is int and value >= 0:
         return f"{fact}<={1 << (size_class(value) - 1) if value else 0}"
     return f"{fact}={dtype_name(value) if isinstance(value, torch.dtype) else value}"
@@ -65,18 +65,18 @@ def entries(chip: Chip) -> dict[str, Entry]:
     return FILES.measured(chip)
 
 
-def store(chip: Chip, found: Mapping[str, Entry]) -> Path | None:
+def store(chip: Chip, measured: Mapping[str, Entry]) -> Path | None:
     """Add entries to the file of a chip; logs a warning and returns None if it cannot be written."""
-    file = FILES.store(chip, found)
+    file = FILES.store(chip, measured)
     _tables.pop(chip, None)
     return file
 
 
 def clear() -> list[Path]:
     """Remove all files of measured times from the cache, for every chip and version; returns the removed files."""
-    gone = speed_files.clear()
+    removed = speed_files.clear()
     forget()
-    return gone
+    return removed
 
 
 def forget() -> None:

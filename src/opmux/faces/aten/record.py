@@ -17,11 +17,15 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ...core.errors import BadArgument, NotSupported
+from ...core.errors import BadArgument, NotSupported, OpmuxError
 from ...core.registry import OpImpl
 from ...core.tensors import dtype_name, first_tensor, tensors_in
 
 Sink = str | PathLike[str] | IO[str]
+
+
+class BadSink(OpmuxError, OSError):
+    """The file for recorded calls cannot be written."""
 
 
 class CountedCall(NamedTuple):
@@ -41,7 +45,13 @@ class CallRecorder:
         self._file = None if hasattr(sink, "write") else Path(sink)  # type: ignore[arg-type]
         self._stream: Any = sink if self._file is None else None
         if self._file is not None:
-            self._file.write_text("", encoding="utf-8")  # write now, so that an invalid path raises before the run
+            try:  # now, so that an invalid path raises before the run
+                self._file.write_text("", encoding="utf-8")
+            except OSError as error:
+                raise BadSink(
+                    f"record={str(sink)!r} cannot be written: {error.strerror or error}. "
+                    f"Name a file in a folder that exists and is writable, or pass an open file"
+                ) from None
         self.calls: Counter[CountedCall] = Counter()
 
     def write(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -24,7 +24,8 @@ from .overloads import Overload, table
 from .schema import OverloadSchema, overloads
 
 Names = str | Iterable[str] | None
-MODES = ("auto", "all")
+Mode = Literal["auto", "all"]
+MODES = get_args(Mode)
 AT_ONCE, PAUSE = 40, 0.03  # overloads that are registered in one step, and seconds between two steps
 
 
@@ -178,7 +179,7 @@ _stack: list[Selection] = []  # the live `use()` blocks; the innermost one is la
 def enable(
     include: Names = None,
     exclude: Names = None,
-    mode: str = "auto",
+    mode: Mode = "auto",
     record: recording.Sink | None = None,
     wait: bool = False,
 ) -> list[str]:
@@ -275,7 +276,7 @@ class use:
         self,
         include: Names = None,
         exclude: Names = None,
-        mode: str = "auto",
+        mode: Mode = "auto",
         record: recording.Sink | None = None,
     ):
         self._selection = Selection(include, exclude, mode, record)

@@ -104,8 +104,8 @@ liger_mhc_post_res = functional("liger_mhc_post_res", LigerMHCPostResFunction)
 def liger_mhc_apply(
     x: Tensor, f_out: Tensor, h_pre: Tensor, h_post: Tensor, h_res: Tensor, *, return_x_in: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    made = liger_mhc_post_res(x, f_out, h_post, h_res)
-    return (made, liger_mhc_pre(x, h_pre)) if return_x_in else made
+    y = liger_mhc_post_res(x, f_out, h_post, h_res)
+    return (y, liger_mhc_pre(x, h_pre)) if return_x_in else y
 
 
 def liger_mhc_forward(

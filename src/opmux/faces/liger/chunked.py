@@ -20,19 +20,19 @@ class ChunkedFunction(LigerFunction):
     in_ops = False
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Any:
-        loss, *rest = cls.calls(**cls.passed(given))
-        return loss, tuple(value for value in rest if value is not None)
+    def call(cls, args: dict[str, Any]) -> Any:
+        loss, *extras = cls.calls(**cls.passed(args))
+        return loss, tuple(value for value in extras if value is not None)
 
 
 class ReferencedFunction(ChunkedFunction):
     """If `use_ref_model` is False, the reference model is ignored."""
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Any:
-        if not given["use_ref_model"]:
-            given |= {"ref_input": None, "ref_weight": None, "ref_bias": None}
-        return super().call(given)
+    def call(cls, args: dict[str, Any]) -> Any:
+        if not args["use_ref_model"]:
+            args |= {"ref_input": None, "ref_weight": None, "ref_bias": None}
+        return super().call(args)
 
 
 class LigerFusedLinearDPOFunction(
@@ -113,9 +113,9 @@ class DistillationFunction(LigerFunction):
     kind: ClassVar[str]
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Any:
-        made = cls.calls(kind=cls.kind, **cls.passed(given))
-        return tuple(made) if given["return_soft_hard_loss"] else made.loss
+    def call(cls, args: dict[str, Any]) -> Any:
+        output = cls.calls(kind=cls.kind, **cls.passed(args))
+        return tuple(output) if args["return_soft_hard_loss"] else output.loss
 
 
 STUDENT_AND_TEACHER = (

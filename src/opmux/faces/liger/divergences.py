@@ -84,8 +84,8 @@ class LigerJSDFunction(
     """The Jensen-Shannon divergence; inputs are log-probabilities, and the loss has the dtype of the input."""
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Tensor:
-        return super().call(given).to(given["input"].dtype)
+    def call(cls, args: dict[str, Any]) -> Tensor:
+        return super().call(args).to(args["input"].dtype)
 
 
 liger_jsd = functional("liger_jsd", LigerJSDFunction, "input, target, shift_labels=None, beta=0.5, ignore_index=-100")
@@ -109,8 +109,8 @@ def jsd_forward(
     """Returns the loss and the gradient of the input."""
     marked = shift_labels if has_label else None
     loss = lambda x: LigerJSDFunction.apply(x, target, marked, beta, ignore_index)
-    made, (gradient,) = with_gradients(loss, _input.detach().requires_grad_())
-    return made, gradient
+    result, (gradient,) = with_gradients(loss, _input.detach().requires_grad_())
+    return result, gradient
 
 
 def jsd_backward(dX: Tensor, grad_output: Tensor) -> Tensor | None:
@@ -155,8 +155,8 @@ def fused_linear_jsd_forward(
     """Returns the loss and the gradients of student_input and student_weight, or None."""
     options = shift_labels if has_label else None, jsd_beta, ignore_index, temperature, accum_dtype
     loss = lambda x, w: LigerFusedLinearJSDFunction.apply(x, w, teacher_input, teacher_weight, *options)
-    made, (dx, dw) = with_gradients(loss, student_input, student_weight)
-    return made, dx, dw
+    result, (dx, dw) = with_gradients(loss, student_input, student_weight)
+    return result, dx, dw
 
 
 def fused_linear_jsd_backward(
@@ -177,9 +177,9 @@ class LigerFusedLinearScaledCrossEntropyFunction(
     """Returns the loss of each token; with `return_entropy` also its entropy. `m_tiles_per_cluster` has no effect."""
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Tensor | tuple[Tensor, Tensor]:
-        made = super().call(given)
-        return made if isinstance(made, Tensor) else (made.nll, made.entropy)
+    def call(cls, args: dict[str, Any]) -> Tensor | tuple[Tensor, Tensor]:
+        output = super().call(args)
+        return output if isinstance(output, Tensor) else (output.nll, output.entropy)
 
 
 class LigerVocabParallelCEFunction(
@@ -196,12 +196,12 @@ class LigerVocabParallelCEFunction(
 
 
 def validate_formula_and_mode(label_smoothing_formula: str, label_smoothing_mode: str) -> None:
-    for name, given, allowed in (
+    for name, value, allowed in (
         ("label_smoothing_formula", label_smoothing_formula, vocab_parallel.FORMULAS),
         ("label_smoothing_mode", label_smoothing_mode, vocab_parallel.MODES),
     ):
-        if given not in allowed:
-            raise BadArgument.of("vocab-parallel cross entropy", name, f"be one of {allowed}", repr(given))
+        if value not in allowed:
+            raise BadArgument.of("vocab-parallel cross entropy", name, f"be one of {allowed}", repr(value))
 
 
 class LigerVocabParallelCrossEntropy(

@@ -42,14 +42,14 @@ class LigerArguments:
         name; "=required" means no default.
         """
         known = {} if like is None else like.by_name(like.defaults)
-        made = {}
+        defaults = {}
         for argument in text.split(", "):
             name, _, value = argument.partition("=")
             if value == "required":
-                made[name] = REQUIRED
+                defaults[name] = REQUIRED
             else:
-                made[name] = ast.literal_eval(value) if value else known.get(plain(names.get(name, name)), REQUIRED)
-        return cls(owner, made)
+                defaults[name] = ast.literal_eval(value) if value else known.get(plain(names.get(name, name)), REQUIRED)
+        return cls(owner, defaults)
 
     def in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values of all parameters, in order, for a call with these arguments."""
@@ -77,10 +77,10 @@ class LigerArguments:
 
     def describe(self, fn: Callable[..., Any], doc: str | None = None, *first: str) -> Any:
         """Give `fn(*args, **kwargs)` these parameters as its signature, and a name and a docstring."""
-        made: Any = fn
-        made.__signature__ = self.signature(*first)
-        made.__name__, made.__qualname__, made.__doc__ = self.owner.rpartition(".")[2], self.owner, doc
-        return made
+        function: Any = fn
+        function.__signature__ = self.signature(*first)
+        function.__name__, function.__qualname__, function.__doc__ = self.owner.rpartition(".")[2], self.owner, doc
+        return function
 
 
 def plain(name: str) -> str:
@@ -126,14 +126,14 @@ class LigerFunction:
             cls.arguments = LigerArguments(owner, parameters(cls.apply))
 
     @classmethod
-    def passed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def passed(cls, args: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments to pass on, by their names in `calls`."""
-        return {target: given[name] for name, target in cls.targets.items()}
+        return {target: args[name] for name, target in cls.targets.items()}
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Any:
+    def call(cls, args: dict[str, Any]) -> Any:
         """The result for Liger's arguments by name. Subclasses override it if more than the names differs."""
-        return cls.calls(**cls.passed(given))
+        return cls.calls(**cls.passed(args))
 
     @classmethod
     def home(cls) -> Any:
@@ -166,23 +166,23 @@ def functional(
         names: argument name -> its name in the Function, where they differ.
     """
     theirs, home = function.arguments, function.home()
-    own = LigerArguments.parse(name, ", ".join(theirs.names) if takes is None else takes, theirs, names)
-    required, count, called = own.required, len(own.names), function.__name__
-    at = {plain(names.get(n, n)): i for i, n in enumerate(own.names)}
-    left = {plain(n): default for n, default in zip(theirs.names, theirs.defaults) if plain(n) not in at}
-    at |= {n: count + i for i, n in enumerate(left)}
-    defaults, places = (*own.defaults, *left.values()), [at[plain(n)] for n in theirs.names]
-    reordered = None if places == list(range(len(at))) else operator.itemgetter(*places)
+    declared = LigerArguments.parse(name, ", ".join(theirs.names) if takes is None else takes, theirs, names)
+    required, count, called = declared.required, len(declared.names), function.__name__
+    order = {plain(names.get(n, n)): i for i, n in enumerate(declared.names)}
+    left = {plain(n): default for n, default in zip(theirs.names, theirs.defaults) if plain(n) not in order}
+    order |= {n: count + i for i, n in enumerate(left)}
+    defaults, places = (*declared.defaults, *left.values()), [order[plain(n)] for n in theirs.names]
+    reordered = None if places == list(range(len(order))) else operator.itemgetter(*places)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = len(args)
-        if kwargs or not required <= given <= count:
-            args, given = own.in_order(args, kwargs), count
-        args += defaults[given:]
-        made = getattr(home, called).apply(*(args if reordered is None else reordered(args)))
-        return made if result is None else result(made)
+        passed = len(args)
+        if kwargs or not required <= passed <= count:
+            args, passed = declared.in_order(args, kwargs), count
+        args += defaults[passed:]
+        output = getattr(home, called).apply(*(args if reordered is None else reordered(args)))
+        return output if result is None else result(output)
 
-    return own.describe(call, function.__doc__)
+    return declared.describe(call, function.__doc__)
 
 
 # ---- modules ---------------------------------------------------------------------------------------------------------
@@ -198,13 +198,13 @@ class Alias(property):
 
 def constructor(base: type, takes: str, **names: str) -> Any:
     """An `__init__` that passes its arguments to the base's by name. `names`: argument name -> its name in the base."""
-    own = LigerArguments.parse("__init__", takes)
-    targets = [names.get(name, name) for name in own.names]
+    arguments = LigerArguments.parse("__init__", takes)
+    targets = [names.get(name, name) for name in arguments.names]
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        base.__init__(self, **dict(zip(targets, own.in_order(args, kwargs))))  # pyright: ignore[reportCallIssue]
+        base.__init__(self, **dict(zip(targets, arguments.in_order(args, kwargs))))  # pyright: ignore[reportCallIssue]
 
-    return own.describe(init, None, "self")
+    return arguments.describe(init, None, "self")
 
 
 class LigerModule(nn.Module):
@@ -229,29 +229,29 @@ class LigerModule(nn.Module):
     ) -> None:
         if function is not None:
             cls.function = function
-            own = LigerArguments.parse(f"{cls.__name__}.forward", inputs, function.arguments, names)
-            targets = [plain(names.get(name, name)) for name in own.names]
+            declared = LigerArguments.parse(f"{cls.__name__}.forward", inputs, function.arguments, names)
+            targets = [plain(names.get(name, name)) for name in declared.names]
             home, called = function.home(), function.__name__
             defaults = tuple(function.arguments.by_name(function.arguments.defaults).items())
 
             def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-                given = dict(zip(targets, own.in_order(args, kwargs)))
+                named = dict(zip(targets, declared.in_order(args, kwargs)))
                 for name in self.settings.names:
-                    given[name] = getattr(self, name)
-                values = [given.get(name, default) for name, default in defaults]
+                    named[name] = getattr(self, name)
+                values = [named.get(name, default) for name, default in defaults]
                 return self.result(getattr(home, called).apply(*values))
 
-            cls.forward = own.describe(forward, None, "self")
+            cls.forward = declared.describe(forward, None, "self")
         if options:
             cls.settings = LigerArguments.parse(f"{cls.__name__}.__init__", options, cls.function.arguments)
             base: Any = next(c for c in cls.__mro__ if not issubclass(c, LigerModule))
             known = {} if base is nn.Module else parameters(base)
 
             def init(self: Any, *args: Any, **kwargs: Any) -> None:
-                given = self.settings.by_name(self.settings.in_order(args, kwargs))
-                aliases = {name: getattr(getattr(type(self), name, None), "name", name) for name in given}
-                base.__init__(self, **{aliases[n]: value for n, value in given.items() if aliases[n] in known})
-                for name, value in given.items():
+                named = self.settings.by_name(self.settings.in_order(args, kwargs))
+                aliases = {name: getattr(getattr(type(self), name, None), "name", name) for name in named}
+                base.__init__(self, **{aliases[n]: value for n, value in named.items() if aliases[n] in known})
+                for name, value in named.items():
                     if aliases[name] not in known:
                         setattr(self, name, value)
                 self.check()
@@ -273,11 +273,11 @@ class LigerModule(nn.Module):
 def with_gradients(fn: Callable[..., Tensor], *inputs: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
     """A loss and the gradients of its sum; the gradient is None for an input that is None or needs none."""
     with torch.enable_grad():
-        own = [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in inputs]
-        needed = [t for t in own if t is not None and t.requires_grad]
-        made = fn(*own)
-        found = iter(torch.autograd.grad(made.sum(), needed) if needed else ())
-    return made.detach(), [next(found) if t is not None and t.requires_grad else None for t in own]
+        leaves = [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in inputs]
+        needed = [t for t in leaves if t is not None and t.requires_grad]
+        loss = fn(*leaves)
+        gradients = iter(torch.autograd.grad(loss.sum(), needed) if needed else ())
+    return loss.detach(), [next(gradients) if t is not None and t.requires_grad else None for t in leaves]
 
 
 def scaled(gradient: Tensor | None, by: Tensor) -> Tensor | None:

@@ -152,10 +152,10 @@ class ConfiguredMLP(GatedMLP):
 
 
 def check_activation(module: Any, config: Any) -> None:
-    given = getattr(config, "hidden_act", None)
-    if given is not None and given not in module.activations:
+    hidden_act = getattr(config, "hidden_act", None)
+    if hidden_act is not None and hidden_act not in module.activations:
         allowed = " or ".join(map(repr, module.activations))
-        raise BadArgument.of(type(module).__name__, "config.hidden_act", f"be {allowed}", repr(given))
+        raise BadArgument.of(type(module).__name__, "config.hidden_act", f"be {allowed}", repr(hidden_act))
 
 
 class LigerSwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
@@ -289,5 +289,5 @@ class LigerExperts(Experts):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         rows = hidden_states.reshape(-1, self.hidden_dim)
         index, weights = (t.reshape(-1, t.shape[-1]) for t in (top_k_index, top_k_weights))
-        made = ops.LigerFusedMoEFunction.apply(rows, self.gate_up_proj, self.down_proj, index.int(), weights)
-        return made.view(hidden_states.shape)
+        output = ops.LigerFusedMoEFunction.apply(rows, self.gate_up_proj, self.down_proj, index.int(), weights)
+        return output.view(hidden_states.shape)

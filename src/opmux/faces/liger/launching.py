@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.errors import BadArgument
 from ...machine import devices
 
-MAX_BLOCK = 65536  # the most elements of a row that Liger's kernels load as one block
+MAX_BLOCK = 65536  # the longest row that Liger's kernels load as one block
 NPU_CORES = 20
 
 
@@ -58,10 +58,10 @@ def compare_version(package: str, operator: Callable[[Any, Any], bool], target: 
     from packaging.version import Version
 
     try:
-        found = importlib.import_module(package)
+        module = importlib.import_module(package)
     except ImportError:
         return False
-    return operator(Version(found.__version__), Version(target))
+    return operator(Version(module.__version__), Version(target))
 
 
 def get_amp_custom_fwd_bwd() -> tuple[Callable[..., Any], Callable[..., Any]]:

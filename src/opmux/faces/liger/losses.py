@@ -35,24 +35,24 @@ class FunctionOfFourResults(LigerFunction):
     """
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Parts:
+    def call(cls, args: dict[str, Any]) -> Parts:
         target, with_accuracy, with_tokens = (
-            given[name] for name in ("target", "return_token_accuracy", "return_predicted_tokens")
+            args[name] for name in ("target", "return_token_accuracy", "return_predicted_tokens")
         )
-        made = cls.calls(**cls.passed(given) | {"return_predicted_tokens": with_tokens or with_accuracy})
-        if isinstance(made, Tensor):
-            return made, None, None, None
-        accuracy, tokens = made.token_accuracy, made.predicted_tokens
-        counts = target != given["ignore_index"]
-        if with_accuracy and given["reduction"] == "none":
+        output = cls.calls(**cls.passed(args) | {"return_predicted_tokens": with_tokens or with_accuracy})
+        if isinstance(output, Tensor):
+            return output, None, None, None
+        accuracy, tokens = output.token_accuracy, output.predicted_tokens
+        counts = target != args["ignore_index"]
+        if with_accuracy and args["reduction"] == "none":
             accuracy = ((tokens == target) & counts).float()
         tokens = torch.where(counts, tokens, IGNORED) if with_tokens else None
-        return made.loss, made.z_loss, accuracy if with_accuracy else None, tokens
+        return output.loss, output.z_loss, accuracy if with_accuracy else None, tokens
 
 
-def _output(made: Parts) -> Tensor | CrossEntropyOutput:
+def _output(parts: Parts) -> Tensor | CrossEntropyOutput:
     """The loss, or a CrossEntropyOutput if other results were requested."""
-    return made[0] if all(part is None for part in made[1:]) else CrossEntropyOutput(*made)
+    return parts[0] if all(part is None for part in parts[1:]) else CrossEntropyOutput(*parts)
 
 
 # ---- cross entropy ---------------------------------------------------------------------------------------------------
@@ -68,9 +68,9 @@ class LigerCrossEntropyFunction(
     """Returns (loss, z_loss, token_accuracy, predicted_tokens). The loss has the dtype of the logits."""
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Parts:
-        loss, z_loss, accuracy, tokens = super().call(given)
-        dtype = given["input"].dtype
+    def call(cls, args: dict[str, Any]) -> Parts:
+        loss, z_loss, accuracy, tokens = super().call(args)
+        dtype = args["input"].dtype
         return loss.to(dtype), None if z_loss is None else z_loss.to(dtype), accuracy, tokens
 
 
@@ -112,23 +112,23 @@ def cross_entropy_forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor]:
     """Returns (loss, z_loss, token_accuracy, predicted_tokens, gradient). The gradient is a new tensor."""
     options = ignore_index, lse_square_scale, label_smoothing, reduction, softcap
-    wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
-    rest: list[Any] = []
+    requested = return_z_loss, return_token_accuracy, return_predicted_tokens
+    extras: list[Any] = []
 
     def loss(x: Tensor) -> Tensor:
-        first, *rest[:] = LigerCrossEntropyFunction.apply(x, target, weight, *options, *wanted)
+        first, *extras[:] = LigerCrossEntropyFunction.apply(x, target, weight, *options, *requested)
         return first
 
-    made, (gradient,) = with_gradients(loss, _input.detach().requires_grad_())
+    result, (gradient,) = with_gradients(loss, _input.detach().requires_grad_())
     assert gradient is not None
-    return made, rest[0], rest[1], rest[2], gradient
+    return result, extras[0], extras[1], extras[2], gradient
 
 
 def cross_entropy_backward(_input: Tensor, grad_output: Tensor) -> Tensor:
     """The gradient that cross_entropy_forward returned, times the gradient of the loss."""
-    made = scaled(_input, grad_output)
-    assert made is not None
-    return made
+    gradient = scaled(_input, grad_output)
+    assert gradient is not None
+    return gradient
 
 
 # ---- cross entropy of a linear layer ---------------------------------------------------------------------------------
@@ -195,23 +195,23 @@ def fused_linear_cross_entropy_forward(
     """
     options = ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, accum_dtype
     options = *options, use_token_scaling, return_token_accuracy, return_predicted_tokens
-    rest: list[Any] = []
+    extras: list[Any] = []
     shown: list[Tensor] = []
 
     def loss(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        first, *rest[:] = LigerFusedLinearCrossEntropyFunction.apply(x, w, target, b, ce_weight, *options)
+        first, *extras[:] = LigerFusedLinearCrossEntropyFunction.apply(x, w, target, b, ce_weight, *options)
         shown[:] = [first.detach()]
         return first if token_grad_output is None else first * token_grad_output
 
-    given = _input, weight, bias
-    needs = [t is not None and t.requires_grad for t in given]
+    inputs = _input, weight, bias
+    needs = [t is not None and t.requires_grad for t in inputs]
     if compute_gradients is not None:
-        needs = [compute_gradients and t is not None for t in given]
+        needs = [compute_gradients and t is not None for t in inputs]
     if weight_requires_grad is not None:
         needs[1] = weight_requires_grad
-    own = [None if t is None else t.detach().requires_grad_(n) for t, n in zip(given, needs, strict=True)]
-    _, gradients = with_gradients(loss, *own)
-    return *shown, *rest, *gradients
+    leaves = [None if t is None else t.detach().requires_grad_(n) for t, n in zip(inputs, needs, strict=True)]
+    _, gradients = with_gradients(loss, *leaves)
+    return *shown, *extras, *gradients
 
 
 def fused_linear_cross_entropy_backward(

@@ -30,12 +30,12 @@ class LigerMegatronRMSNorm(nn.Module):
         normalization: str = "RMSNorm",
     ):
         super().__init__()
-        for name, given in (
+        for name, value in (
             ("config.normalization", getattr(config, "normalization", "RMSNorm")),
             ("normalization", normalization),
         ):
-            if given != "RMSNorm":
-                raise BadArgument.of("LigerMegatronRMSNorm", name, "be 'RMSNorm'", repr(given))
+            if value != "RMSNorm":
+                raise BadArgument.of("LigerMegatronRMSNorm", name, "be 'RMSNorm'", repr(value))
         self.config, self.eps = config, eps
         self.hidden_size = torch.Size([hidden_size] if isinstance(hidden_size, int) else hidden_size)
         self.zero_centered_gamma = bool(zero_centered_gamma or getattr(config, "layernorm_zero_centered_gamma", False))
@@ -137,13 +137,13 @@ def _replace(module: str, name: str, make: Callable[[Any], Any]) -> None:
         ) from None
     if getattr(before, PATCHED, False):
         return
-    made = make(before)
-    if made is None:
+    replacement = make(before)
+    if replacement is None:
         logger.info("%s.%s is %s and stays", where, name, getattr(before, "__name__", before))
         return
-    setattr(made, PATCHED, True)
-    made.__wrapped__ = before
-    setattr(owner, last, made)
+    setattr(replacement, PATCHED, True)
+    replacement.__wrapped__ = before
+    setattr(owner, last, replacement)
 
 
 def _layer_norm(before: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,8 +179,8 @@ def _loss(before: Any) -> Callable[..., Tensor]:
     def vocab_parallel_cross_entropy(
         vocab_parallel_logits: Tensor, target: Tensor, label_smoothing: float = 0.0, tp_group: Any = None
     ) -> Tensor:
-        made = LigerMegatronCrossEntropy(label_smoothing=label_smoothing)
-        return made(vocab_parallel_logits, target, tp_group)
+        module = LigerMegatronCrossEntropy(label_smoothing=label_smoothing)
+        return module(vocab_parallel_logits, target, tp_group)
 
     return vocab_parallel_cross_entropy
 

@@ -149,7 +149,7 @@ def _file_of(module: str) -> str:
 
 def _tables() -> dict[str, Homes]:
     """Module of Liger -> its names and the files that define them."""
-    made: dict[str, Homes] = {
+    tables: dict[str, Homes] = {
         "": {},
         "ops": {"_replace_with_vendor_ops": "names"},
         "transformers": _homes(f"is_transformers_available {PATCHING}", "patching"),
@@ -157,27 +157,27 @@ def _tables() -> dict[str, Homes]:
         "transformers.monkey_patch": _homes(f"MODEL_TYPE_TO_APPLY_LIGER_FN {PATCHING}", "patching"),
         "transformers.trainer_integration": _homes("_apply_liger_kernel", "patching"),
     }
-    made["transformers"] |= made["transformers.auto_model"]
+    tables["transformers"] |= tables["transformers.auto_model"]
     for module, names in liger_names.OPS.items():
         homes = _homes(names, _file_of(module))
-        made["ops"] |= homes
-        made[f"ops.{module}"] = homes | _homes(OPS_BELOW.get(module, ""), _file_of(module))
+        tables["ops"] |= homes
+        tables[f"ops.{module}"] = homes | _homes(OPS_BELOW.get(module, ""), _file_of(module))
     for module, names in TRANSFORMERS.items():
         exported, _, rest = names.partition("|")
-        made["transformers"] |= _homes(exported, _file_of(module))
-        made[f"transformers.{module}"] = _homes(exported + rest, _file_of(module))
-    made["transformers.functional"] = {n: f for f, names in FUNCTIONAL.items() for n in names.split()}
-    made |= {"chunked_loss": {}, "chunked_loss.functional": {}}
+        tables["transformers"] |= _homes(exported, _file_of(module))
+        tables[f"transformers.{module}"] = _homes(exported + rest, _file_of(module))
+    tables["transformers.functional"] = {n: f for f, names in FUNCTIONAL.items() for n in names.split()}
+    tables |= {"chunked_loss": {}, "chunked_loss.functional": {}}
     for name, (module, word) in CHUNKED.items():
         loss, function = f"LigerFusedLinear{word}Loss", f"LigerFusedLinear{word}Function"
-        made["chunked_loss"][loss] = made["chunked_loss.functional"][name] = "chunked"
-        made[f"chunked_loss.{module}"] = _homes(f"{loss} {function}", "chunked")
-    made["megatron"] = _homes(" ".join(MEGATRON.values()), "megatron")
-    made |= {f"megatron.{module}": _homes(name, "megatron") for module, name in MEGATRON.items()}
-    made |= {"ops.experimental": {}, "transformers.experimental": made["transformers.experimental.embedding"]}
-    made["utils"] = _homes(DEVICES, "devices")
-    made["ops.utils"] = _homes(LAUNCHING, "launching")
-    return made
+        tables["chunked_loss"][loss] = tables["chunked_loss.functional"][name] = "chunked"
+        tables[f"chunked_loss.{module}"] = _homes(f"{loss} {function}", "chunked")
+    tables["megatron"] = _homes(" ".join(MEGATRON.values()), "megatron")
+    tables |= {f"megatron.{module}": _homes(name, "megatron") for module, name in MEGATRON.items()}
+    tables |= {"ops.experimental": {}, "transformers.experimental": tables["transformers.experimental.embedding"]}
+    tables["utils"] = _homes(DEVICES, "devices")
+    tables["ops.utils"] = _homes(LAUNCHING, "launching")
+    return tables
 
 
 class Served(types.ModuleType):
@@ -224,10 +224,10 @@ class ServedOps(Served):
             return super().__getattr__(name)
         complete = get_default_manager().prepare()
         theirs = machine.current().extras()
-        found = self.keep(name, theirs[name]) if name in theirs else super().__getattr__(name)
+        value = self.keep(name, theirs[name]) if name in theirs else super().__getattr__(name)
         if not complete:  # vendors are being loaded: look the name up again at the next access
             self.forget()
-        return found
+        return value
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *machine.current().extras()})
@@ -241,15 +241,15 @@ def _replace_with_vendor_ops() -> None:
     ops.forget()
 
 
-def _made() -> dict[str, Served]:
+def _modules() -> dict[str, Served]:
     """Every module of Liger that opmux provides, by its full name."""
     names = {f"{LIBRARY}.{module}" if module else LIBRARY: homes for module, homes in _tables().items()}
-    made = {name: (ServedOps if name == f"{LIBRARY}.ops" else Served)(name, homes) for name, homes in names.items()}
-    made[LIBRARY].__dict__["__version__"] = VERSION
-    return made
+    modules = {name: (ServedOps if name == f"{LIBRARY}.ops" else Served)(name, homes) for name, homes in names.items()}
+    modules[LIBRARY].__dict__["__version__"] = VERSION
+    return modules
 
 
-MODULES = _made()
+MODULES = _modules()
 ops: Any = MODULES[f"{LIBRARY}.ops"]
 vendors.on_change(ops.forget)
 

@@ -15,6 +15,7 @@ from ...core.errors import BadArgument
 from ...functional import norms
 from ...nn.norms import INIT, AddRMSNorm, DyT, GroupNorm, LayerNorm, ModulatedRMSNorm, PolyNorm, RMSNorm
 from ...specs import channel_norm, norm, norm_variant
+from ...specs._checks import check_choice
 from .function import Alias, LigerFunction, constructor, functional
 from .names import ops
 
@@ -29,8 +30,7 @@ CASTINGS = {"llama": "llama", "gemma": "gemma", "none": "none", 0: "llama", 1: "
 
 def casting_of(name: str, mode: str | int) -> str:
     """The name of a casting mode that is given by name or by Liger's number."""
-    if mode not in CASTINGS:
-        raise BadArgument.of(name, "casting_mode", f"be one of {', '.join(map(repr, CASTINGS))}", repr(mode))
+    check_choice(name, "casting_mode", mode, CASTINGS)
     return CASTINGS[mode]
 
 
@@ -353,7 +353,7 @@ liger_group_norm = functional("liger_group_norm", LigerGroupNormFunction)
 
 
 class LigerRowNorm(nn.Module):
-    """Gives an RMS norm of `opmux.nn` Liger's options; a subclass names the norm as its second base."""
+    """Adds Liger's options to an RMS norm of `opmux.nn`, which is the second base of each subclass."""
 
     variance_epsilon = Alias("eps")
 

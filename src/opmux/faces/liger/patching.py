@@ -36,14 +36,14 @@ def is_transformers_available() -> bool:
 def _signature(arguments: str) -> inspect.Signature:
     """The signature for text such as `rope=True, model=None, **kwargs`."""
     values = {"True": True, "False": False, "None": None}
-    made = []
+    parameters = []
     for argument in arguments.split(", "):
         name, is_given, value = argument.partition("=")
         if is_given:
-            made.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=values[value]))
+            parameters.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=values[value]))
         else:
-            made.append(inspect.Parameter(name.lstrip("*"), inspect.Parameter.VAR_KEYWORD))
-    return inspect.Signature(made)
+            parameters.append(inspect.Parameter(name.lstrip("*"), inspect.Parameter.VAR_KEYWORD))
+    return inspect.Signature(parameters)
 
 
 def _patcher(model_type: str, arguments: str) -> Callable[..., None]:
@@ -53,11 +53,11 @@ def _patcher(model_type: str, arguments: str) -> Callable[..., None]:
 
     def apply(*args: Any, **kwargs: Any) -> None:
         try:
-            given = signature.bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{name}() {error}") from None
-        given.apply_defaults()
-        flags = given.arguments
+        bound.apply_defaults()
+        flags = bound.arguments
         if flags.get("cross_entropy") and flags.get("fused_linear_cross_entropy"):
             raise BadArgument.of(name, "cross_entropy", "be False if fused_linear_cross_entropy is True", "True")
         parts = {part for flag, parts in PARTS.items() if flags.get(flag) for part in parts}
@@ -65,10 +65,10 @@ def _patcher(model_type: str, arguments: str) -> Callable[..., None]:
             return
         patch_model(model_type if flags["model"] is None else flags["model"], include=sorted(parts))
 
-    made: Any = apply
-    made.__signature__, made.__name__, made.__qualname__ = signature, name, name
-    made.__doc__ = f"Replace parts of {model_type}: of `model`, or of all that are made later."
-    return made
+    patcher: Any = apply
+    patcher.__signature__, patcher.__name__, patcher.__qualname__ = signature, name, name
+    patcher.__doc__ = f"Replace parts of {model_type}: of `model`, or of all models created later."
+    return patcher
 
 
 def _patchers() -> Iterator[tuple[str, Callable[..., None]]]:
@@ -77,20 +77,20 @@ def _patchers() -> Iterator[tuple[str, Callable[..., None]]]:
             yield model, _patcher(model, arguments)
 
 
-_MADE = dict(_patchers())
-MODEL_TYPE_TO_APPLY_LIGER_FN = _MADE | {model_type: _MADE[model] for model_type, model in TYPES.items()}
-globals().update({made.__name__: made for made in _MADE.values()})
+_PATCHERS = dict(_patchers())
+MODEL_TYPE_TO_APPLY_LIGER_FN = _PATCHERS | {model_type: _PATCHERS[model] for model_type, model in TYPES.items()}
+globals().update({patcher.__name__: patcher for patcher in _PATCHERS.values()})
 
 
 def _apply(model_type: str | None, model: Any, options: dict[str, Any]) -> None:
     """Patch a model or a model type, if the type is known. Options that the type does not have are ignored."""
-    made = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type or "")
-    if made is None:
+    patcher = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type or "")
+    if patcher is None:
         logger.info("liger_kernel: nothing is patched: the model type is %r, which has no patch", model_type)
         return
-    known = inspect.signature(made).parameters
+    known = inspect.signature(patcher).parameters
     try:
-        made(**{name: value for name, value in options.items() if name in known}, model=model)
+        patcher(**{name: value for name, value in options.items() if name in known}, model=model)
     except CannotPatch as error:
         logger.warning("%s", error)
 

@@ -16,9 +16,9 @@ class TokenGRPO(LigerFunction):
     """Returns (loss, divergence from the reference or None, what was clipped), of each token or reduced."""
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Any:
-        made = cls.calls(**cls.passed(given), reduction="mean" if given["reduce"] else "none")
-        return made.loss, made.kl, made.clipped.to(made.loss.dtype)
+    def call(cls, args: dict[str, Any]) -> Any:
+        output = cls.calls(**cls.passed(args), reduction="mean" if args["reduce"] else "none")
+        return output.loss, output.kl, output.clipped.to(output.loss.dtype)
 
 
 class GrpoLossFunction(
@@ -37,11 +37,11 @@ class GrpoLossFunction(
     """
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Any:
-        if given["phi_seq"] is not None or given["loss_type"] == "vespo":
+    def call(cls, args: dict[str, Any]) -> Any:
+        if args["phi_seq"] is not None or args["loss_type"] == "vespo":
             expected = "be another one: for 'vespo' call triton_grpo_loss, which computes phi_seq"
-            raise BadArgument.of("GrpoLossFunction", "loss_type", expected, repr(given["loss_type"]))
-        return super().call(given)
+            raise BadArgument.of("GrpoLossFunction", "loss_type", expected, repr(args["loss_type"]))
+        return super().call(args)
 
 
 def fused_selective_log_softmax(
@@ -77,9 +77,9 @@ class LogitsGRPO(
     in_ops = False
 
     @classmethod
-    def call(cls, given: dict[str, Any]) -> Any:
-        loss, kl, clipped = super().call(given)
-        if given["reduce"]:
+    def call(cls, args: dict[str, Any]) -> Any:
+        loss, kl, clipped = super().call(args)
+        if args["reduce"]:
             return loss, [clipped] if kl is None else [kl, clipped]
         return loss, kl, clipped
 

@@ -93,5 +93,5 @@ class LigerEmbedding(Embedding):
         super().__init__(num_embeddings, embedding_dim, padding_idx)
 
     def forward(self, indices: Tensor) -> Tensor:
-        made = ops.LigerEmbeddingFunction.apply(self.weight, indices)
-        return made if self.padding_idx is None else made.masked_fill((indices == self.padding_idx)[..., None], 0.0)
+        rows = ops.LigerEmbeddingFunction.apply(self.weight, indices)
+        return rows if self.padding_idx is None else rows.masked_fill((indices == self.padding_idx)[..., None], 0.0)

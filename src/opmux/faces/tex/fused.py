@@ -20,7 +20,7 @@ from ...specs.fused_quant import (
     norm_mxfp8_into,
     result_shape,
 )
-from ...specs.quant import bytes_transpose, matrix, turned
+from ...specs.quant import bytes_transpose, matrix, transposed_shape
 from .quantized import (
     CASTS,
     empty,
@@ -93,7 +93,7 @@ def act_quantized(
     shape, fp8 = result_shape(x, dy, gated), fp8_of(quantizer)
     output = empty(quantizer, shape, x.dtype, x.device)
     if kind == "block":
-        buffers = shaped(output, shape, turned(shape))
+        buffers = shaped(output, shape, transposed_shape(shape))
         call.act_fp8_blocks_into(x, dy, *buffers, dbias, fp8, act, gated, *_blocks(quantizer))
         return output
     if kind == "mxfp8":
@@ -148,7 +148,9 @@ def norm_quantized(
         pow2, least = quantizer.force_pow_2_scales, quantizer.amax_epsilon
         call.norm_fp8_current_into(*shared, amax, *buffers, fp8, offset, pow2, least)
     elif kind == "block":
-        call.norm_fp8_blocks_into(*shared, *shaped(output, shape, turned(shape)), fp8, offset, *_blocks(quantizer))
+        call.norm_fp8_blocks_into(
+            *shared, *shaped(output, shape, transposed_shape(shape)), fp8, offset, *_blocks(quantizer)
+        )
     else:
         call.norm_mxfp8_into(*shared, *shaped(output, shape, shape), fp8, offset, is_two_d(quantizer))
     return output, mean, rstd

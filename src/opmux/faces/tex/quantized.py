@@ -34,7 +34,7 @@ from ...specs.quant import (
     mxfp8_into,
     mxfp8_uncast,
     put,
-    turned,
+    transposed_shape,
 )
 from .enums import DType, Float8BlockScaleTensorFormat, torch_dtype
 from .fp4 import decoded, encoded, rotated
@@ -361,7 +361,9 @@ def _fp8_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
     gemms_need_transpose = transposes(device)
     return {
         "data": (shape, BYTES, False) if q.rowwise_usage or not gemms_need_transpose else None,
-        "data_transpose": (turned(shape), BYTES, False) if q.columnwise_usage and gemms_need_transpose else None,
+        "data_transpose": (transposed_shape(shape), BYTES, False)
+        if q.columnwise_usage and gemms_need_transpose
+        else None,
         "fp8_scale_inv": ((1,), NUMBERS, False),
     }
 
@@ -381,7 +383,7 @@ def _block_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Field
     m_blocks, k_blocks = _up(m, 128) // 128, _up(k, 128) // 128
     used = (m_blocks * k_blocks, m_blocks * k_blocks) if two_d else (m * k_blocks, m_blocks * k)
     scales = (block_scales(shape, two_d, False), block_scales(shape, two_d, True))
-    return _both_usages(q, (shape, turned(shape)), scales, used, NUMBERS)
+    return _both_usages(q, (shape, transposed_shape(shape)), scales, used, NUMBERS)
 
 
 def _mx_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
@@ -395,7 +397,7 @@ def _fp4_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
     scales = (_up(m, 128), _up(k // FP4_BLOCK, 4)), (_up(k, 128), _up(m // FP4_BLOCK, 4))
     rows = m if getattr(q, "row_scaled_nvfp4", False) else 1
     return {
-        **_both_usages(q, (halved(shape), halved(turned(shape))), scales, (used, used), BYTES),
+        **_both_usages(q, (halved(shape), halved(transposed_shape(shape))), scales, (used, used), BYTES),
         "amax_rowwise": ((rows,), NUMBERS, False) if q.rowwise_usage else None,
         "amax_columnwise": ((1,), NUMBERS, False) if q.columnwise_usage else None,
     }
@@ -555,7 +557,7 @@ def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop
         _current(call, x, quantizer, result, noop)
     elif kind == "block":
         two_d, pow2, eps = quantizer.block_scaling_dim == 2, quantizer.force_pow_2_scales, quantizer.amax_epsilon
-        buffers = shaped(result, shape, turned(shape))
+        buffers = shaped(result, shape, transposed_shape(shape))
         call.fp8_blocks_into(x, *buffers, noop, torch_dtype(quantizer.dtype), two_d, pow2, eps)
     elif kind == "mxfp8":
         call.mxfp8_into(x, *shaped(result, shape, shape), noop, torch_dtype(quantizer.dtype), is_two_d(quantizer))
@@ -584,8 +586,8 @@ def per_tensor(tensor: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
     data, transpose = tensor._data, tensor._transpose
     if data is not None and data.shape != shape:
         data = data.view(shape)
-    if transpose is not None and transpose.shape != turned(shape):
-        transpose = transpose.view(turned(shape))
+    if transpose is not None and transpose.shape != transposed_shape(shape):
+        transpose = transpose.view(transposed_shape(shape))
     return data, transpose
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...core.errors import NotSupported
+from ...core.contract import Float, Index, contiguous, one_of, same_dtype
 from ...core.registry import impl
+from ...core.rules import adjacent, nonempty
 from ...specs import index as spec
 from ..lib.cells import check_tensors
 from ..lib.config import Tiles, tunable
@@ -62,17 +64,14 @@ def dot_tiles(k: int, dtype: torch.dtype) -> Tiles:
 
 
 @decided
-def _samples(dy: Tensor, weight: Tensor, indices: Tensor, bags: Tensor) -> Callable[..., Tensor]:
+def _samples(
+    dy: Float[Tensor, "b n", adjacent()],
+    weight: Float[Tensor, "m n", adjacent(), same_dtype("dy"), nonempty()],
+    indices: Index[Tensor, "k", contiguous(), nonempty()],
+    bags: Index[Tensor, "k", contiguous()],
+) -> Callable[..., Tensor]:
     """A launch (dy, weight, indices, bags, padding) -> y."""
     check_tensors(dy, weight, indices=(indices, bags))
-    if dy.dim() != 2 or weight.dim() != 2 or dy.shape[1] != weight.shape[1] or dy.stride(1) != 1:
-        raise NotSupported("matrices of other shapes")
-    if weight.stride(1) != 1 or dy.dtype is not weight.dtype or not dy.is_floating_point():
-        raise NotSupported("columns that are not contiguous, or several dtypes")
-    if indices.dim() != 1 or bags.shape != indices.shape or not indices.numel() or not weight.numel():
-        raise NotSupported("no index, or not a bag for each")
-    if not indices.is_contiguous() or not bags.is_contiguous():
-        raise NotSupported("indices that are not contiguous")
     k, n = dy.shape[1], indices.numel()
     tiles = dot_tiles(k=k, dtype=dy.dtype)
     steps = (dy.stride(0), weight.stride(0))
@@ -88,9 +87,7 @@ def _embedding_bag_per_sample_weights_backward(
     indices: Tensor,
     offsets: Tensor,
     offset2bag: Tensor,
-    mode: int,
+    mode: Annotated[int, one_of(SUM)],
     padding_idx: int = -1,
 ) -> Tensor:
-    if mode != SUM:
-        raise NotSupported(f"mode {mode} has no per_sample_weights")
     return _samples(grad, weight, indices, offset2bag)(grad, weight, indices, offset2bag, padding_idx)

@@ -6,12 +6,16 @@ The host reads the number of selected elements only if the result's shape depend
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from ...core.contract import AnyTensor, Bool, at_least, broadcasts_to, contiguous, same_dtype
 from ...core.errors import NotSupported
 from ...core.registry import impl
+from ...core.rules import nonempty
+from ...core.support import declining_cached
 from ...specs import index as spec
 from ..lib.cells import check_written
 from ..lib.compaction import ends as ends_of
@@ -33,9 +37,7 @@ def _broadcast(mask: Tensor, *others: Tensor) -> list[Tensor]:
 
 
 @impl(spec.ops["nonzero"], devices=DEVICES)
-def nonzero(self: Tensor) -> Tensor:
-    if not self.numel() or not self.dim():
-        raise NotSupported("an empty tensor, or a number")
+def nonzero(self: AnyTensor[Tensor, "*rest n", nonempty()]) -> Tensor:
     x = self.contiguous()
     ends = ends_of(x)(x)
     found = int(ends[-1].item())
@@ -46,9 +48,9 @@ def nonzero(self: Tensor) -> Tensor:
 
 
 @impl(spec.ops["nonzero_static"], devices=DEVICES)
-def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    if not self.numel() or not self.dim() or size < 0:
-        raise NotSupported("an empty tensor, or a number")
+def nonzero_static(
+    self: AnyTensor[Tensor, "*rest n", nonempty()], *, size: Annotated[int, at_least(0)], fill_value: int = -1
+) -> Tensor:
     x = self.contiguous()
     y = torch.full((self.dim(), size), fill_value, dtype=torch.int64, device=self.device)
     if size:
@@ -70,20 +72,15 @@ def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     return y
 
 
-def _masked_scatter_into(out: Tensor, self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    if out.shape != self.shape or out.dtype is not self.dtype or not out.is_contiguous():
-        raise NotSupported("out has another shape or dtype, or is not contiguous")
-    if source.dtype is not self.dtype or source.device != self.device:
-        raise NotSupported(f"a source of {source.dtype} on {source.device}")
+@declining_cached
+def _masked_scatter_into(
+    out: AnyTensor[Tensor, "*shape", contiguous(), same_dtype("self")],
+    self: AnyTensor[Tensor, "*shape", nonempty()],
+    mask: Bool[Tensor, "...", broadcasts_to("self")],
+    source: AnyTensor[Tensor, "...", same_dtype("self"), nonempty()],
+) -> Tensor:
     check_written(out, mask, source)
-    if mask.dtype is not torch.bool or mask.device != self.device:
-        raise NotSupported(f"a mask of {mask.dtype}")
-    try:
-        mask = mask.expand(self.shape).contiguous()
-    except RuntimeError as error:
-        raise NotSupported(str(error)) from None
-    if not mask.numel() or not source.numel():
-        raise NotSupported("nothing to write")
+    mask = mask.expand(self.shape).contiguous()
     source = source.contiguous()
     move, ends = mover("expand", mask, source), ends_of(mask)(mask)
     if out is not self:

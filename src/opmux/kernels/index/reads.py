@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch._prims_common import compute_elementwise_output_strides
 
+from ...core.contract import AnyTensor, Bool
 from ...core.errors import NotSupported
 from ...core.registry import impl
+from ...core.rules import nonempty
 from ...specs import index as spec
 from ..lib.cells import Cells, check_tensors, check_written, of_flat, of_gather, of_index, of_rows, of_select
 from ..lib.cells import take as launch_take
@@ -20,6 +22,7 @@ from ..lib.numbers import representable
 from ..lib.plans import decided
 from ..lib.rows import DEVICES, OutputSpec
 
+NotEmpty = AnyTensor[Tensor, "...", nonempty()]
 CELLS: dict[str, Callable[..., Cells]] = {"select": of_select, "gather": of_gather}
 
 
@@ -50,14 +53,12 @@ def out_of(args: Sequence[Any]) -> Tensor:
 
 
 @decided
-def _along(form: str, x: Tensor, dim: int, index: Tensor, out: Tensor | None) -> Callable[..., Tensor]:
+def _along(form: str, x: NotEmpty, dim: int, index: Tensor, out: Tensor | None) -> Callable[..., Tensor]:
     check_tensors(x, indices=(index,))
     own = torch.ops.aten.index_select if form == "select" else torch.ops.aten.gather
     made = on_meta(own, x, dim, index)
     if form == "gather" and index.dtype is not torch.int64:
         raise NotSupported("torch takes an index of int64")
-    if not x.numel():
-        raise NotSupported("nothing to read")
     return _read(CELLS[form](x, dim, index), x, made, out)
 
 
@@ -83,10 +84,8 @@ def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) 
 
 
 @decided
-def _simple(form: str, x: Tensor, index: Tensor, out: Tensor | None) -> Callable[..., Tensor]:
+def _simple(form: str, x: NotEmpty, index: Tensor, out: Tensor | None) -> Callable[..., Tensor]:
     check_tensors(x, indices=(index,))
-    if not x.numel():
-        raise NotSupported("nothing to read")
     if form == "take":
         made = on_meta(torch.ops.aten.take, x, index)
         if index.dtype is not torch.int64:
@@ -141,12 +140,10 @@ def indexed(x: Tensor, cells: Cells) -> Tensor:
 
 
 @decided
-def _index(x: Tensor, at: Any, out: Tensor | None, *indices: Tensor) -> Callable[..., Tensor]:
+def _index(x: NotEmpty, at: Any, out: Tensor | None, *indices: Tensor) -> Callable[..., Tensor]:
     check_tensors(x, indices=indices)
     on_meta(torch.ops.aten.index.Tensor, x, listed(at, indices))
     cells = of_index(x, at, indices)
-    if not x.numel():
-        raise NotSupported("nothing to read")
     return _read(cells, x, indexed(x, cells), out)
 
 
@@ -172,12 +169,12 @@ def _unsafe_index(self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 
 
 @decided
-def _masked_index(x: Tensor, at: Any, mask: Tensor, *indices: Tensor) -> Callable[..., Tensor]:
+def _masked_index(x: NotEmpty, at: Any, mask: Bool[Tensor, "..."], *indices: Tensor) -> Callable[..., Tensor]:
     check_tensors(x, mask, indices=indices)
     on_meta(torch.ops.aten._unsafe_masked_index, x, mask, listed(at, indices), 0)
     cells = of_index(x, at, indices)
-    if mask.dtype is not torch.bool or not x.numel() or mask.dim() > len(cells.shape):
-        raise NotSupported("a mask of another dtype, or nothing to read")
+    if mask.dim() > len(cells.shape):
+        raise NotSupported("a mask with more dimensions than the result")
     return _read(cells, x, indexed(x, cells), None, broadcast_strides(mask.shape, mask.stride(), cells.shape))
 
 

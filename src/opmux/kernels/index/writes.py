@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...core.contract import AnyTensor, Bool, Float, Index, Int64, one_of, same_dtype
 from ...core.errors import NotSupported
 from ...core.registry import impl
+from ...core.rules import nonempty
 from ...specs import index as spec
 from ..lib.cells import Cells, check_tensors, check_written, of_flat, of_gather, of_index, of_rows, of_select
 from ..lib.cells import put as launch_put
@@ -320,11 +322,9 @@ def _index_put_impl(
 
 @impl(spec.ops["_unsafe_masked_index_put_accumulate"], devices=DEVICES)
 def _unsafe_masked_index_put_accumulate(
-    self: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
+    self: AnyTensor[Tensor, "*rest n"], mask: Bool[Tensor, "..."], indices: Sequence[Tensor | None], values: Tensor
 ) -> Tensor:
     """Add where the mask is true. Elsewhere indices may be out of range; 0 is added there."""
-    if mask.dtype is not torch.bool or not isinstance(values, Tensor) or not self.dim():
-        raise NotSupported("a mask of another dtype, or a number")
     return _index_put_new(self, indices, values.masked_fill(~mask, 0), True)
 
 
@@ -332,11 +332,13 @@ def _unsafe_masked_index_put_accumulate(
 
 
 @decided
-def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> Callable[..., None]:
+def _put(
+    x: Tensor, index: Int64[Tensor, "..."], source: AnyTensor[Tensor, "...", same_dtype("x")], accumulate: bool
+) -> Callable[..., None]:
     check_tensors(x, source, indices=(index,))
     on_meta(torch.ops.aten.put, x, index, source, accumulate)
-    if index.dtype is not torch.int64 or source.dtype is not x.dtype or source.numel() != index.numel():
-        raise NotSupported("torch takes an index of int64, and as many elements of self's dtype")
+    if source.numel() != index.numel():
+        raise NotSupported("torch takes as many elements as indices")
     if accumulate and _ordered(x.dtype):
         raise NotSupported(f"no atomic additions of {x.dtype}")
     if source.shape != index.shape and not (source.is_contiguous() and index.is_contiguous()):
@@ -367,11 +369,11 @@ def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -
 
 
 @decided
-def _embedding_bwd(dy: Tensor, indices: Tensor, weights: int, mean: bool) -> Callable[..., Tensor]:
+def _embedding_bwd(
+    dy: Float[Tensor, "*rows n"], indices: Index[Tensor, "*rows"], weights: int, mean: bool
+) -> Callable[..., Tensor]:
     """A function (dy, indices, padding_idx) -> dweight."""
     check_tensors(dy, indices=(indices,))
-    if dy.shape[:-1] != indices.shape or not dy.is_floating_point():
-        raise NotSupported("a gradient of another shape or dtype")
     output = OutputSpec.of((weights, dy.shape[-1]), dy.dtype)
     like = torch.empty_strided(output.shape, output.stride, dtype=dy.dtype, device="meta")
     if not dy.numel():
@@ -398,20 +400,18 @@ SUM, MEAN = 0, 1  # modes of embedding_bag
 
 @impl(spec.ops["_embedding_bag_dense_backward"], devices=DEVICES)
 def _embedding_bag_dense_backward(
-    grad: Tensor,
-    indices: Tensor,
+    grad: Float[Tensor, "..."],
+    indices: Index[Tensor, "...", nonempty()],
     offset2bag: Tensor,
     bag_size: Tensor,
     maximum_indices: Tensor,
     num_weights: int,
     scale_grad_by_freq: bool,
-    mode: int,
+    mode: Annotated[int, one_of(SUM, MEAN)],
     per_sample_weights: Tensor | None,
     padding_idx: int = -1,
 ) -> Tensor:
     """Each index receives the gradient of its bag, divided by the bag's size if the mode is mean."""
-    if mode not in (SUM, MEAN) or not grad.is_floating_point() or not indices.numel():
-        raise NotSupported(f"mode {mode}, or no index")
     if mode == MEAN:
         sizes = bag_size[: grad.shape[0]]  # with include_last_offset, bag_size has one more element
         grad = grad / sizes.clamp(min=1).to(grad.dtype)[:, None]

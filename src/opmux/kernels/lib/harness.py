@@ -30,6 +30,7 @@ from torch import Tensor
 from ...core import codegen
 from ...core.registry import impl
 from ...core.spec import Spec
+from ...core.support import Support
 from .config import Tiles
 from .launch import Config, Launcher
 from .plans import BELOW, LOOK, table
@@ -119,8 +120,12 @@ def planned(
 def planned_by(make: Callable[..., Plan], op: Any) -> Callable[..., Any]:
     """`planned` for a function that plans ops of different signatures: it takes the op's name and arguments."""
 
+    support = Support(make)
+
     def plan(*args: Any) -> Plan:
-        return make(op.spec.name, **dict(zip(op.spec.names, args, strict=True)))
+        given = dict(zip(op.spec.names, args, strict=True))
+        support.require(given)
+        return make(op.spec.name, **given)
 
     plan.__signature__ = op.spec.signature  # type: ignore[attr-defined]
     plan.__module__, plan.__doc__ = make.__module__, make.__doc__
@@ -140,10 +145,11 @@ def _functions(
     """The op's function, which finds the plan for the dtype, shape and stride of the tensors and calls it, and the
     function for calls from ATen kernels.
 
-    All of the op's arguments are checked. Those that the plan does not take are part of the cache key too: by value if
-    they have rules, else by type.
+    All of the op's arguments are checked against its contract. Those that the plan takes must satisfy the rules in its
+    own annotations too: these say what it supports. Those that it does not take are part of the cache key as well, by
+    value if they have rules, else by type.
     """
-    decides = inspect.signature(make, eval_str=True)
+    decides, support = inspect.signature(make, eval_str=True), Support(make)
     others = {a.name: a for a in spec.contract.arguments if a.name not in (*decides.parameters, *varying)}
     names = [*decides.parameters, *others]
 
@@ -151,6 +157,7 @@ def _functions(
         given = dict(zip(names, args, strict=True))
         spec.contract.check(given)
         planned = {name: given[name] for name in decides.parameters}
+        support.require(planned)
         return compiled(spec, make(*map(_builtin, planned.values())), planned)
 
     calls = {name: f"_{name}()" for name in state}

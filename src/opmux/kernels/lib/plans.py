@@ -11,6 +11,7 @@ from torch import Tensor
 from ...core import codegen, launches
 from ...core.errors import NotSupported
 from ...core.spec import specs
+from ...core.support import declining
 
 P = TypeVar("P")
 
@@ -58,9 +59,15 @@ def plans(make: Callable[..., P]) -> Callable[..., P]:
     Checking arguments and choosing a configuration takes 50 us or more; a lookup takes half a microsecond per tensor.
     Arguments annotated `Tensor` or `Tensor | None` (also `*args: Tensor`) are keyed by dtype, shape, strides and
     device. All others must be hashable, and are keyed by value: 1, 1.0 and True are equal. `.below` is for calls from
-    ATen kernels: it shares the cache and makes one check fewer per tensor.
+    ATen kernels: it shares the cache and makes one check fewer per tensor. Rules in `make`'s annotations say what it
+    supports, in the notation of `contract`: `make` runs only for arguments that satisfy them.
     """
-    names = table(make)
+    return _cached(make, declining(make))
+
+
+def _cached(make: Callable[..., Any], plan_for: Callable[..., P]) -> Callable[..., P]:
+    """`plan_for`, cached by the arguments of `make`."""
+    names = table(plan_for)
     plan, plan.below = (codegen.lookup(make, look, names) for look in (LOOK, BELOW))
     plan.__doc__, plan.__module__, plan.__wrapped__ = make.__doc__, make.__module__, make
     return plan
@@ -91,7 +98,7 @@ def or_refusal(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def decided(make: Callable[..., Any]) -> Callable[..., Any]:
     """`plans` that also caches refusals."""
-    return plans(or_refusal(make))
+    return _cached(make, or_refusal(declining(make)))
 
 
 def willing(plan: Callable[..., Any]) -> Callable[..., Any]:

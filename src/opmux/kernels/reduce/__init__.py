@@ -410,7 +410,7 @@ def _reduced(
     dtype: torch.dtype | None = None,
     extra: float = 0,
 ) -> Plan:
-    asked = spec.asked_of(name, x, dim, dtype)
+    asked = spec.reduction_call(name, x, dim, dtype)
     op = NORMS.get(extra, POWER) if name == "vector_norm" else OPS[name]
     shape = [1 if d in asked.dims else n for d, n in enumerate(x.shape) if keepdim or d not in asked.dims]
     gives = (asked.gives, torch.int64 if op.give is device.give_both else asked.gives)[: op.outs]

@@ -7,14 +7,17 @@ Counts are integers, so the order of additions does not matter.
 # No `from __future__ import annotations`: Triton reads tl.float64 of low and high, and would pass float32 without it.
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...core.contract import INTS, AnyTensor, between, dtypes
 from ...core.errors import NotSupported
 from ...core.registry import impl
+from ...core.rules import nonempty
 from ...specs import sorting as spec
 from ..lib.cells import check_tensors
 from ..lib.config import Tiles, tunable
@@ -77,11 +80,12 @@ def histogram_tiles(dtype: torch.dtype) -> Tiles:
 
 
 @decided
-def _counter(x: Tensor, bins: int) -> Callable[..., None]:
+def _counter(
+    x: AnyTensor[Tensor, "...", dtypes((torch.float32, torch.float64, *INTS)), nonempty()],
+    bins: Annotated[int, between(1, 2**31 - 2)],
+) -> Callable[..., None]:
     """A launch (x, counts, low, high) for a contiguous tensor."""
     check_tensors(x)
-    if x.dtype in (torch.float16, torch.bfloat16, torch.bool) or not x.numel() or not 0 < bins < 2**31 - 1:
-        raise NotSupported(f"{bins} bins of {x.dtype}, or nothing to count")
     tiles, n = histogram_tiles(dtype=x.dtype), x.numel()
     blocks = -(-n // tiles["BLOCK"])
     steps = -(-blocks // programs(x.device, blocks, 8))
@@ -96,8 +100,6 @@ def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Te
     """If min equals max, the range is that of the elements, which the host reads, as torch does."""
     if torch.are_deterministic_algorithms_enabled():
         raise NotSupported("torch raises while deterministic algorithms are enabled")
-    if not self.numel():
-        raise NotSupported("no elements")
     x = self.contiguous()
     run = _counter(x, bins)
     low, high = float(min), float(max)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...core.contract import AnyTensor, Float, dim_of
 from ...core.errors import NotSupported
 from ...core.registry import impl
+from ...core.rules import nonempty
 from ...specs import sorting as spec
 from ..lib.cells import check_tensors
 from ..lib.config import Tiles, tunable
@@ -23,6 +25,7 @@ from ..lib.sorting.rows import LONGEST
 from ..lib.sorting.whole import first_rows, picked, sort_rows
 
 Pair = tuple[Tensor, Tensor]
+NotEmpty = AnyTensor[Tensor, "...", nonempty()]
 
 
 def rows_of(x: Tensor, dim: int) -> Tensor:
@@ -43,23 +46,19 @@ def _back(y: Tensor, like: Tensor, dim: int) -> Tensor:
     return made.copy_(y.movedim(-1, dim))
 
 
-def _check_dim(x: Tensor, dim: int) -> int:
-    rank = max(x.dim(), 1)
-    if not -rank <= dim < rank:
-        raise NotSupported(f"no dimension {dim}")
-    return dim % rank
+def _from_first(x: Tensor, dim: int) -> int:
+    """The dimension, counted from the first."""
+    return dim % max(x.dim(), 1)
 
 
 # ---- sort -----------------------------------------------------------------------------------------------------------
 
 
 @decided
-def _sort(x: Tensor, dim: int, descending: bool) -> Callable[[Tensor], Pair]:
+def _sort(x: NotEmpty, dim: Annotated[int, dim_of("x")], descending: bool) -> Callable[[Tensor], Pair]:
     check_tensors(x)
     values, indices = on_meta(torch.ops.aten.sort, x, dim, descending)
-    dim = _check_dim(x, dim)
-    if not x.numel():
-        raise NotSupported("nothing to sort")
+    dim = _from_first(x, dim)
 
     def run(x: Tensor) -> Pair:
         y, at = sort_rows(rows_of(x, dim), descending)
@@ -78,17 +77,11 @@ def sort(self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool 
 # topk, kthvalue and median along a dimension leave integers to torch.
 
 
-def _check_unequal(x: Tensor) -> None:
-    if not x.is_floating_point():
-        raise NotSupported("which of several equal integers torch returns is undefined")
-
-
 @decided
-def _topk(x: Tensor, k: int, dim: int, largest: bool) -> Callable[[Tensor], Pair]:
+def _topk(x: Float[Tensor, "..."], k: int, dim: Annotated[int, dim_of("x")], largest: bool) -> Callable[[Tensor], Pair]:
     check_tensors(x)
-    _check_unequal(x)
     values, indices = on_meta(torch.ops.aten.topk, x, k, dim, largest)
-    dim = _check_dim(x, dim)
+    dim = _from_first(x, dim)
     if not values.numel():
         raise NotSupported("nothing to select")
 
@@ -105,13 +98,12 @@ def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool
 
 
 @decided
-def _kthvalue(x: Tensor, k: int, dim: int, keepdim: bool) -> Callable[[Tensor], Pair]:
+def _kthvalue(
+    x: Float[Tensor, "...", nonempty()], k: int, dim: Annotated[int, dim_of("x")], keepdim: bool
+) -> Callable[[Tensor], Pair]:
     check_tensors(x)
-    _check_unequal(x)
     values, _ = on_meta(torch.ops.aten.kthvalue, x, k, dim, keepdim)
-    dim = _check_dim(x, dim)
-    if not x.numel():
-        raise NotSupported("nothing to select")
+    dim = _from_first(x, dim)
     return lambda x: tuple(  # type: ignore[return-value]
         t[:, k - 1].contiguous().view(values.shape) for t in sort_rows(rows_of(x, dim), False)
     )
@@ -126,17 +118,17 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair
 
 
 @decided
-def _median(x: Tensor, ignore_nan: bool, dim: int | None, keepdim: bool) -> Callable[[Tensor], Any]:
+def _median(
+    x: NotEmpty, ignore_nan: bool, dim: Annotated[int, dim_of("x")] | None, keepdim: bool
+) -> Callable[[Tensor], Any]:
     """The lower of the two middle elements. NaN sorts last; if there is one, it is the median, unless ignore_nan."""
     check_tensors(x)
     whole = dim is None
     own = torch.ops.aten.nanmedian if ignore_nan else torch.ops.aten.median
     made = on_meta(own, x) if whole else on_meta(own, x, dim, keepdim)[0]
-    dim = 0 if dim is None else _check_dim(x, dim)
-    if not x.numel():
-        raise NotSupported("nothing to select")
-    if not whole:
-        _check_unequal(x)
+    dim = 0 if dim is None else _from_first(x, dim)
+    if not whole and not x.is_floating_point():
+        raise NotSupported("which of several equal integers torch returns is undefined")
     n = x.numel() if whole else x.shape[dim] if x.dim() else 1
 
     def run(x: Tensor) -> Any:
@@ -198,12 +190,10 @@ def mode_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 @decided
-def _mode(x: Tensor, dim: int, keepdim: bool) -> Callable[[Tensor], Pair]:
+def _mode(x: NotEmpty, dim: Annotated[int, dim_of("x")], keepdim: bool) -> Callable[[Tensor], Pair]:
     check_tensors(x)
     made, _ = on_meta(torch.ops.aten.mode, x, dim, keepdim)
-    dim = _check_dim(x, dim)
-    if not x.numel():
-        raise NotSupported("nothing to select")
+    dim = _from_first(x, dim)
     n = x.shape[dim] if x.dim() else 1
     rows = x.numel() // n
     tiles = mode_tiles(n=min(n, LONGEST), dtype=x.dtype)

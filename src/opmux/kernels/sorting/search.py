@@ -9,8 +9,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from ...core.contract import AnyTensor, Int, Int64, Number, contiguous, same_dtype
 from ...core.errors import NotSupported
 from ...core.registry import impl
+from ...core.rules import nonempty
+from ...core.support import declining
 from ...specs import sorting as spec
 from ..lib.cells import check_tensors, check_written
 from ..lib.config import Tiles, tunable
@@ -22,7 +25,7 @@ from ..lib.pointwise import DTYPES
 from ..lib.rows import DEVICES, OutputSpec
 from ..lib.sorting.whole import sort_rows
 
-Number = bool | int | float
+Scalar = bool | int | float
 
 
 def _search(
@@ -75,31 +78,24 @@ def search_tiles(dtype: torch.dtype) -> Tiles:
 
 @decided
 def _searcher(
-    x: Tensor,
-    rows: Tensor,
-    sorter: Tensor | None,
-    out: Tensor | None,
+    x: Number[Tensor, "*x", contiguous(), nonempty()],
+    rows: Number[Tensor, "*rows n", contiguous(), nonempty(), same_dtype("x")],
+    sorter: Int64[Tensor, "*rows n", contiguous()] | None,
+    out: Int[Tensor, "*x", contiguous()] | None,
     right: bool,
     dtype: torch.dtype,
     member: int,
 ) -> Callable[..., Tensor]:
     """A launch (x, rows, sorter) -> y, or (x, rows, sorter, out)."""
-    given = [t for t in (x, rows, sorter, out) if t is not None]
     check_tensors(x, rows)
-    if any(not t.is_contiguous() for t in given):
-        raise NotSupported("tensors that are not contiguous, about which torch warns")
     if not member:
         on_meta(torch.ops.aten.searchsorted.Tensor, rows, x, sorter=sorter)
-    if rows.dtype is not x.dtype or rows.dtype is torch.bool:
-        raise NotSupported(f"{rows.dtype} and {x.dtype}")
+    if rows.dtype is torch.bool:
+        raise NotSupported("a sequence of bools")
     if rows.dim() > 1 and (rows.dim() != x.dim() or rows.shape[:-1] != x.shape[:-1]):
         raise NotSupported("sorted_sequence and values of different leading shapes")
-    if not rows.dim() or (sorter is not None and (sorter.dtype is not torch.int64 or sorter.shape != rows.shape)):
-        raise NotSupported("a sequence of no dimensions, or a sorter that does not fit")
-    if out is not None and (out.shape != x.shape or out.dtype is not dtype or out.device != x.device):
-        raise NotSupported(f"out is {out.dtype} {tuple(out.shape)}")
-    if not x.numel() or not rows.numel():
-        raise NotSupported("nothing to look up")
+    if out is not None and out.dtype is not dtype:
+        raise NotSupported(f"out of {out.dtype}, not {dtype}")
     tiles, n, length = search_tiles(dtype=x.dtype), x.numel(), rows.shape[-1]
     config = tiles.config(
         even=n % 16 == 0,
@@ -115,7 +111,7 @@ def _searcher(
 
 
 def _lookup(
-    out: Tensor | None, rows: Tensor, x: Tensor | Number, out_int32: bool, right: bool, sorter: Tensor | None = None
+    out: Tensor | None, rows: Tensor, x: Tensor | Scalar, out_int32: bool, right: bool, sorter: Tensor | None = None
 ) -> Tensor:
     if not isinstance(x, Tensor):
         if not representable(x, rows.dtype) or isinstance(x, bool):
@@ -144,7 +140,7 @@ def _searchsorted_into(out: Tensor, sorted_sequence: Tensor, self: Any, *rest: A
 @impl(spec.ops["searchsorted"], devices=DEVICES, into=_searchsorted_into)
 def searchsorted(
     sorted_sequence: Tensor,
-    self: Tensor | Number,
+    self: Tensor | Scalar,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -154,23 +150,22 @@ def searchsorted(
     return _lookup(None, sorted_sequence, self, out_int32, _side(right, side), sorter)
 
 
-def _bucketize_into(out: Tensor, self: Any, boundaries: Tensor, out_int32: bool, right: bool) -> Tensor:
-    if boundaries.dim() != 1:
-        raise NotSupported("boundaries of several dimensions")
+@declining
+def _bucketize_into(out: Tensor, self: Any, boundaries: AnyTensor[Tensor, "n"], out_int32: bool, right: bool) -> Tensor:
     return _lookup(out, boundaries, self, out_int32, right)
 
 
 @impl(spec.ops["bucketize"], devices=DEVICES, into=_bucketize_into)
-def bucketize(self: Tensor | Number, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    if boundaries.dim() != 1:
-        raise NotSupported("boundaries of several dimensions")
+def bucketize(
+    self: Tensor | Scalar, boundaries: AnyTensor[Tensor, "n"], *, out_int32: bool = False, right: bool = False
+) -> Tensor:
     return _lookup(None, boundaries, self, out_int32, right)
 
 
 # ---- isin -----------------------------------------------------------------------------------------------------------
 
 
-def _tensor(value: Tensor | Number | None, like: Tensor) -> Tensor:
+def _tensor(value: Tensor | Scalar | None, like: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if not representable(value, like.dtype):
@@ -182,8 +177,8 @@ def _tensor(value: Tensor | Number | None, like: Tensor) -> Tensor:
 def isin(
     elements: Tensor | None = None,
     test_elements: Tensor | None = None,
-    element: Number | None = None,
-    test_element: Number | None = None,
+    element: Scalar | None = None,
+    test_element: Scalar | None = None,
     *,
     assume_unique: bool = False,
     invert: bool = False,

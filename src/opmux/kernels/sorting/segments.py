@@ -8,15 +8,18 @@ computed in float32 (float64 for float64).
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...core.contract import Float, one_of, same_dtype
 from ...core.errors import NotSupported
 from ...core.registry import impl
+from ...core.rules import nonempty
+from ...core.support import declining
 from ...specs import sorting as spec
 from ..lib.cells import check_tensors
 from ..lib.config import Tiles, tunable
@@ -171,6 +174,10 @@ def segment_tiles(n: int, dtype: torch.dtype) -> Tiles:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
+Data = Float[Tensor, "*batch n", nonempty()]
+Reduction = Annotated[str, one_of(*EMPTY)]
+
+
 class Segments(NamedTuple):
     count: int  # segments per batch
     rows: int  # segments of all batches
@@ -178,15 +185,14 @@ class Segments(NamedTuple):
     n: int  # columns
 
 
-def _segments(data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int) -> Segments:
+@declining
+def _segments(data: Data, reduce: Reduction, part: Tensor, offsets: bool, axis: int) -> Segments:
     """The sizes; the axis must be the last dimension of lengths or offsets, as in torch."""
     check_tensors(data, indices=(part,))
-    axis %= max(data.dim(), 1)
-    if reduce not in EMPTY or not data.is_floating_point() or axis != part.dim() - 1 or not data.dim():
-        raise NotSupported(f"{reduce} of {data.dtype} along dimension {axis}")
-    count, batches = part.shape[axis] - offsets, math.prod(part.shape[:axis])
+    axis %= data.dim()
+    count, batches = part.shape[-1] - offsets, math.prod(part.shape[:-1])
     n = math.prod(data.shape[axis + 1 :])
-    if part.shape[:axis] != data.shape[:axis] or count < 1 or not data.numel():
+    if axis != part.dim() - 1 or part.shape[:axis] != data.shape[:axis] or count < 1:
         raise NotSupported("no segments, or other batches than those of the data")
     return Segments(count, count * batches, data.shape[axis], n)
 
@@ -207,7 +213,9 @@ def _grid(s: Segments, tiles: Tiles) -> tuple[int, int, int]:
 
 
 @decided
-def _forward(data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int, given: bool) -> Callable[..., Tensor]:
+def _forward(
+    data: Data, reduce: Reduction, part: Tensor, offsets: bool, axis: int, given: bool
+) -> Callable[..., Tensor]:
     """A launch (data, part, ends, initial) -> y for contiguous tensors."""
     s = _segments(data, reduce, part, offsets, axis)
     tiles = segment_tiles(n=s.n, dtype=data.dtype)
@@ -223,15 +231,13 @@ def segment_reduce(
     reduce: str,
     *,
     lengths: Tensor | None = None,
-    indices: Tensor | None = None,
+    indices: Annotated[Any, one_of(None)] = None,  # torch has no reduction by indices
     offsets: Tensor | None = None,
     axis: int = 0,
     unsafe: bool = False,
     initial: Number | None = None,
 ) -> Tensor:
     """Unless `unsafe`, the host checks the lengths, as torch does: their sum must be the size of the dimension."""
-    if indices is not None:
-        raise NotSupported("torch has no reduction by indices")
     part, ends = _parts(lengths, offsets)
     run = _forward(data.contiguous(), reduce, part, ends is None, axis, initial is not None)
     if ends is not None and not unsafe:
@@ -243,15 +249,19 @@ def segment_reduce(
 
 @decided
 def _backward(
-    dy: Tensor, y: Tensor, data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int
+    dy: Float[Tensor, "*y", same_dtype("data")],
+    y: Float[Tensor, "*y", same_dtype("data")],
+    data: Data,
+    reduce: Reduction,
+    part: Tensor,
+    offsets: bool,
+    axis: int,
 ) -> Callable[..., Any]:
     """A launch (dy, y, data, part, ends, dx, initial)."""
     s = _segments(data, reduce, part, offsets, axis)
     at = part.dim() - 1
-    if dy.shape != (*data.shape[:at], s.count, *data.shape[at + 1 :]) or y.shape != dy.shape:
+    if dy.shape != (*data.shape[:at], s.count, *data.shape[at + 1 :]):
         raise NotSupported("a gradient of another shape")
-    if not dy.dtype == y.dtype == data.dtype or not dy.device == y.device == data.device:
-        raise NotSupported("tensors of several dtypes or devices")
     tiles = segment_tiles(n=s.n, dtype=data.dtype)
     config = tiles.config(even=s.n % 16 == 0, HOW=reduce, OFFSETS=offsets, WIDE=wide_of(data.dtype))
     return gradient.ready(_grid(s, tiles), (s.n, s.size, s.count), config)

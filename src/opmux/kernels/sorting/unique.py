@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from ...core.contract import AnyTensor, Int, at_least, dim_of, one_of, real, same_dtype
 from ...core.errors import NotSupported
 from ...core.registry import impl
+from ...core.rules import nonempty
 from ...specs import sorting as spec
 from ..lib.cells import check_tensors, of_flat, put
 from ..lib.compaction import ends as ends_of
@@ -21,7 +24,6 @@ from ..lib.rows import DEVICES, OutputSpec
 from ..lib.sorting.whole import sort_rows
 
 Three = tuple[Tensor, Tensor, Tensor]
-INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _starts(x_ptr, g_ptr, n, BLOCK: tl.constexpr):
@@ -107,9 +109,12 @@ def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, retu
 
 
 @impl(spec.ops["_unique2"], devices=DEVICES)
-def _unique2(self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Three:
-    if not self.numel() or not sorted:
-        raise NotSupported("no elements, or sorted=False")
+def _unique2(
+    self: AnyTensor[Tensor, "...", nonempty()],
+    sorted: Annotated[bool, one_of(True)] = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> Three:
     check_tensors(self)
     x, at = sort_rows(self.reshape(1, -1).contiguous(), False)
     values, inverse, counts = _runs(x.view(-1), at.view(-1), return_inverse, return_counts)
@@ -118,12 +123,13 @@ def _unique2(self: Tensor, sorted: bool = True, return_inverse: bool = False, re
 
 @impl(spec.ops["unique_consecutive"], devices=DEVICES)
 def unique_consecutive(
-    self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+    self: AnyTensor[Tensor, "...", nonempty()],
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: Annotated[int, one_of(0, -1)] | None = None,
 ) -> Three:
-    if not self.numel() or (dim is not None and self.dim() != 1):
-        raise NotSupported("no elements, or slices of several dimensions")
-    if dim is not None and dim not in (0, -1):
-        raise NotSupported(f"no dimension {dim}")
+    if dim is not None and self.dim() != 1:
+        raise NotSupported("slices of several dimensions")
     values, inverse, counts = _runs(self.reshape(-1).contiguous(), None, return_inverse, return_counts)
     return values, inverse.view(self.shape) if return_inverse else inverse, counts
 
@@ -133,15 +139,17 @@ FEW = 8  # most elements of a slice; each one adds a sort
 
 @impl(spec.ops["unique_dim"], devices=DEVICES)
 def unique_dim(
-    self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    self: AnyTensor[Tensor, "*rest n", nonempty()],
+    dim: Annotated[int, dim_of("self")],
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
 ) -> Three:
     """Distinct slices along a dimension, in order: stable sorts by their last element first, then by the earlier ones.
 
     Slices with more elements are left to torch, which compares whole slices.
     """
     check_tensors(self)
-    if not self.dim() or not self.numel() or not -self.dim() <= dim < self.dim():
-        raise NotSupported("an empty tensor, or no such dimension")
     moved = self.movedim(dim, 0)
     columns = moved.reshape(moved.shape[0], -1).t().contiguous()
     if columns.shape[0] > FEW:
@@ -169,11 +177,11 @@ def _counter(y: Tensor, x: Tensor, weights: Tensor | None) -> Callable[..., None
 
 
 @impl(spec.ops["bincount"], devices=DEVICES)
-def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    if self.dim() != 1 or not self.numel() or self.dtype not in INTS or minlength < 0:
-        raise NotSupported("torch counts non-negative integers of one dimension")
-    if weights is not None and (weights.shape != self.shape or weights.dtype.is_complex):
-        raise NotSupported("weights of another shape")
+def bincount(
+    self: Int[Tensor, "n", nonempty()],
+    weights: AnyTensor[Tensor, "n", real()] | None = None,
+    minlength: Annotated[int, at_least(0)] = 0,
+) -> Tensor:
     if weights is not None and torch.are_deterministic_algorithms_enabled():
         raise NotSupported("atomic additions have no order")
     least, most = (int(t.item()) for t in torch.aminmax(self))
@@ -189,9 +197,9 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
 
 
 @impl(spec.ops["equal"], devices=DEVICES)
-def equal(self: Tensor, other: Tensor) -> bool:
-    if self.shape != other.shape or self.dtype is not other.dtype or self.device != other.device or not self.numel():
-        raise NotSupported("other shapes, dtypes or devices, or no elements")
+def equal(
+    self: AnyTensor[Tensor, "*shape", nonempty()], other: AnyTensor[Tensor, "*shape", same_dtype("self")]
+) -> bool:
     x, y = self.contiguous(), other.contiguous()
     compare, flag = _comparer(x, y), torch.zeros(1, dtype=torch.int32, device=self.device)
     compare(x, y, flag)

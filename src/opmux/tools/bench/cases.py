@@ -37,10 +37,10 @@ class QuickDraw(Draw):
     def _new(self, shape: Shape, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         if self.device.type == "cpu" or math.prod(shape) < 2**16:
             return super()._new(shape, dtype, scale)
-        if not hasattr(self, "_there"):
-            self._there = torch.Generator(self.device).manual_seed(zlib.crc32(self.case.id.encode()))
+        if not hasattr(self, "_on_device"):
+            self._on_device = torch.Generator(self.device).manual_seed(zlib.crc32(self.case.id.encode()))
         wide = torch.float64 if dtype is torch.float64 else torch.float32
-        return torch.randn(shape, generator=self._there, dtype=wide, device=self.device).mul_(scale).to(dtype)
+        return torch.randn(shape, generator=self._on_device, dtype=wide, device=self.device).mul_(scale).to(dtype)
 
 
 def name_of(spec: Spec) -> str:
@@ -50,15 +50,15 @@ def name_of(spec: Spec) -> str:
 
 def sample_of(spec: Spec, case: Drawn, dtype: torch.dtype, device: torch.device) -> Sample:
     """The arguments of an op for a case, along the last dimension by default. Raises any error."""
-    made_by: Any = spec.samples
+    samples: Any = spec.samples
     options = {**ALONG, **case.options}
-    if isinstance(made_by, Maker):
-        named = made_by.build(QuickDraw(replace(case, options=options), dtype, device))
+    if isinstance(samples, Maker):
+        named = samples.build(QuickDraw(replace(case, options=options), dtype, device))
         bound = spec.signature.bind(**named)
         return Sample(bound.args, bound.kwargs, id=case.id)
-    if not hasattr(made_by, "at"):
+    if not hasattr(samples, "at"):
         raise ValueError("its samples have fixed shapes")
-    return made_by.at(case.shape, dtype, device, **options)
+    return samples.at(case.shape, dtype, device, **options)
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class BenchCase:
             drawn = sample_of(self.spec, Drawn(shape), self.dtype, device)
             return Sample(*self.spec.bound(VARIANTS[self.variant](drawn.args), drawn.kwargs), id=str(self))
         except Exception as error:  # sample code may come from a plugin and raise anything
-            words = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise BadOption(f"{self}: no such arguments: {words}") from None
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise BadOption(f"{self}: no such arguments: {reason}") from None
 
 
 def sizes(shape: Iterable[int]) -> str:
@@ -170,28 +170,28 @@ NAMED_WIDTHS = {"cpu": (1024,)}
 # ---- choosing -------------------------------------------------------------------------------------------------------
 
 
-def select(words: Iterable[str]) -> list[Spec]:
+def select(texts: Iterable[str]) -> list[Spec]:
     """Ops by name, `family:NAME` or glob. Families and globs skip compositions; a glob with `::` includes them."""
-    found: dict[str, Spec] = {}
-    for word in words:
-        found |= {s.key: s for s in _selected(word.strip())}
-    return list(found.values())
+    chosen: dict[str, Spec] = {}
+    for text in texts:
+        chosen |= {s.key: s for s in _selected(text.strip())}
+    return list(chosen.values())
 
 
-def _selected(word: str) -> list[Spec]:
-    if word.startswith("family:"):
-        name = word.removeprefix("family:").casefold()
+def _selected(text: str) -> list[Spec]:
+    if text.startswith("family:"):
+        name = text.removeprefix("family:").casefold()
         if name not in specs.families:
             raise UnknownName("family", name, specs.families)
         return [s for s in specs if s.family == name and s.primitive]
-    if set(word) & set("*?["):
-        pattern = word.casefold()
-        hit = [s for s in specs if fnmatchcase(s.key if "::" in word else s.name, pattern)]
-        hit = [s for s in hit if s.primitive or "::" in word]
+    if set(text) & set("*?["):
+        pattern = text.casefold()
+        hit = [s for s in specs if fnmatchcase(s.key if "::" in text else s.name, pattern)]
+        hit = [s for s in hit if s.primitive or "::" in text]
         if not hit:
-            raise UnknownName("op", word, specs.short_names())
+            raise UnknownName("op", text, specs.short_names())
         return hit
-    return [specs.find(word, NAME_LOOKUP["ops"])]
+    return [specs.find(text, NAME_LOOKUP["ops"])]
 
 
 @dataclass(frozen=True)
@@ -220,24 +220,24 @@ def plan(
     base, lines = _lines(words, preset, device, notes)
     kinds = dtypes or [getattr(torch, d) for d in base.dtypes]
     lines = _measurable(lines, kinds, notes)
-    made: dict[tuple, BenchCase] = {}
+    cases: dict[tuple, BenchCase] = {}
     for spec, line in lines:
         for dtype in kinds:
             for shape in shapes or [base.shape(w, dtype, mib) for w in line.widths]:
                 case = BenchCase(spec, shape, dtype, line.variant, base.host)
-                made.setdefault((spec.key, shape, dtype, line.variant), case)
-    return BenchPlan(list(made.values()), notes, base)
+                cases.setdefault((spec.key, shape, dtype, line.variant), case)
+    return BenchPlan(list(cases.values()), notes, base)
 
 
 def _lines(
     words: list[str], preset: str | None, device: str, notes: list[str]
 ) -> tuple[Preset, list[tuple[Spec, Line]]]:
     """The preset that applies, and every op to measure with its line of that preset."""
-    asked = select(words)
-    if preset is None and asked:
+    chosen = select(words)
+    if preset is None and chosen:
         base = NAMED_ON_CPU if device == "cpu" else NAMED
         widths = NAMED_WIDTHS.get(device, WIDTHS)
-        pairs = [(s, Line(s.name, widths)) for s in asked]
+        pairs = [(s, Line(s.name, widths)) for s in chosen]
     else:
         name = preset or ("quick" if device == "cpu" else "memory-bound")
         if name not in PRESETS:
@@ -248,11 +248,11 @@ def _lines(
             for op in line.ops.split():
                 spec = specs.lookup(op, NAME_LOOKUP["ops"])
                 missing += [op] if spec is None else []
-                pairs += [(spec, line)] if spec is not None and (not asked or spec in asked) else []
+                pairs += [(spec, line)] if spec is not None and (not chosen or spec in chosen) else []
         if missing:
-            notes.append(f"not here yet: {', '.join(missing)}")
-        if asked and not pairs:
-            raise BadOption(f"--preset {name} has none of {', '.join(words)}: leave it out, or name other ops")
+            notes.append(f"not available yet: {', '.join(missing)}")
+        if chosen and not pairs:
+            raise BadOption(f"--preset {name} has none of {', '.join(words)}: omit --preset, or name other ops")
     return base, pairs
 
 

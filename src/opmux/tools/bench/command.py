@@ -11,7 +11,7 @@ from rich.text import Text
 from ...core.default import get_default_manager
 from ...core.errors import UnknownName
 from ...core.tensors import dtype_name
-from .. import arguments, screen
+from .. import arguments, cpp, screen
 from . import page, report
 from .cases import PRESETS, BenchCase, plan, sizes
 from .engine import Bench, BenchRow
@@ -42,44 +42,45 @@ class BenchOptions:
     source: Path | None = None  # show and draw this run instead of measuring
 
 
-def run(asked: BenchOptions) -> int:
+def run(options: BenchOptions) -> int:
     screen.show_log()
-    for option, path in (("--json", asked.json), ("--html", asked.html)):
+    for option, path in (("--json", options.json), ("--html", options.html)):
         if path is not None and str(path) != "-" and Path(path).is_dir():  # check now, not after hours of measuring
             raise arguments.BadOption(f"{option} '{path}' is a folder. Name a file")
-    if asked.source is not None:
-        record = BenchRecord.load(asked.source)
-        console = screen.beside(asked.json)
+    if options.source is not None:
+        record = BenchRecord.load(options.source)
+        console = screen.beside(options.json)
         _show_again(record, console)
     else:
-        at = arguments.device(asked.device)
-        shapes = [arguments.shape(s) for s in arguments.parts(asked.shapes)]
-        dtypes = [arguments.dtype(d) for d in arguments.parts(asked.dtypes)]
-        wanted = (asked.ops, asked.preset, shapes, dtypes, asked.mib, at.type)
+        at = arguments.device(options.device)
+        shapes = [arguments.shape(s) for s in arguments.parts(options.shapes)]
+        dtypes = [arguments.dtype(d) for d in arguments.parts(options.dtypes)]
+        request = (options.ops, options.preset, shapes, dtypes, options.mib, at.type)
         try:
-            todo = plan(*wanted)
+            todo = plan(*request)
         except UnknownName:
             get_default_manager().registry.list_operators()  # loads the plugins, one of which may define the op
-            todo = plan(*wanted)
+            todo = plan(*request)
         if not todo.cases:
             raise arguments.BadOption(f"there is nothing to measure: {'; '.join(todo.notes)}")
-        choice = ProviderChoice.of(asked.providers or todo.preset.providers, at.type, todo.ops, asked.dynamic)
+        choice = ProviderChoice.of(options.providers or todo.preset.providers, at.type, todo.ops, options.dynamic)
         notes = todo.notes + choice.notes()
-        if asked.listing:
+        if options.listing:
             _list(todo.cases, choice, notes)
             return 0
-        record = BenchRecord(facts(at, todo.preset.name or None, asked.mib, asked.dynamic), {}, notes=notes)
-        _measure(record, Bench(at, Limits(at), choice), todo.cases, asked)
-    screen.keep(record, asked.json, asked.html, page.page)
+        cpp.before_measuring(at.type)
+        record = BenchRecord(facts(at, todo.preset.name or None, options.mib, options.dynamic), {}, notes=notes)
+        _measure(record, Bench(at, Limits(at), choice), todo.cases, options)
+    screen.keep(record, options.json, options.html, page.page)
     return 1 if record.ours_is_broken() else 0
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
-def _measure(record: BenchRecord, bench: Bench, cases: list[BenchCase], asked: BenchOptions) -> None:
+def _measure(record: BenchRecord, bench: Bench, cases: list[BenchCase], options: BenchOptions) -> None:
     """Measure the cases into `record`, and print a line for each case when it is done."""
-    console = screen.beside(asked.json)
+    console = screen.beside(options.json)
     console.file = console.file  # fix the current stream: the bar replaces sys.stdout
     columns = {p.name: None for c in {c.spec.key: c for c in cases}.values() for p in bench.choice.of_op(c.spec)}
     with screen.progress("now") as bar:
@@ -94,12 +95,12 @@ def _measure(record: BenchRecord, bench: Bench, cases: list[BenchCase], asked: B
         def started(case: BenchCase, provider: BenchProvider) -> None:
             bar.update(task, now=f"{case} by {provider.name}")
 
-        for made in bench.rows(cases, started):
-            record.rows += made
+        for rows in bench.rows(cases, started):
+            record.rows += rows
             record.limits = limits_data(bench.limits)
-            lines.add(made)
-            if asked.json not in (None, "-"):
-                screen.write(Path(asked.json), record.text() + "\n")  # keeps the results of an interrupted run
+            lines.add(rows)
+            if options.json not in (None, "-"):
+                screen.write(Path(options.json), record.text() + "\n")  # keeps the results of an interrupted run
             bar.update(task, advance=1)
         bar.update(task, now="done")
     console.print(report.summary(record))
@@ -107,11 +108,11 @@ def _measure(record: BenchRecord, bench: Bench, cases: list[BenchCase], asked: B
 
 def _show_again(record: BenchRecord, console: Console) -> None:
     console.print(report.head(record), soft_wrap=True)
-    found: list[list[BenchRow]] = record.cases()
+    cases: list[list[BenchRow]] = record.cases()
     ops, shapes = (r.op for r in record.rows), (sizes(r.shape) for r in record.rows)
     lines = report.Lines(console, ops, shapes, record.providers())
     lines.head()
-    for rows in found:
+    for rows in cases:
         lines.add(rows)
     console.print(report.summary(record))
 
@@ -122,14 +123,14 @@ def _list(cases: list[BenchCase], choice: ProviderChoice, notes: list[str]) -> N
     by_op: dict[str, list[BenchCase]] = {}
     for case in cases:
         by_op.setdefault(case.name, []).append(case)
-    for name, found in by_op.items():
-        shapes = ", ".join(dict.fromkeys(sizes(c.shape) for c in found))
-        dtypes = ", ".join(dict.fromkeys(dtype_name(c.dtype) for c in found))
-        who = ", ".join(p.name for p in choice.of_op(found[0].spec))
-        table.add_row(Text(name), found[0].spec.family, shapes, dtypes, Text(who))
+    for name, op_cases in by_op.items():
+        shapes = ", ".join(dict.fromkeys(sizes(c.shape) for c in op_cases))
+        dtypes = ", ".join(dict.fromkeys(dtype_name(c.dtype) for c in op_cases))
+        who = ", ".join(p.name for p in choice.of_op(op_cases[0].spec))
+        table.add_row(Text(name), op_cases[0].spec.family, shapes, dtypes, Text(who))
     console = screen.out()
     console.print(table)
     for note in notes:
         console.print(Text(f"note: {note}", "dim"))
     console.print(f"{len(cases)} cases; presets:")
-    console.print(screen.pairs((name, one.doc) for name, one in PRESETS.items()))
+    console.print(screen.pairs((name, preset.doc) for name, preset in PRESETS.items()))

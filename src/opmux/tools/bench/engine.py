@@ -17,7 +17,7 @@ from ...core.registry import BackendImplKind
 from ...core.spec import Sample, specs
 from ...core.tensors import dtype_name
 from ..runner import clock
-from ..runner.check import Wrong, words
+from ..runner.check import Wrong, short_error
 from . import measure
 from .cases import BenchCase
 from .measure import Limits, Truth
@@ -84,25 +84,25 @@ class Bench:
                     _forget_compiled()
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's warnings would break up the table
-                made = self._case(case, providers, started)
-            yield made
+                rows = self._case(case, providers, started)
+            yield rows
 
     def _case(self, case: BenchCase, providers: list[BenchProvider], started: Started) -> list[BenchRow]:
-        made = [self._empty(case, p) for p in providers]
+        rows = [self._empty(case, p) for p in providers]
         try:
             sample = case.sample(self.device)
             truth = self._truth(case, sample)
             work = _work(case, sample)
         except Exception as error:  # a reference may raise any error for a dtype
-            for row in made:
-                row.status, row.reason = "skipped", _words(error)
-            return made
-        for row, provider in zip(made, providers, strict=True):
+            for row in rows:
+                row.status, row.reason = "skipped", _reason(error)
+            return rows
+        for row, provider in zip(rows, providers, strict=True):
             started(case, provider)
             row.bytes, row.flops = work
             self._row(row, case, provider, sample, truth)
-        rank(made)
-        return made
+        rank(rows)
+        return rows
 
     def _empty(self, case: BenchCase, provider: BenchProvider) -> BenchRow:
         spec = case.spec
@@ -139,9 +139,9 @@ class Bench:
             row.status, row.reason = "wrong", str(error)
             row.error = error.error if error.error is not None and math.isfinite(error.error) else None
         except (NotSupported, NoImplementation) as error:
-            row.status, row.reason = "declined", _words(error)
+            row.status, row.reason = "declined", _reason(error)
         except Exception as error:
-            row.status, row.reason = "failed", _words(error)
+            row.status, row.reason = "failed", _reason(error)
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
 
@@ -182,22 +182,26 @@ def rank(rows: list[BenchRow]) -> None:
 
 def who_runs(case: BenchCase, sample: Sample) -> tuple[str | None, str | None]:
     """The impl that dispatch runs for these arguments, and why dispatch skips a preferred one."""
-    found = get_default_manager().explain(case.spec.key, *sample.args, **sample.kwargs)
-    if found.chosen is None or found.chosen.kind is BackendImplKind.REFERENCE:
-        refused = next((v for v in found.verdicts if v.status == "refused"), None)
+    explanation = get_default_manager().explain(case.spec.key, *sample.args, **sample.kwargs)
+    if explanation.chosen is None or explanation.chosen.kind is BackendImplKind.REFERENCE:
+        refused = next((v for v in explanation.verdicts if v.status == "refused"), None)
         why = None if refused is None else f"{refused.impl.impl_id}: {refused.reason}"
-        return None if found.chosen is None else found.chosen.impl_id, why
+        return None if explanation.chosen is None else explanation.chosen.impl_id, why
     try:  # it may still decline when called: dispatch then uses the next one
         with policy(strict=True):
             specs.functions[case.spec.key](*sample.args, **sample.kwargs)
     except NotSupported as error:
-        return _next_of(found), _words(error)
-    return found.chosen.impl_id, None
+        return _next_of(explanation), _reason(error)
+    return explanation.chosen.impl_id, None
 
 
-def _next_of(found: Explanation) -> str | None:
-    return next((v.impl.impl_id for v in found.verdicts if v.status == "next"), None)
+def _next_of(explanation: Explanation) -> str | None:
+    return next((v.impl.impl_id for v in explanation.verdicts if v.status == "next"), None)
 
 
-def _words(error: Exception) -> str:
-    return (str(error).strip() or "no reason given").splitlines()[0] if isinstance(error, OpmuxError) else words(error)
+def _reason(error: Exception) -> str:
+    return (
+        (str(error).strip() or "no reason given").splitlines()[0]
+        if isinstance(error, OpmuxError)
+        else short_error(error)
+    )

@@ -40,8 +40,8 @@ class Truth:
     def of(cls, spec: Spec, sample: Sample) -> Truth:
         args, kwargs = _fresh(spec, sample)
         with torch.no_grad():
-            made = as_tuple(spec.reference(*args, **kwargs))
-        return cls(spec, sample, dict(zip(spec.out, made)) | _written(spec, args, kwargs))
+            results = as_tuple(spec.reference(*args, **kwargs))
+        return cls(spec, sample, dict(zip(spec.out, results)) | _written(spec, args, kwargs))
 
     def check(
         self, build: Callable[[Spec, Sample], Call], gives: Sequence[str], *, exact: bool, random: bool = False
@@ -55,10 +55,10 @@ class Truth:
         args, kwargs = _fresh(self.spec, self.sample)
         call = build(self.spec, Sample(args, kwargs))
         for _ in range(1 + (exact and not self.spec.mutates)):
-            made = as_tuple(call())
-            if len(made) != len(gives):
-                raise Wrong(f"{len(made)} results instead of {len(gives)} ({' '.join(gives)})")
-            got = dict(zip(gives, made)) | (_written(self.spec, args, kwargs) if exact else {})
+            results = as_tuple(call())
+            if len(results) != len(gives):
+                raise Wrong(f"{len(results)} results instead of {len(gives)} ({' '.join(gives)})")
+            got = dict(zip(gives, results)) | (_written(self.spec, args, kwargs) if exact else {})
             for name, value in got.items():
                 want = self.results[name]
                 if random:
@@ -76,8 +76,8 @@ def _fresh(spec: Spec, sample: Sample) -> tuple[tuple, dict]:
 
 
 def _written(spec: Spec, args: tuple, kwargs: dict) -> dict[str, Any]:
-    given = dict(zip(spec.names, args)) | kwargs
-    return {f"{name} (written)": given[name] for name in spec.mutates if isinstance(given.get(name), Tensor)}
+    arguments = dict(zip(spec.names, args)) | kwargs
+    return {f"{name} (written)": arguments[name] for name in spec.mutates if isinstance(arguments.get(name), Tensor)}
 
 
 def compare(name: str, got: Any, want: Any, spec: Spec, *, exact: bool) -> float:
@@ -117,14 +117,14 @@ def check_shape(name: str, got: Tensor, want: Tensor) -> None:
 
 def _tolerance(spec: Spec, *dtypes: torch.dtype) -> Tol:
     """The larger of the spec's tolerances for these dtypes; integers must be exact."""
-    found = [spec.tolerance(d) for d in dtypes if d.is_floating_point]
-    return max(found, key=lambda t: t.rtol, default=EXACT)
+    tolerances = [spec.tolerance(d) for d in dtypes if d.is_floating_point]
+    return max(tolerances, key=lambda t: t.rtol, default=EXACT)
 
 
 def fits(spec: Spec, sample: Sample, device: torch.device) -> bool:
     """Whether the reference and its temporaries, in float32 or wider, fit in memory with the arguments."""
-    given = tensors_in((sample.args, sample.kwargs))
-    largest = max((t.numel() * max(t.itemsize, 4) for t in given), default=0)
+    tensors = tensors_in((sample.args, sample.kwargs))
+    largest = max((t.numel() * max(t.itemsize, 4) for t in tensors), default=0)
     return 12 * largest < free_bytes(device)  # backwards of norms hold eight such temporaries
 
 
@@ -144,9 +144,9 @@ def peak_bytes(fn: Call, device: torch.device) -> int | None:
     wait(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    made = fn()
+    result = fn()
     wait(device)
-    del made
+    del result
     return torch.cuda.max_memory_allocated(device) - before
 
 
@@ -178,7 +178,7 @@ class Limits:
 
     def least_ms(self, nbytes: int, flops: int | None, dtype: torch.dtype) -> tuple[float, str]:
         """The minimal time for this much work, and the limit that determines it."""
-        found = [(nbytes / self.copy_gbs / 1e6, "copy")]
+        times = [(nbytes / self.copy_gbs / 1e6, "copy")]
         if flops and dtype.is_floating_point:
-            found.append((flops / self.matmul(dtype) / 1e9, "matmul"))
-        return max(found)
+            times.append((flops / self.matmul(dtype) / 1e9, "matmul"))
+        return max(times)

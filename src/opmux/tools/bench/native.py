@@ -19,15 +19,15 @@ Given = Mapping[str, Any]
 class Native(NamedTuple):
     """Torch's call for an op; it takes the op's own arguments.
 
-    `gives` names the op's results in the order in which the call returns them; empty means all. `again` computes
-    forward arguments that the backward op does not take, from those that it takes. The results of a `random` call are
-    compared only in shape. A `short` call is torch's function of the same name, called without arguments that equal
-    their default.
+    `gives` names the op's results in the order in which the call returns them; empty means all. `recompute` has
+    functions that compute the forward arguments that the backward op does not take, from those that it takes. The
+    results of a `random` call are compared only in shape. A `short` call is torch's function of the same name, called
+    without arguments that equal their default.
     """
 
     call: Callable[..., Any]
     gives: str = ""
-    again: Mapping[str, Callable[[Given], Any]] = {}
+    recompute: Mapping[str, Callable[[Given], Any]] = {}
     random: bool = False
     short: bool = False
 
@@ -96,14 +96,14 @@ def _reductions() -> Iterator[tuple[str, Native]]:
         way = lambda x, dim, keepdim, correction, fn=fn: fn(x, dim, keepdim=keepdim, correction=correction)
         yield name, Native(way)
     yield "vector_norm", Native(lambda x, ord, *rest: torch.linalg.vector_norm(x, ord, *rest[:2], dtype=rest[2]))
-    yield "cumsum", Native(lambda x, dim, dtype: torch.cumsum(x, dim, dtype=dtype), again={"x": lambda g: g["dy"]})
+    yield "cumsum", Native(lambda x, dim, dtype: torch.cumsum(x, dim, dtype=dtype), recompute={"x": lambda g: g["dy"]})
     yield "cumprod", Native(lambda x, dim, dtype: torch.cumprod(x, dim, dtype=dtype))
     for name in ("cummax", "cummin", "logcumsumexp"):
         yield name, Native(getattr(torch, name))
 
 
 def _random() -> Iterator[tuple[str, Native]]:
-    yield "philox_dropout", Native(lambda x, seed, p: F.dropout(x, p), again={"x": lambda g: g["dy"]}, random=True)
+    yield "philox_dropout", Native(lambda x, seed, p: F.dropout(x, p), recompute={"x": lambda g: g["dy"]}, random=True)
     fills = {"uniform": Tensor.uniform_, "normal": Tensor.normal_, "exponential": Tensor.exponential_}
     for name, fill in {**fills, "bernoulli": Tensor.bernoulli_, "randint": Tensor.random_}.items():
         way = lambda like, seed, *numbers, fill=fill: fill(torch.empty_like(like), *numbers)
@@ -145,13 +145,14 @@ def native(spec: Spec) -> Native | Backward | None:
     if spec.name in NATIVE:
         return NATIVE[spec.name]
     forward = forward_of(spec)
-    found = None if forward is None else NATIVE.get(forward.name)
-    if forward is None or found is None:
+    forward_call = None if forward is None else NATIVE.get(forward.name)
+    if forward is None or forward_call is None:
         return None
-    known = {*spec.names, *found.again}
+    available = {*spec.names, *forward_call.recompute}
     params = forward.signature.parameters.values()
-    bound = all(p.name in known or p.default is not p.empty for p in params)
-    return Backward(forward, found) if bound and all(n.removeprefix("d") in known for n in spec.out) else None
+    bound = all(p.name in available or p.default is not p.empty for p in params)
+    differentiated = all(n.removeprefix("d") in available for n in spec.out)
+    return Backward(forward, forward_call) if bound and differentiated else None
 
 
 def forward_of(spec: Spec) -> Spec | None:
@@ -178,15 +179,16 @@ def call_of(fn: Callable[..., Any], sample: Sample) -> Callable[[], Any]:
 def backward_of(fn: Callable[..., Any], how: Backward, spec: Spec, sample: Sample) -> Callable[[], Any]:
     """Only autograd's backward of `fn`, for the arguments of a backward op. The forward runs once, here."""
     forward = how.forward
-    given = dict(zip(spec.names, sample.args)) | sample.kwargs
-    known = {name: make(given) for name, make in how.native.again.items()}
-    known |= {n: given[n] for n in forward.names if n in given}
-    filled = {p.name: known.get(p.name, p.default) for p in forward.signature.parameters.values()}
-    wanted = [name.removeprefix("d") for name in spec.out]
+    arguments = dict(zip(spec.names, sample.args)) | sample.kwargs
+    forward_arguments = {name: make(arguments) for name, make in how.native.recompute.items()}
+    forward_arguments |= {n: arguments[n] for n in forward.names if n in arguments}
+    filled = {p.name: forward_arguments.get(p.name, p.default) for p in forward.signature.parameters.values()}
+    inputs = [name.removeprefix("d") for name in spec.out]
     # Copies: some libraries overwrite saved tensors with gradients.
-    leaves = [filled[name].detach().clone().requires_grad_() for name in wanted]
+    leaves = [filled[name].detach().clone().requires_grad_() for name in inputs]
     with torch.enable_grad():
-        results = as_tuple(fn(*{**filled, **dict(zip(wanted, leaves))}.values()))
-    pairs = [(r, given[f"d{name}"]) for name, r in zip(how.native.results(forward), results) if f"d{name}" in given]
+        results = as_tuple(fn(*{**filled, **dict(zip(inputs, leaves))}.values()))
+    by_name = zip(how.native.results(forward), results)
+    pairs = [(result, arguments[f"d{name}"]) for name, result in by_name if f"d{name}" in arguments]
     outs, grads = zip(*pairs)
     return lambda: torch.autograd.grad(outs, leaves, grads, retain_graph=True)

@@ -57,9 +57,9 @@ def charts(record: BenchRecord) -> list[Chart]:
             by_op.setdefault((first.op, first.dtype), []).append(rows)
     for key in [k for k, cases in by_op.items() if len(cases) == 1]:
         alone.setdefault(key[1], []).extend(by_op.pop(key))
-    made = [Chart(op, dtype, _groups(cases, _width), False) for (op, dtype), cases in by_op.items()]
-    made += [Chart("one shape each", d, _groups(c, lambda r: r.op), False) for d, c in alone.items()]
-    return made + [Chart("host time of a call, µs", d, _groups(c, lambda r: r.op), True) for d, c in host.items()]
+    drawn = [Chart(op, dtype, _groups(cases, _width), False) for (op, dtype), cases in by_op.items()]
+    drawn += [Chart("one shape each", d, _groups(c, lambda r: r.op), False) for d, c in alone.items()]
+    return drawn + [Chart("host time of a call, µs", d, _groups(c, lambda r: r.op), True) for d, c in host.items()]
 
 
 def _groups(cases: list[list[BenchRow]], label: Callable[[BenchRow], str]) -> Groups:
@@ -88,24 +88,24 @@ def _svg(chart: Chart, colours: dict[str, str]) -> str:
     parts = [f'<svg viewBox="0 0 {width} {TOP + HEIGHT + 26}" style="{size}" role="img">']
     for value in _ticks(chart):
         line = "limit" if not chart.host and value == 1 else "grid"
-        words = f"{value:g}" if chart.host else f"{value:.0%}"
+        tick = f"{value:g}" if chart.host else f"{value:.0%}"
         parts.append(f'<line class="{line}" x1="{LEFT}" x2="{width}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 5}" y="{y(value) + 4:.1f}" text-anchor="end">{words}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 5}" y="{y(value) + 4:.1f}" text-anchor="end">{tick}</text>')
     slots = [p for p in colours if p in chart.providers]
     for i, (label, rows) in enumerate(chart.groups):
         left = LEFT + GROUP / 2 + i * (len(slots) * BAR + GROUP)
         parts += [_bar(chart, r, left + slots.index(r.provider) * BAR, y, colours[r.provider]) for r in rows]
-        place = f'x="{left + len(slots) * BAR / 2:.1f}" y="{TOP + HEIGHT + 17}" text-anchor="middle"'
-        parts.append(f'<text class="label" {place}>{text(label)}</text>')
+        at = f'x="{left + len(slots) * BAR / 2:.1f}" y="{TOP + HEIGHT + 17}" text-anchor="middle"'
+        parts.append(f'<text class="label" {at}>{text(label)}</text>')
     return "".join([*parts, "</svg>"])
 
 
 def _bar(chart: Chart, row: BenchRow, x: float, y: Callable[[float], float], colour: str) -> str:
-    tip = text(told(row))
+    tip = text(sentence(row))
     value = chart.value(row)
     if value is None:
-        place = f'x="{x + BAR / 2:.1f}" y="{y(0) - 4:.1f}" text-anchor="middle"'
-        return f'<text class="cross" tabindex="0" {place} data-tip="{tip}">✕</text>'
+        at = f'x="{x + BAR / 2:.1f}" y="{y(0) - 4:.1f}" text-anchor="middle"'
+        return f'<text class="cross" tabindex="0" {at} data-tip="{tip}">✕</text>'
     shape = f'x="{x:.1f}" y="{y(value):.1f}" width="{BAR - 2}" height="{y(0) - y(value):.1f}" rx="2"'
     return f'<rect class="bar" tabindex="0" {shape} fill="{colour}" data-tip="{tip}" aria-label="{tip}"/>'
 
@@ -117,21 +117,21 @@ def _ticks(chart: Chart) -> list[float]:
     return [step * i for i in range(int(chart.top / step) + 1)]
 
 
-def told(row: BenchRow) -> str:
+def sentence(row: BenchRow) -> str:
     """A row in one sentence: the tooltip of a bar."""
     who = row.provider if row.impl in (None, row.provider) else f"{row.provider} ({row.impl})"
-    words = [f"{row.op} {sizes(row.shape)} {row.dtype}, {who}"]
+    facts = [f"{row.op} {sizes(row.shape)} {row.dtype}, {who}"]
     if row.status != "ok":
-        return f"{words[0]}: {row.status}, {row.reason}"
+        return f"{facts[0]}: {row.status}, {row.reason}"
     if row.share is not None:
-        words.append(f"{row.share:.1%} of {row.limit}")
-    words += [f"{row.ms * 1e3:.1f} µs"] if row.ms is not None else []
-    words += [f"{row.gbs:.0f} GB/s"] if row.gbs is not None else []
-    words += [f"{row.tflops:.1f} TFLOP/s"] if row.tflops is not None else []
-    words += [f"host {row.host_us:.2f} µs"] if row.host_us is not None else []
-    words += [f"holds {row.peak_bytes / 2**20:.1f} MiB"] if row.peak_bytes is not None else []
-    words += [f"{row.ratio:.2f}x as fast as the best other"] if row.ratio is not None else []
-    return "; ".join(words)
+        facts.append(f"{row.share:.1%} of {row.limit}")
+    facts += [f"{row.ms * 1e3:.1f} µs"] if row.ms is not None else []
+    facts += [f"{row.gbs:.0f} GB/s"] if row.gbs is not None else []
+    facts += [f"{row.tflops:.1f} TFLOP/s"] if row.tflops is not None else []
+    facts += [f"host {row.host_us:.2f} µs"] if row.host_us is not None else []
+    facts += [f"holds {row.peak_bytes / 2**20:.1f} MiB"] if row.peak_bytes is not None else []
+    facts += [f"{row.ratio:.2f}x as fast as the best other"] if row.ratio is not None else []
+    return "; ".join(facts)
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -172,25 +172,25 @@ def _row(row: BenchRow) -> str:
             "<td></td>" if v is None else f'<td class="n" data-v="{v}">{form.format(v)}</td>' for v, form in numbers
         ]
     else:
-        said = f"{row.status}: {row.reason}"
-        cells.append(f'<td class="{row.status}" colspan="{len(numbers)}">{text(said)}</td>')
+        outcome = f"{row.status}: {row.reason}"
+        cells.append(f'<td class="{row.status}" colspan="{len(numbers)}">{text(outcome)}</td>')
     behind = row.provider == OURS and row.ratio is not None and row.ratio < LEVEL
     return f'<tr class="{"behind" if behind else ""}">{"".join(cells)}</tr>'
 
 
 def _product(shape: Iterable[int]) -> int:
-    made = 1
+    key = 1
     for n in shape:
-        made = made * 1_000_003 + n  # sorts by rows, then by columns
-    return made
+        key = key * 1_000_003 + n  # sorts by rows, then by columns
+    return key
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
 def page(record: BenchRecord) -> str:
-    found = record.providers()
-    order = [OURS, *(p for p in found if p != OURS)] if OURS in found else found
+    names = record.providers()
+    order = [OURS, *(p for p in names if p != OURS)] if OURS in names else names
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(order)}
     legend = "".join(f'<span><i style="background:{c}"></i>{text(name)}</span>' for name, c in colours.items())
     drawn = "".join(_figure(c, colours) for c in charts(record))
@@ -219,8 +219,8 @@ def _about(record: BenchRecord) -> str:
 
 
 def _limits(record: BenchRecord) -> dict[str, str]:
-    made = {"copy": f"{record.limits['copy_gbs']:.0f} GB/s"}
-    return made | {f"matmul {d}": f"{t:.1f} TFLOP/s" for d, t in record.limits["matmul_tflops"].items()}
+    limits = {"copy": f"{record.limits['copy_gbs']:.0f} GB/s"}
+    return limits | {f"matmul {d}": f"{t:.1f} TFLOP/s" for d, t in record.limits["matmul_tflops"].items()}
 
 
 STYLE = """

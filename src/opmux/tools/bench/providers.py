@@ -63,8 +63,8 @@ def impl_ids(spec: Spec) -> list[str]:
 
 def vendor_impl_ids(spec: Spec) -> list[str]:
     """The vendors' impls of an op, which are measured by default besides `ours`."""
-    found = get_default_manager().explain(spec.key).verdicts
-    return [v.impl.impl_id for v in found if v.impl.kind is BackendImplKind.VENDOR]
+    verdicts = get_default_manager().explain(spec.key).verdicts
+    return [v.impl.impl_id for v in verdicts if v.impl.kind is BackendImplKind.VENDOR]
 
 
 # ---- torch ----------------------------------------------------------------------------------------------------------
@@ -146,13 +146,13 @@ def liger(spec: Spec) -> BenchProvider | None:
     if functional is None or name not in LIGER or spec.space != "opmux":
         return None
     function, takes, gives = LIGER[name]
-    found = getattr(functional, function, None)
-    if found is None:
+    fn = getattr(functional, function, None)
+    if fn is None:
         return None
-    call = lambda *args: found(*takes(*args))
+    call = lambda *args: fn(*takes(*args))
     if isinstance(way, Backward):
-        again = Native(call, gives, way.native.again)
-        return BenchProvider("liger", _builder(Backward(way.forward, again)), spec.out)
+        forward = Native(call, gives, way.native.recompute)
+        return BenchProvider("liger", _builder(Backward(way.forward, forward)), spec.out)
     return BenchProvider("liger", _builder(Native(call, gives)), tuple(gives.split()))
 
 
@@ -183,14 +183,14 @@ class ProviderChoice:
     def of(cls, text: str | None, device: str, ops: list[Spec], dynamic: bool = False) -> ProviderChoice:
         if text is None:
             # On a CPU, torch.compile takes a minute, and the other libraries do not run.
-            names = (OURS, NATIVE) if device == "cpu" else (OURS, NATIVE, COMPILE, *FOREIGN)
-            return cls(names, True, None if dynamic else False)
-        asked = tuple(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
+            defaults = (OURS, NATIVE) if device == "cpu" else (OURS, NATIVE, COMPILE, *FOREIGN)
+            return cls(defaults, True, None if dynamic else False)
+        names = tuple(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
         known = [OURS, NATIVE, COMPILE, REFERENCE, *FOREIGN, *(i for s in ops for i in impl_ids(s))]
-        for name in asked:
+        for name in names:
             if name not in known:
                 raise UnknownName("provider", name, known)
-        return cls(asked, False, None if dynamic else False)
+        return cls(names, False, None if dynamic else False)
 
     def notes(self) -> list[str]:
         """A note for each library that is not available."""
@@ -200,8 +200,8 @@ class ProviderChoice:
     def of_op(self, spec: Spec) -> list[BenchProvider]:
         """The providers of an op, each name once."""
         names = [*self.names, *(vendor_impl_ids(spec) if self.impls else [])]
-        made = [self._one(spec, name) for name in names]
-        return list({p.name: p for p in made if p is not None}.values())
+        providers = [self._one(spec, name) for name in names]
+        return list({p.name: p for p in providers if p is not None}.values())
 
     def _one(self, spec: Spec, name: str) -> BenchProvider | None:
         makers: dict[str, Callable[[Spec], BenchProvider | None]] = {

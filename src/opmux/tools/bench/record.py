@@ -53,35 +53,35 @@ class BenchRecord(RunRecord):
 
     def cases(self) -> list[list[BenchRow]]:
         """The rows, grouped by case."""
-        found: dict[tuple, list[BenchRow]] = {}
+        by_case: dict[tuple, list[BenchRow]] = {}
         for row in self.rows:
-            found.setdefault((row.op, tuple(row.shape), row.dtype, row.metric), []).append(row)
-        return list(found.values())
+            by_case.setdefault((row.op, tuple(row.shape), row.dtype, row.metric), []).append(row)
+        return list(by_case.values())
 
     def providers(self) -> list[str]:
         return list(dict.fromkeys(row.provider for row in self.rows))
 
     def against_torch(self) -> list[tuple[BenchRow, float]]:
         """Our row of each case for which torch has a time too, with torch's best time over ours."""
-        found = []
+        ratios = []
         for rows in self.cases():
-            mine = next((r for r in rows if r.provider == OURS and r.time_us), None)
-            theirs = [r.time_us for r in rows if r.provider in TORCH and r.time_us]
-            if mine is not None and mine.time_us and theirs:
-                found.append((mine, min(theirs) / mine.time_us))
-        return found
+            own = next((r for r in rows if r.provider == OURS and r.time_us), None)
+            torch_times = [r.time_us for r in rows if r.provider in TORCH and r.time_us]
+            if own is not None and own.time_us and torch_times:
+                ratios.append((own, min(torch_times) / own.time_us))
+        return ratios
 
     def headline(self) -> str:
-        found = self.against_torch()
-        if not found:
+        ratios = self.against_torch()
+        if not ratios:
             return f"{len(self.cases())} cases measured"
-        level = sum(ratio >= LEVEL for _, ratio in found)
-        return f"{level} of {len(found)} cases at or above the best of torch"
+        level = sum(ratio >= LEVEL for _, ratio in ratios)
+        return f"{level} of {len(ratios)} cases at or above the best of torch"
 
     def behind(self) -> list[BenchRow]:
         """Our rows where another provider is more than 2 % faster, the worst first."""
-        found = [r for r in self.rows if r.provider == OURS and r.ratio is not None and r.ratio < LEVEL]
-        return sorted(found, key=lambda r: r.ratio or 0.0)
+        slower = [r for r in self.rows if r.provider == OURS and r.ratio is not None and r.ratio < LEVEL]
+        return sorted(slower, key=lambda r: r.ratio or 0.0)
 
     def broken(self) -> list[BenchRow]:
         return [r for r in self.rows if r.status in ("wrong", "failed")]

@@ -40,9 +40,9 @@ class Lines:
         first = rows[0]
         line = Text(f"{first.op:<{self.op}}  {sizes(first.shape):<{self.shape}}  {_short(first.dtype):<8}")
         for name, width in zip(self.providers, self.widths):
-            words, style = cell(by_name.get(name), best)
-            line.append("  ").append(f"{words:>{width}}", style)
-        line.append("  ").append(*_verdict(by_name.get(OURS)))
+            text, style = cell(by_name.get(name), best)
+            line.append("  ").append(f"{text:>{width}}", style)
+        line.append("  ").append(*_ratio(by_name.get(OURS)))
         self.console.print(line, soft_wrap=True)
 
 
@@ -59,7 +59,7 @@ def cell(row: BenchRow | None, best: BenchRow | None) -> tuple[str, str]:
     return f"{share} {_time(row.ms)}", style
 
 
-def _verdict(ours: BenchRow | None) -> tuple[str, str]:
+def _ratio(ours: BenchRow | None) -> tuple[str, str]:
     """The best other provider's time over ours: above 1 ours is faster."""
     if ours is None or ours.ratio is None:
         return f"{'-':>6}", "dim"
@@ -82,11 +82,11 @@ def _short(dtype: str) -> str:
 def head(record: BenchRecord) -> Text:
     """One line: the chip, the versions, and the measured limits."""
     facts, limits = record.facts, record.limits
-    words = f"{facts['chip']}, torch {facts['torch']}, triton {facts['triton']}"
-    words += f"; a copy runs at {limits['copy_gbs']:.0f} GB/s"
+    line = f"{facts['chip']}, torch {facts['torch']}, triton {facts['triton']}"
+    line += f"; a copy runs at {limits['copy_gbs']:.0f} GB/s"
     for dtype, tflops in limits["matmul_tflops"].items():
-        words += f", a {dtype} matmul at {tflops:.1f} TFLOP/s"
-    return Text(words, "dim")
+        line += f", a {dtype} matmul at {tflops:.1f} TFLOP/s"
+    return Text(line, "dim")
 
 
 def summary(record: BenchRecord) -> Group:
@@ -102,15 +102,15 @@ def summary(record: BenchRecord) -> Group:
 
 
 def _broken(record: BenchRecord) -> list[Any]:
-    found = [r for r in record.rows if r.status in ("wrong", "failed")]
-    found += list({r.op: r for r in record.rows if r.status == "skipped"}.values())
-    if not found:
+    broken = [r for r in record.rows if r.status in ("wrong", "failed")]
+    broken += list({r.op: r for r in record.rows if r.status == "skipped"}.values())
+    if not broken:
         return []
     table = screen.table("op", "shape", "dtype", "provider", "", "why", title="not timed")
-    for row in found:
-        word, style = STATUS[row.status]
+    for row in broken:
+        label, style = STATUS[row.status]
         where = Text(row.provider, "bold red" if row.provider == OURS else "")
-        table.add_row(row.op, sizes(row.shape), row.dtype, where, Text(word, style), Text(row.reason or ""))
+        table.add_row(row.op, sizes(row.shape), row.dtype, where, Text(label, style), Text(row.reason or ""))
     return [table]
 
 
@@ -124,24 +124,24 @@ def _elsewhere(record: BenchRecord) -> list[Any]:
 
 
 def _behind(record: BenchRecord) -> list[Any]:
-    found = record.behind()
-    if not found:
+    slower = record.behind()
+    if not slower:
         return []
     columns = ("op", "shape", "dtype", ("ours", {"justify": "right"}), "best other", ("ours is", {"justify": "right"}))
-    title = f"ours is slower by more than {1 - LEVEL:.0%} in {len(found)} cases"
+    title = f"ours is slower by more than {1 - LEVEL:.0%} in {len(slower)} cases"
     table = screen.table(*columns, title=title)
     by_case = {id(r): rows for rows in record.cases() for r in rows}
-    for row in found[:SHOWN]:
+    for row in slower[:SHOWN]:
         others = [r for r in by_case[id(row)] if r is not row and r.time_us]
         best = min(others, key=lambda r: r.time_us or 0.0)
-        mine, theirs = cell(row, None)[0].strip(), f"{best.provider} {cell(best, None)[0].strip()}"
-        table.add_row(row.op, sizes(row.shape), row.dtype, mine, theirs, f"{row.ratio:.2f}x")
+        own_time, other_time = cell(row, None)[0].strip(), f"{best.provider} {cell(best, None)[0].strip()}"
+        table.add_row(row.op, sizes(row.shape), row.dtype, own_time, other_time, f"{row.ratio:.2f}x")
     return [table]
 
 
 def _lowest(record: BenchRecord) -> list[Any]:
-    found = [r for r in record.rows if r.provider == OURS and r.share is not None]
-    lowest = min(found, key=lambda r: r.share or 0.0, default=None)
+    shares = [r for r in record.rows if r.provider == OURS and r.share is not None]
+    lowest = min(shares, key=lambda r: r.share or 0.0, default=None)
     if lowest is None:
         return []
     where = f"{lowest.op} {sizes(lowest.shape)} {lowest.dtype}"

@@ -18,7 +18,7 @@ from ...faces.aten.overloads import Overload, table
 from ...faces.aten.schema import OverloadSchema
 from ...faces.aten.switch import use
 from .poison import poisoned
-from .shapes import Look, ModelCall, Under
+from .shapes import ModelCall, TensorSpec, UnderTest
 
 # Arguments that must be positive for every op: inverse standard deviations, variances, norms.
 POSITIVE = ("rstd", "invstd", "var", "norms")
@@ -36,29 +36,30 @@ class LeftToTorch(Exception):
 
 def scaled(call: ModelCall, most: int) -> ModelCall | None:
     """The call with fewer rows, so that its largest tensor has at most `most` elements; None if that is impossible."""
-    lead = max(call.looks, key=lambda k: k.numel)
-    if lead.numel <= most:
+    largest = max(call.tensor_specs, key=lambda k: k.numel)
+    if largest.numel <= most:
         return call
-    dims = lead.shape[:1] if "_norm" in call.op and len(lead.shape) > 3 else lead.shape[:-1]  # do not cut the channels
+    keeps_channels = "_norm" in call.op and len(largest.shape) > 3
+    dims = largest.shape[:1] if keeps_channels else largest.shape[:-1]
     dim = next((d for d, n in enumerate(dims) if n > 1), None)
     if dim is None:
         return None
-    before = lead.shape[dim]
-    after = max(min(before, 2), most * before // lead.numel)  # a variance needs two rows
-    if lead.numel // before * after > 16 * most:
+    before = largest.shape[dim]
+    after = max(min(before, 2), most * before // largest.numel)  # a variance needs two rows
+    if largest.numel // before * after > 16 * most:
         return None
 
     def cut(value: Any) -> Any:
-        if not isinstance(value, Look) or len(value.shape) < 2:
+        if not isinstance(value, TensorSpec) or len(value.shape) < 2:
             return value
         shape = list(value.shape)
-        at = dim - len(lead.shape) + len(shape)  # counted from the right, as in broadcasting
-        for place in {at, dim} if value.shape[0] == before and dim == 0 else {at}:
-            if 0 <= place < len(shape) and shape[place] == before:
-                shape[place] = after
-        return replace(value, shape=tuple(shape)) if value.stride is not None else Look(value.dtype, tuple(shape))
+        at = dim - len(largest.shape) + len(shape)  # counted from the right, as in broadcasting
+        for axis in {at, dim} if value.shape[0] == before and dim == 0 else {at}:
+            if 0 <= axis < len(shape) and shape[axis] == before:
+                shape[axis] = after
+        return replace(value, shape=tuple(shape)) if value.stride is not None else TensorSpec(value.dtype, tuple(shape))
 
-    args = list(tree_map(cut, list(call.args), is_leaf=lambda v: isinstance(v, Look)))
+    args = list(tree_map(cut, list(call.args), is_leaf=lambda v: isinstance(v, TensorSpec)))
     counted = BATCH_ARGUMENTS.get(call.op)
     if counted is not None:
         args[OverloadSchema(call.op).names.index(counted)] = after
@@ -84,21 +85,21 @@ class Arguments:
         self.kwargs = {k: self._value(k, v) for k, v in self.call.kwargs.items()}
 
     def _value(self, name: str, value: Any) -> Any:
-        if isinstance(value, Look):
+        if isinstance(value, TensorSpec):
             return self._tensor(name, value)
         if isinstance(value, list):
             return [self._value(name, v) for v in value]
         if name == "half_to_float":
             return bool(value) and self.dtype in (torch.float16, torch.bfloat16)
-        return self.dtype if value is Under else value
+        return self.dtype if value is UnderTest else value
 
-    def _tensor(self, name: str, look: Look) -> Tensor:
-        dtype = self.dtype if look.dtype is None else look.dtype
+    def _tensor(self, name: str, spec: TensorSpec) -> Tensor:
+        dtype = self.dtype if spec.dtype is None else spec.dtype
         if self.dtype is torch.float64 and dtype.is_floating_point:
             dtype = torch.float64
-        length = look.numel if look.stride is None else 1 + sum((n - 1) * s for n, s in zip(look.shape, look.stride))
+        length = spec.numel if spec.stride is None else 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
         flat = self._numbers(name, length, dtype)
-        return flat.view(look.shape) if look.stride is None else flat.as_strided(look.shape, look.stride)
+        return flat.view(spec.shape) if spec.stride is None else flat.as_strided(spec.shape, spec.stride)
 
     def _numbers(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         more = {"generator": self._generator, "device": self.device}
@@ -145,14 +146,14 @@ def truth(arguments: Arguments) -> list[Tensor]:
 def results(shape: OverloadSchema, args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """The results of a call, followed by the arguments that it wrote."""
     with torch.no_grad():
-        made = shape.op(*args, **kwargs)
-    found = [t for t in tree_leaves(made) if isinstance(t, Tensor)]
-    given = dict(zip(shape.names, args)) | kwargs
-    return found + [given[n] for n in shape.written if isinstance(given.get(n), Tensor)]
+        returned = shape.op(*args, **kwargs)
+    tensors = [t for t in tree_leaves(returned) if isinstance(t, Tensor)]
+    arguments = dict(zip(shape.names, args)) | kwargs
+    return tensors + [arguments[n] for n in shape.written if isinstance(arguments.get(n), Tensor)]
 
 
 def ours(arguments: Arguments) -> list[Tensor]:
-    """Run only our kernels; raises Declined if they leave the call to torch."""
+    """Run only our kernels; raises LeftToTorch if they decline the call."""
     args, kwargs = arguments.fresh()
     shape = OverloadSchema(arguments.call.op)
     try:
@@ -168,27 +169,27 @@ def ours(arguments: Arguments) -> list[Tensor]:
 def derived(overload: Overload, shape: tuple[int, ...], dtype: torch.dtype) -> ModelCall | None:
     """A call of an overload from the samples of the op that computes it; None if they do not fit."""
     base = specs.by_key[overload.bases[0]]
-    made_by: Any = base.samples
-    if base.space != "aten" or not hasattr(made_by, "at"):
+    samples: Any = base.samples
+    if base.space != "aten" or not hasattr(samples, "at"):
         return None
     try:
-        sample = made_by.at((2, *shape[1:])[: len(shape)], dtype, "meta")
+        sample = samples.at((2, *shape[1:])[: len(shape)], dtype, "meta")
     except (TypeError, ValueError, RuntimeError, KeyError):
         return None
     named = dict(zip(base.names, sample.args)) | sample.kwargs
-    made: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for argument in overload.shape.arguments:
         name = argument.name
         if name in overload.shape.outs:
-            made[name] = None
+            arguments[name] = None
         elif name in named:
             fitted = _fitted(str(argument.type), named[name], dtype, shape)
             if fitted is None and named[name] is not None:
                 return None
-            made[name] = fitted
+            arguments[name] = fitted
         elif not argument.has_default_value():
             return None
-    return _with_outs(overload.shape, made, dtype)
+    return _with_outs(overload.shape, arguments, dtype)
 
 
 def sibling(overload: Overload, rows: Sequence[ModelCall]) -> ModelCall | None:
@@ -197,8 +198,8 @@ def sibling(overload: Overload, rows: Sequence[ModelCall]) -> ModelCall | None:
     for row in rows:
         other = OverloadSchema(row.op)
         if other.packet == shape.packet.removesuffix("_") and not other.written and _alike(other, shape):
-            made = dict(zip(other.names, row.args)) | row.kwargs
-            return _with_outs(shape, made, torch.bfloat16)
+            arguments = dict(zip(other.names, row.args)) | row.kwargs
+            return _with_outs(shape, arguments, torch.bfloat16)
     return None
 
 
@@ -215,25 +216,25 @@ def _fitted(kind: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...]) -
         if not isinstance(value, Tensor):
             return None
         size = shape if value.dim() == len(shape) else tuple(value.shape)
-        return Look(None if value.dtype is dtype else value.dtype, size)
+        return TensorSpec(None if value.dtype is dtype else value.dtype, size)
     return 2 if isinstance(value, Tensor) else value
 
 
-def _with_outs(shape: OverloadSchema, made: dict[str, Any], dtype: torch.dtype) -> ModelCall | None:
+def _with_outs(shape: OverloadSchema, arguments: dict[str, Any], dtype: torch.dtype) -> ModelCall | None:
     """Add `out=` tensors to the call, with the shapes and dtypes that torch infers on meta tensors."""
-    under = ModelCall(shape.name, (), made, ("samples",))
+    call = ModelCall(shape.name, (), arguments, ("samples",))
     if not shape.outs:
-        return under
+        return call
     forms = (o.shape for o in table().values() if o.shape.packet == shape.packet and not o.shape.written)
     plain = next((form for form in forms if _alike(form, shape)), None)
     if plain is None:
         return None
-    look = lambda v: torch.empty(v.shape, dtype=v.dtype or dtype, device="meta") if isinstance(v, Look) else v
-    given = {k: dtype if v is Under else look(v) for k, v in made.items() if k not in shape.outs}
+    to_meta = lambda v: torch.empty(v.shape, dtype=v.dtype or dtype, device="meta") if isinstance(v, TensorSpec) else v
+    meta_arguments = {k: dtype if v is UnderTest else to_meta(v) for k, v in arguments.items() if k not in shape.outs}
     try:
-        found = tree_leaves(plain.op(**given))
+        results = tree_leaves(plain.op(**meta_arguments))
     except (TypeError, ValueError, RuntimeError):
         return None
-    if len(found) != len(shape.outs):
+    if len(results) != len(shape.outs):
         return None
-    return replace(under, kwargs=made | {n: Look.of(t, dtype) for n, t in zip(shape.outs, found)})
+    return replace(call, kwargs=arguments | {n: TensorSpec.of(t, dtype) for n, t in zip(shape.outs, results)})

@@ -17,7 +17,7 @@ from ...core.errors import NoImplementation, NotSupported
 from ...core.library import fake_call, packet
 from ...core.spec import Sample, Spec
 from ...core.tensors import dtype_name, tensors_in
-from ..runner.check import Wrong, as_tuple, words
+from ..runner.check import Wrong, as_tuple, short_error
 from .compare import difference
 from .record import FAIL, PASS, REFUSED, CheckResult, ImplRefusal
 from .samples import Drawn, Watch, bound, by_name, in_words, moved, named, quiet, shared_memory, written
@@ -57,7 +57,7 @@ class Tally:
         except Wrong as error:
             self.fail(str(error), drawn, sample)
         except Exception as error:  # any error of an impl or its device fails this check only
-            self.fail(f"raised {words(error)}", drawn, sample)
+            self.fail(f"raised {short_error(error)}", drawn, sample)
         self.seconds += time.perf_counter() - start
 
     def fail(self, what: str, drawn: Drawn | None, sample: str = "") -> None:
@@ -73,21 +73,21 @@ class Tally:
         if not self.tried and not self.declined:
             return None
         spec = self.subject.spec
-        made = CheckResult(self.subject.name, spec.key, spec.family, self.subject.id, self.subject.own, self.check)
-        made.tried, made.failed, made.ran = self.tried, self.failed, list(self.ran)
-        made.refusals = [
+        result = CheckResult(self.subject.name, spec.key, spec.family, self.subject.id, self.subject.own, self.check)
+        result.tried, result.failed, result.ran = self.tried, self.failed, list(self.ran)
+        result.refusals = [
             ImplRefusal(*why, samples=len(dtypes), dtypes=sorted(filter(None, set(dtypes))))
             for why, dtypes in self.declined.items()
         ]
-        made.seconds = round(self.seconds, 4)
-        made.status = FAIL if self.failed else PASS if self.tried else REFUSED
+        result.seconds = round(self.seconds, 4)
+        result.status = FAIL if self.failed else PASS if self.tried else REFUSED
         if self.first is not None:
-            made.reason, drawn, made.sample = self.first
-            made.dtype = None if drawn is None else dtype_name(drawn.dtype)
-        elif made.status == REFUSED:
-            first = made.refusals[0]
-            made.reason = f"{first.stage}: {first.reason}"
-        return made
+            result.reason, drawn, result.sample = self.first
+            result.dtype = None if drawn is None else dtype_name(drawn.dtype)
+        elif result.status == REFUSED:
+            first = result.refusals[0]
+            result.reason = f"{first.stage}: {first.reason}"
+        return result
 
 
 # ---- forward --------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Tally:
 def forward(
     subject: Subject, drawn: Drawn, device: torch.device, tallies: dict[str, Tally], every: bool = True
 ) -> Called | None:
-    """Run the forward on one sample, and check its results, its arguments afterwards, and the fake kernel's prediction.
+    """Run the forward on one sample; check its results, its arguments after the call, and the fake kernel's results.
 
     Returns the outcome of the call, or None if it declined or failed. Without `every`, the fake kernel is checked
     only where strides may differ.
@@ -105,26 +105,26 @@ def forward(
     sample = drawn.on(device)
     arguments = named(spec, sample)
     watch = Watch(arguments, spec.mutates)
-    made: dict[str, Any] = {}  # what the call returned
-    got: dict[str, Any] = {}  # what it returned and what it wrote
+    returned: dict[str, Any] = {}  # what the call returned
+    after: dict[str, Any] = {}  # what it returned and what it wrote
     called: Called | None = None
     with tallies["values"].trial(drawn), quiet():
         called = subject.call(sample)
         ran = called.impl.impl_id
-        made = _by_name(spec, called.results)
-        got = made | written(spec, sample)
+        returned = _by_name(spec, called.results)
+        after = returned | written(spec, sample)
         tallies["values"].ran[ran] = None
         for declined in called.before:
             tallies["values"].decline(declined, drawn)
-        _on_the_device(got, device)
-        found = difference(got, drawn.results, spec)
-        if found is not None:
-            raise Wrong(found if ran == subject.id else f"{found} ({ran})")
+        _on_the_device(after, device)
+        problem = difference(after, drawn.results, spec)
+        if problem is not None:
+            raise Wrong(problem if ran == subject.id else f"{problem} ({ran})")
     with tallies["mutation"].trial(drawn):
-        _untouched(watch, arguments, made, fresh=spec.space == "opmux")
-    if got and "fake" in tallies and (every or not _is_packed(spec, sample)):
+        _untouched(watch, arguments, returned, fresh=spec.space == "opmux")
+    if after and "fake" in tallies and (every or not _is_packed(spec, sample)):
         with tallies["fake"].trial(drawn), quiet():
-            _as_foretold(spec, drawn.on(device), got)
+            _check_fake(spec, drawn.on(device), after)
     return called
 
 
@@ -133,9 +133,9 @@ def _is_packed(spec: Spec, sample: Sample) -> bool:
     return first is None or first.is_contiguous()
 
 
-def _by_name(spec: Spec, made: Any) -> dict[str, Any]:
+def _by_name(spec: Spec, returned: Any) -> dict[str, Any]:
     try:
-        return by_name(spec, made)
+        return by_name(spec, returned)
     except ValueError as error:
         raise Wrong(str(error)) from None
 
@@ -146,16 +146,16 @@ def _on_the_device(got: dict[str, Any], device: torch.device) -> None:
             raise Wrong(f"{name} is {in_words(value)}, and the arguments are on {device}")
 
 
-def _untouched(watch: Watch, arguments: dict[str, Any], made: dict[str, Any], fresh: bool) -> None:
-    found = watch.changed() or (shared_memory(arguments, made) if fresh else None)
-    if found is not None:
-        raise Wrong(found)
+def _untouched(watch: Watch, arguments: dict[str, Any], returned: dict[str, Any], fresh: bool) -> None:
+    problem = watch.changed() or (shared_memory(arguments, returned) if fresh else None)
+    if problem is not None:
+        raise Wrong(problem)
 
 
-def _as_foretold(spec: Spec, sample: Sample, got: dict[str, Any]) -> None:
+def _check_fake(spec: Spec, sample: Sample, got: dict[str, Any]) -> None:
     """Compare results with the fake kernel's shapes, dtypes, strides and devices: torch.compile relies on them."""
-    told = _by_name(spec, fake_call(spec, sample.args, sample.kwargs))
-    for name, want in told.items():
+    predicted = _by_name(spec, fake_call(spec, sample.args, sample.kwargs))
+    for name, want in predicted.items():
         value = got[name]
         if not isinstance(want, Tensor):
             continue
@@ -191,13 +191,13 @@ def errors(subject: Subject, device: torch.device, tally: Tally) -> None:
             _refuses(subject, sample, bad.error, bad.match)
             changed = watch.changed()
             if changed is not None:
-                raise Wrong(f"refused, and yet {changed}")
+                raise Wrong(f"refused the arguments, but {changed}")
 
 
 def _refuses(subject: Subject, sample: Sample, error: type[Exception], match: str) -> None:
     expected = f"expected {error.__name__} with words like /{match}/"
     try:
-        made = subject.fn(*sample.args, **sample.kwargs) if subject.impl is None else subject.call(sample).results
+        results = subject.fn(*sample.args, **sample.kwargs) if subject.impl is None else subject.call(sample).results
     except Declined as declined:
         if not isinstance(declined.__cause__, NotSupported) and declined.stage == "declined":
             raise Wrong(f"raised {declined.reason}; {expected}") from None
@@ -206,11 +206,11 @@ def _refuses(subject: Subject, sample: Sample, error: type[Exception], match: st
         actual = raised.error if isinstance(raised, Crashed) else raised
         # Dispatch raises its own errors: if every impl declines, and if a tensor argument is not a tensor.
         kinds = (error, NoImplementation) if error is NotSupported else (error,)
-        said = re.search(match, str(actual)) or _named_by_dispatch(subject.spec, actual)
-        if not isinstance(actual, kinds) or not said:
-            raise Wrong(f"raised {words(actual)}; {expected}") from None
+        matches = re.search(match, str(actual)) or _named_by_dispatch(subject.spec, actual)
+        if not isinstance(actual, kinds) or not matches:
+            raise Wrong(f"raised {short_error(actual)}; {expected}") from None
         return
-    first = next(tensors_in(as_tuple(made)), None)
+    first = next(tensors_in(as_tuple(results)), None)
     raise Wrong(f"returned {'no tensor' if first is None else in_words(first)}; {expected}")
 
 
@@ -231,16 +231,17 @@ def gradient(subject: Subject, drawn: Drawn, device: torch.device) -> None:
     with subject.scope(), quiet():
         outs, grads = backward(spec, call, drawn.on(device))
     if not subject.direct:
-        _nobody_failed()
+        _raise_if_an_impl_failed()
     with quiet():
-        wanted = _autograd(spec, drawn) if _is_precise(drawn) else None
-        if not wanted:
-            made = by_the_backward(spec, drawn.sample, list(drawn.results.values()))
-            wanted = {f"d{n}": made[f"d{n}"].to(leaf.dtype) for n, leaf in _leaves(spec, drawn.sample).items()}
+        expected = _autograd(spec, drawn) if _is_precise(drawn) else None
+        if not expected:
+            from_backward = by_the_backward(spec, drawn.sample, list(drawn.results.values()))
+            leaves = _leaves(spec, drawn.sample)
+            expected = {f"d{n}": from_backward[f"d{n}"].to(leaf.dtype) for n, leaf in leaves.items()}
     results = {n: v for n, v in drawn.results.items() if n in outs}
-    found = difference(outs, results, spec) or difference(grads, wanted, spec.gradient.backward, SLACK)
-    if found is not None:
-        raise Wrong(found)
+    problem = difference(outs, results, spec) or difference(grads, expected, spec.gradient.backward, SLACK)
+    if problem is not None:
+        raise Wrong(problem)
 
 
 def _is_precise(drawn: Drawn) -> bool:
@@ -256,13 +257,13 @@ def is_differentiable(drawn: Drawn) -> bool:
     return bool(_leaves(spec, drawn.sample)) and any(d and o.is_floating_point() for o, d in outs)
 
 
-def _nobody_failed() -> None:
+def _raise_if_an_impl_failed() -> None:
     """Raise if an impl has failed. Dispatch falls back after a failure, which would hide it."""
     manager = get_default_manager()
     first = next(iter(manager.failures()), None)
     if first is not None:
         manager.clear_quarantine()
-        raise Wrong(f"{first.op}: {first.impl_id} failed, and dispatch passed it over: {first.reason}")
+        raise Wrong(f"{first.op}: {first.impl_id} failed, and dispatch fell back: {first.reason}")
 
 
 def _weights(out: Tensor, seed: int) -> Tensor:
@@ -289,9 +290,9 @@ def backward(
 
 def _leaves(spec: Spec, sample: Sample) -> dict[str, Tensor]:
     """The arguments that have a gradient, as leaves of a graph."""
-    given = named(spec, sample)
+    arguments = named(spec, sample)
     targets = {spec.names[i] for i in spec.gradient.targets}
-    floats = {n: v for n, v in given.items() if n in targets and isinstance(v, Tensor) and v.is_floating_point()}
+    floats = {n: v for n, v in arguments.items() if n in targets and isinstance(v, Tensor) and v.is_floating_point()}
     return {n: v.detach().requires_grad_() for n, v in floats.items()}
 
 
@@ -307,12 +308,13 @@ def by_the_backward(
     spec: Spec, sample: Sample, outs: Sequence[Any], weights: Callable[[Tensor, int], Tensor] = _weights
 ) -> dict[str, Any]:
     """Gradients from the reference of the backward op; the expected values in low precision."""
-    plan, given = spec.gradient, spec.bound(sample.args, sample.kwargs)[0]
+    plan, arguments = spec.gradient, spec.bound(sample.args, sample.kwargs)[0]
     counted = [i for i, d in enumerate(plan.differentiable) if d]
-    look = {"grad": {i: weights(outs[i], at) for at, i in enumerate(counted)}, "in": given, "look": given, "out": outs}
+    grads = {i: weights(outs[i], at) for at, i in enumerate(counted)}
+    values = {"grad": grads, "in": arguments, "look": arguments, "out": outs}
     with torch.no_grad():
-        made = as_tuple(plan.backward.reference(*(look[kind][i] for kind, i in plan.sources)))
-    return {f"d{spec.names[i]}": g for i, g in zip(plan.targets, made, strict=True)}
+        gradients = as_tuple(plan.backward.reference(*(values[kind][i] for kind, i in plan.sources)))
+    return {f"d{spec.names[i]}": g for i, g in zip(plan.targets, gradients, strict=True)}
 
 
 # ---- torch.library and torch.compile --------------------------------------------------------------------------------
@@ -327,13 +329,13 @@ def opcheck(subject: Subject, drawn: Drawn, device: torch.device, all_tests: boo
     unknown = () if device.type in REGISTRATION else ("test_autograd_registration",)
     tests = [t for t in OPCHECKS if t not in (*unknown, *(() if all_tests else OPCHECKS[-1:]))]
     with subject.scope(), quiet():
-        found = torch.library.opcheck(
+        outcomes = torch.library.opcheck(
             packet(spec).default, sample.args, sample.kwargs, test_utils=tests, raise_exception=False
         )
-    for test, said in found.items():
-        if said != "SUCCESS":
-            raise Wrong(f"{test}: {words(said) if isinstance(said, BaseException) else said}")
-    _nobody_failed()
+    for test, outcome in outcomes.items():
+        if outcome != "SUCCESS":
+            raise Wrong(f"{test}: {short_error(outcome) if isinstance(outcome, BaseException) else outcome}")
+    _raise_if_an_impl_failed()
 
 
 def compiled(subject: Subject, drawn: Drawn, device: torch.device) -> None:
@@ -353,9 +355,9 @@ def compiled(subject: Subject, drawn: Drawn, device: torch.device) -> None:
                 sample = drawn.on(device)
                 with torch.no_grad():
                     runs.append(_by_name(spec, call(*sample.args, **sample.kwargs)))
-    _nobody_failed()
+    _raise_if_an_impl_failed()
     results, grads = ({n: v for n, v in runs[0].items() if (n in spec.out) is is_result} for is_result in (True, False))
-    found = difference(runs[1], results, spec)
-    found = found or (difference(runs[1], grads, spec.gradient.backward, SLACK) if grads else None)
-    if found is not None:
-        raise Wrong(f"compiled, {found}")
+    problem = difference(runs[1], results, spec)
+    problem = problem or (difference(runs[1], grads, spec.gradient.backward, SLACK) if grads else None)
+    if problem is not None:
+        raise Wrong(f"compiled, {problem}")

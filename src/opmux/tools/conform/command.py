@@ -1,4 +1,4 @@
-"""`opmux conform`: finds the vendor and a place to run its impls, checks them, and reports."""
+"""`opmux conform`: finds the vendor and a device on which its impls can run, checks them, and reports."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ...core.default import get_default_manager
 from ...core.machine import arch_of
 from ...core.tensors import dtype_name
 from ...faces.aten.switch import disable, use
-from .. import arguments, screen
+from .. import arguments, cpp, screen
 from ..runner.pool import Lost, Workers, cores
 from ..runner.record import chip, made_with
 from ..simulator.launch import VARIABLE
 from . import coverage, gaps, opinfo, page, report, rows
-from .place import NeedsFreshProcess, Place, find, ready
 from .plan import ConformPlan, Depth, check_names
 from .record import DISPATCH, FAIL, CheckResult, ConformRecord, Covered, Unchecked
 from .rows import VendorRow
 from .scope import OpScope
 from .subject import extras_of
+from .target import ConformTarget, NeedsFreshProcess, find, ready
 
 PACKAGE = "(package)"  # in place of an op, in results about a vendor's files
 
@@ -57,109 +57,114 @@ class ConformOptions:
     seconds: float | None = None
     jobs: int | None = None
 
-    def words(self) -> list[str]:
-        """These options as words of a command line."""
-        made = ["--vendor", self.vendor] if self.vendor else []
+    def as_arguments(self) -> list[str]:
+        """These options as arguments of a command line."""
+        words = ["--vendor", self.vendor] if self.vendor else []
         for option, values in (("--op", self.ops), ("--dtype", self.dtypes), ("--check", self.checks)):
-            made += [w for value in values for w in (option, value)]
+            words += [w for value in values for w in (option, value)]
         for option, value in (("--device", self.device), ("--sample", self.sample), ("--json", self.json)):
-            made += [option, value] if value is not None else []
-        made += ["--html", str(self.html)] if self.html is not None else []
-        return [*made, *(["--full"] if self.full else []), *(["--list"] if self.listing else [])]
+            words += [option, value] if value is not None else []
+        words += ["--html", str(self.html)] if self.html is not None else []
+        return [*words, *(["--full"] if self.full else []), *(["--list"] if self.listing else [])]
 
 
-def run(asked: ConformOptions) -> int:
-    if asked.real:
+def run(options: ConformOptions) -> int:
+    if options.real:
         from . import real_command
 
-        return real_command.run(asked)
-    if asked.models or asked.seconds is not None or asked.jobs is not None:
+        return real_command.run(options)
+    if options.models or options.seconds is not None or options.jobs is not None:
         raise arguments.BadOption("--model, --seconds and --jobs go with --real")
-    dtypes = tuple(arguments.dtype(d) for d in arguments.parts(asked.dtypes))
-    depth = Depth(asked.full, dtypes, check_names(asked.checks), asked.sample)
-    with Heard() as heard:
-        place = find(asked.vendor, asked.device)
+    dtypes = tuple(arguments.dtype(d) for d in arguments.parts(options.dtypes))
+    depth = Depth(options.full, dtypes, check_names(options.checks), options.sample)
+    with WarningCollector() as collector:
+        target = find(options.vendor, options.device)
         try:
-            with ready(place) as place:
-                return _run(replace(asked, vendor=place.package.name), place, depth, heard)
+            with ready(target) as target:
+                return _run(replace(options, vendor=target.package.name), target, depth, collector)
         except NeedsFreshProcess:
             pass
-    return _again(asked)
+    return _rerun_interpreted(options)
 
 
-def _again(asked: ConformOptions) -> int:
+def _rerun_interpreted(options: ConformOptions) -> int:
     """Run the same command in a new process that interprets Triton kernels from the start."""
     if os.environ.get(VARIABLE) == "1":  # this is that process
         raise arguments.BadOption(f"triton compiles its kernels although {VARIABLE}=1, and none can be interpreted")
     env = {**os.environ, VARIABLE: "1"}
-    return subprocess.run([sys.executable, "-m", "opmux", "conform", *asked.words()], env=env, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "opmux", "conform", *options.as_arguments()], env=env, check=False
+    ).returncode
 
 
-def _run(asked: ConformOptions, place: Place, depth: Depth, heard: Heard) -> int:
+def _run(options: ConformOptions, target: ConformTarget, depth: Depth, collector: WarningCollector) -> int:
     start = time.perf_counter()
     get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
-    mine, left = rows.served(place)  # before OpScope.of, which looks up the overloads that this call declares
-    scope = OpScope.of(asked.ops)
-    plan = ConformPlan.of(scope.specs, place, depth)
-    known = gaps.read(place.package.folder)
-    if asked.listing:
-        report.listing(plan, scope.overloads, [r for r in mine if scope.includes(r.name)])
+    cpp.before_measuring(target.device.type)
+    vendor_rows, untried = rows.served(target)  # before OpScope.of, which looks up the overloads that it declares
+    scope = OpScope.of(options.ops)
+    plan = ConformPlan.of(scope.specs, target, depth)
+    known = gaps.read(target.package.folder)
+    if options.listing:
+        report.listing(plan, scope.overloads, [r for r in vendor_rows if scope.includes(r.name)])
         return 0
-    record = ConformRecord(_facts(asked, place), notes=[*gaps.unknown_ops(known)])
+    record = ConformRecord(_facts(options, target), notes=[*gaps.unknown_ops(known)])
     if plan.bare:
         record.notes.append(f"no samples to check with: {', '.join(plan.bare)}")
     record.unchecked += plan.unchecked
-    record.unchecked += [one for one in left if scope.includes(one.op)]
-    for name in () if scope.words else extras_of(place):
-        record.unchecked.append(Unchecked(name, place.package.name, "it is no op of opmux, so there is no reference"))
-    record.results += heard.loading(place, depth)
-    record.unchecked += _unasked(place) if "load" in depth.checks else []
+    record.unchecked += [entry for entry in untried if scope.includes(entry.op)]
+    for name in () if scope.words else extras_of(target):
+        record.unchecked.append(Unchecked(name, target.package.name, "it is no op of opmux, so there is no reference"))
+    record.results += collector.loading(target, depth)
+    record.unchecked += _untried_tunables(target) if "load" in depth.checks else []
     try:
-        _check(record, plan, scope, [r for r in mine if scope.includes(r.name)], screen.beside(asked.json))
+        _check(record, plan, scope, [r for r in vendor_rows if scope.includes(r.name)], screen.beside(options.json))
     finally:
         disable()
     for result in record.failures:
-        result.reproduce = _reproduce(asked, place, result)
+        result.reproduce = _reproduce(options, target, result)
     gaps.apply(known, record.results)
     record.seconds = round(time.perf_counter() - start, 2)
-    screen.beside(asked.json).print(report.report(record, known))
-    screen.keep(record, asked.json, asked.html, page.page)
+    screen.beside(options.json).print(report.report(record, known))
+    screen.keep(record, options.json, options.html, page.page)
     return 1 if record.failures else 0
 
 
-def _unasked(place: Place) -> list[Unchecked]:
+def _untried_tunables(target: ConformTarget) -> list[Unchecked]:
     """The tunables in the vendor's files that can only be tried by running their kernel."""
     if importlib.util.find_spec("triton") is None:
         return []
     from .. import tile_checks
 
-    why = f"its tiles are asked for by something else than {', '.join(tile_checks.FACTS)}"
-    return [Unchecked(name, place.package.name, why) for name in tile_checks.unasked(place.package)]
+    why = f"its tiles depend on something else than {', '.join(tile_checks.FACTS)}"
+    return [Unchecked(name, target.package.name, why) for name in tile_checks.untried(target.package)]
 
 
-def _check(record: ConformRecord, plan: ConformPlan, scope: OpScope, mine: list[VendorRow], console: Console) -> None:
+def _check(
+    record: ConformRecord, plan: ConformPlan, scope: OpScope, vendor_rows: list[VendorRow], console: Console
+) -> None:
     """Run all checks and add their results to the record."""
-    place = plan.place
-    console.print(Text(str(place), "bold"), soft_wrap=True)
+    target = plan.target
+    console.print(Text(str(target), "bold"), soft_wrap=True)
     names = [f"{s.name} by {s.id}" for s in plan.subjects]
     _warm(plan)
     covered: dict[str, Covered] = {}
-    for at, done in _all("checking", [partial(plan.run, s) for s in plan.subjects], names, place):
+    for at, done in _run_tasks("checking", [partial(plan.run, s) for s in plan.subjects], names, target):
         results, where = (plan.lost(plan.subjects[at], done.why), None) if isinstance(done, Lost) else done
         record.results += results
         untried = plan.untried(plan.subjects[at], results)
         record.unchecked += [] if untried is None else [untried]
         covered |= {where.key: where} if where is not None else {}
-    if mine and {"values", "mutation"} & set(plan.depth.checks):
-        _check_rows(record, plan, mine)
-    if "opinfo" in plan.depth.checks and not place.direct:
+    if vendor_rows and {"values", "mutation"} & set(plan.depth.checks):
+        _check_rows(record, plan, vendor_rows)
+    if "opinfo" in plan.depth.checks and not target.direct:
         _check_aten(record, plan, scope)
     order = {s.spec.key: i for i, s in enumerate(plan.subjects, 1)}
     record.results.sort(key=lambda r: (0 if r.op == PACKAGE else order.get(r.key, len(order) + 1), r.impl == DISPATCH))
-    with coverage.as_if_there(place):
-        record.coverage = [covered.get(s.key) or coverage.foretold(s, place) for s in scope.specs]
-        record.coverage += coverage.of_aten(place, scope.overloads.values())
-    record.rest_of_aten = {} if scope.words or place.direct else coverage.rest_of_aten(place)
+    with coverage.as_if_there(target):
+        record.coverage = [covered.get(s.key) or coverage.predicted(s, target) for s in scope.specs]
+        record.coverage += coverage.of_aten(target, scope.overloads.values())
+    record.rest_of_aten = {} if scope.words or target.direct else coverage.rest_of_aten(target)
 
 
 def _warm(plan: ConformPlan) -> None:
@@ -167,7 +172,7 @@ def _warm(plan: ConformPlan) -> None:
 
     Nothing is computed here: a forked worker that uses the parent's thread pool hangs.
     """
-    if plan.place.interpreted and {"fake", "opcheck", "compile"} & set(plan.depth.checks):
+    if plan.target.interpreted and {"fake", "opcheck", "compile"} & set(plan.depth.checks):
         import torch._dynamo
         from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -175,16 +180,15 @@ def _warm(plan: ConformPlan) -> None:
             torch.empty(2, 2).abs()
 
 
-def _check_rows(record: ConformRecord, plan: ConformPlan, mine: list[VendorRow]) -> None:
+def _check_rows(record: ConformRecord, plan: ConformPlan, vendor_rows: list[VendorRow]) -> None:
     """Check the vendor's functions for overloads of ATen, each called alone."""
     absent = opinfo.absent()
     if absent is not None:
-        record.unchecked += [Unchecked(r.name, r.impl.impl_id, absent) for r in mine]
+        record.unchecked += [Unchecked(r.name, r.impl.impl_id, absent) for r in vendor_rows]
         return
-    for at, done in _all(
-        "the vendor's rows", [partial(r.run, plan.depth) for r in mine], [r.name for r in mine], plan.place
-    ):
-        results, unchecked = (mine[at].lost(done.why), None) if isinstance(done, Lost) else done
+    tasks, names = [partial(r.run, plan.depth) for r in vendor_rows], [r.name for r in vendor_rows]
+    for at, done in _run_tasks("the vendor's rows", tasks, names, plan.target):
+        results, unchecked = (vendor_rows[at].lost(done.why), None) if isinstance(done, Lost) else done
         record.results += results
         record.unchecked += [] if unchecked is None else [unchecked]
 
@@ -194,21 +198,20 @@ def _check_aten(record: ConformRecord, plan: ConformPlan, scope: OpScope) -> Non
     if absent is not None:
         record.notes.append(absent)
         return
-    mine = [o for n, o in opinfo.overloads(plan.place).items() if n in scope.overloads]
-    infos = opinfo.infos(mine, plan.place)
+    chosen = [o for n, o in opinfo.overloads(plan.target).items() if n in scope.overloads]
+    infos = opinfo.infos(chosen, plan.target)
     with use(mode="all"):  # install the overrides once, before the workers fork
         pass
     names = [f"aten::{i.packet}" for i in infos]
-    for at, done in _all("under ATen", [partial(i.run, plan.depth) for i in infos], names, plan.place):
+    for at, done in _run_tasks("under ATen", [partial(i.run, plan.depth) for i in infos], names, plan.target):
         result = infos[at].lost(done.why) if isinstance(done, Lost) else done
         record.results += [result] if result is not None else []
 
 
-def _all(title: str, tasks: list[Any], names: list[str], place: Place) -> Iterator[tuple[int, Any]]:
+def _run_tasks(title: str, tasks: list[Any], names: list[str], target: ConformTarget) -> Iterator[tuple[int, Any]]:
     """Run the tasks, and yield their outcomes, with a progress bar."""
-    workers = Workers(
-        tasks, cores() if place.interpreted else 1
-    )  # before the bar, whose thread a worker must not inherit
+    # before the bar, whose thread a worker must not inherit
+    workers = Workers(tasks, cores() if target.interpreted else 1)
     with screen.progress("now") as bar:
         task = bar.add_task(title, total=len(tasks), now="")
         for at, done in workers.results(lambda at: bar.update(task, now=names[at])):
@@ -220,34 +223,34 @@ def _all(title: str, tasks: list[Any], names: list[str], place: Place) -> Iterat
 # ---- options --------------------------------------------------------------------------------------------------------
 
 
-def _reproduce(asked: ConformOptions, place: Place, result: CheckResult) -> str:
+def _reproduce(options: ConformOptions, target: ConformTarget, result: CheckResult) -> str:
     """A command line that reproduces only this failure."""
     env = [f"{k.name}={shlex.quote(os.environ[k.name])}" for k in (knobs.PLUGIN_MODULES,) if k.name in os.environ]
-    again = ConformOptions(
-        vendor=place.package.name,
+    narrowed = ConformOptions(
+        vendor=target.package.name,
         ops=[] if result.op == PACKAGE else [result.key],
         dtypes=[result.dtype] if result.dtype else [],
-        device=asked.device,
+        device=options.device,
         checks=[result.check],
         sample=result.sample if result.sample and result.check != "errors" else None,
     )
-    return " ".join([*env, shlex.join(["opmux", "conform", *again.words()])])
+    return " ".join([*env, shlex.join(["opmux", "conform", *narrowed.as_arguments()])])
 
 
-def _facts(asked: ConformOptions, place: Place) -> dict:
-    info, direct = place.package.info, place.direct
+def _facts(options: ConformOptions, target: ConformTarget) -> dict:
+    info, direct = target.package.info, target.direct
     return {
         "vendor": info.vendor_name,
-        "device": str(place.device),
-        "how": place.how,
-        "where": str(place),
-        "chip": chip(place.device),
-        "arch": None if direct else arch_of(place.device.type),
+        "device": str(target.device),
+        "how": target.how,
+        "where": str(target),
+        "chip": chip(target.device),
+        "arch": None if direct else arch_of(target.device.type),
         "verified": info.statement,
-        "folder": None if place.package.folder is None else str(place.package.folder),
-        "depth": "full" if asked.full else "quick",
-        "dtypes": [dtype_name(arguments.dtype(d)) for d in arguments.parts(asked.dtypes)],
-        "ops": asked.ops,
+        "folder": None if target.package.folder is None else str(target.package.folder),
+        "depth": "full" if options.full else "quick",
+        "dtypes": [dtype_name(arguments.dtype(d)) for d in arguments.parts(options.dtypes)],
+        "ops": options.ops,
         **made_with(),
     }
 
@@ -255,7 +258,7 @@ def _facts(asked: ConformOptions, place: Place) -> dict:
 # ---- warnings while a package is loaded -----------------------------------------------------------------------------
 
 
-class Heard(logging.Handler):
+class WarningCollector(logging.Handler):
     """Collects opmux's warnings, which report the skipped parts of a vendor's package."""
 
     def __init__(self) -> None:
@@ -265,7 +268,7 @@ class Heard(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.lines[record.getMessage().splitlines()[0]] = None
 
-    def __enter__(self) -> Heard:
+    def __enter__(self) -> WarningCollector:
         self._level = log.logger.level
         log.show("CRITICAL")  # log lines would break up the progress bar; the report shows them
         log.from_knobs()
@@ -283,18 +286,18 @@ class Heard(logging.Handler):
             handler.setLevel(level)
         log.logger.setLevel(self._level)
 
-    def loading(self, place: Place, depth: Depth) -> Iterator[CheckResult]:
+    def loading(self, target: ConformTarget, depth: Depth) -> Iterator[CheckResult]:
         """The check `load`: it fails if a part of the vendor's package was skipped."""
-        if "load" not in depth.checks or not place.package.module:
+        if "load" not in depth.checks or not target.package.module:
             return
-        marks = (place.package.module, str(place.package.folder), f"{place.package.name}'s ")
-        mine = [line for line in self.lines if any(m in line for m in marks)]
+        marks = (target.package.module, str(target.package.folder), f"{target.package.name}'s ")
+        problems = [line for line in self.lines if any(m in line for m in marks)]
         if importlib.util.find_spec("triton") is not None:
             from .. import tile_checks
 
-            mine += tile_checks.faults(place.package)
-        name = place.package.module
-        result = CheckResult(PACKAGE, name, PACKAGE, name, True, "load", tried=1, failed=min(len(mine), 1))
-        if mine:
-            result.status, result.reason = FAIL, "; ".join(mine)
+            problems += tile_checks.faults(target.package)
+        name = target.package.module
+        result = CheckResult(PACKAGE, name, PACKAGE, name, True, "load", tried=1, failed=min(len(problems), 1))
+        if problems:
+            result.status, result.reason = FAIL, "; ".join(problems)
         yield result

@@ -17,9 +17,9 @@ def difference(got: dict[str, Any], want: dict[str, Any], spec: Spec, slack: flo
     if spec.compared is not None:
         got, want = spec.compared(got), spec.compared(want)
     for name, value in want.items():
-        found = _of_one(name, got.get(name), value, spec, slack)
-        if found is not None:
-            return found
+        problem = _of_one(name, got.get(name), value, spec, slack)
+        if problem is not None:
+            return problem
     return None
 
 
@@ -46,12 +46,17 @@ def numbers(name: str, got: Tensor, want: Tensor, tol: Tol, slack: float = 1.0) 
     far = ~same & ~((off <= allowed) & off.isfinite())
     if not bool(far.any()):
         return None
-    at = tuple(far.nonzero()[0].tolist())
-    place = f"{name}{list(at)}" if at else name
+    at, element = first_of(far, name)
     return (
-        f"{place} is {_number(a[at])}, expected {_number(b[at])} within {allowed[at].item():.2g}; "
+        f"{element} is {_number(a[at])}, expected {_number(b[at])} within {allowed[at].item():.2g}; "
         f"{int(far.sum())} of {far.numel()} numbers are too far, by up to {off[far].max().item():.3g}"
     )
+
+
+def first_of(wrong: Tensor, name: str) -> tuple[tuple[int, ...], str]:
+    """The index of the first true element, and the name of that element in a message: `y[0, 3]`."""
+    at = tuple(wrong.nonzero()[0].tolist())
+    return at, f"{name}{list(at)}" if at else name
 
 
 def _number(t: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Where our ops and ATen's run: in the chip's own kernel, in default Triton, in torch's own kernel, or on the CPU."""
+"""Where our ops and ATen's ops run: in the chip's own kernel, in default Triton, in torch's kernel, or on the CPU."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from ...faces.aten.overloads import Overload, table
 from ...machine import devices
 from ...machine.here import HERE
 from ..bench.cases import name_of
-from .place import Place
 from .record import CPU, NATIVE, NOWHERE, OWN, PLUGIN, TRITON, Covered
 from .samples import AtenRecorder, Drawn
 from .subject import Called
+from .target import ConformTarget
 
 REFERENCE = BackendImplKind.REFERENCE
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
-def served(spec: Spec, place: Place, drawn: Drawn, called: Called) -> Covered:
+def served(spec: Spec, target: ConformTarget, drawn: Drawn, called: Called) -> Covered:
     """Where an op ran for a sample."""
     why = _first_of((d.impl, d.stage, d.reason) for d in called.before)
     on_cpu = list(called.on_cpu)
-    if called.impl.kind is REFERENCE and not place.simulated:
-        on_cpu = _left_to_cpu(spec, drawn, place)
-    return _covered(spec, where(called.impl, place, on_cpu), called.impl.impl_id, why, on_cpu)
+    if called.impl.kind is REFERENCE and not target.simulated:
+        on_cpu = _left_to_cpu(spec, drawn, target)
+    return _covered(spec, where(called.impl, target, on_cpu), called.impl.impl_id, why, on_cpu)
 
 
-def foretold(spec: Spec, place: Place) -> Covered:
-    """Where an op would run, as far as explain() can tell without tensors."""
-    found = get_default_manager().explain(spec.key)
-    why = _refused(found.verdicts)
-    if found.chosen is None:
+def predicted(spec: Spec, target: ConformTarget) -> Covered:
+    """Where an op would run, as far as `explain` can tell without tensors."""
+    explanation = get_default_manager().explain(spec.key)
+    why = _refused(explanation.verdicts)
+    if explanation.chosen is None:
         return _covered(spec, NOWHERE, None, why)
-    return _covered(spec, where(found.chosen, place), found.chosen.impl_id, why)
+    return _covered(spec, where(explanation.chosen, target), explanation.chosen.impl_id, why)
 
 
 def _covered(spec: Spec, where: str, impl: str | None, why: str | None, on_cpu: Iterable[str] = ()) -> Covered:
@@ -58,9 +58,9 @@ def _first_of(refusals: Iterable[tuple[str, str, str]]) -> str | None:
     return next((": ".join(r) for r in refusals if r[1] != "device"), None)
 
 
-def where(impl: OpImpl, place: Place, on_cpu: Iterable[str] = ()) -> str:
+def where(impl: OpImpl, target: ConformTarget, on_cpu: Iterable[str] = ()) -> str:
     """Where an impl runs: one of the words in `record.WHERE`."""
-    if impl.of_vendor(place.package.name):
+    if impl.of_vendor(target.package.name):
         return OWN
     if impl.kind is REFERENCE:
         return CPU if any(on_cpu) else NATIVE
@@ -68,12 +68,12 @@ def where(impl: OpImpl, place: Place, on_cpu: Iterable[str] = ()) -> str:
 
 
 @contextlib.contextmanager
-def as_if_there(place: Place) -> Iterator[None]:
+def as_if_there(target: ConformTarget) -> Iterator[None]:
     """For impls that are called directly on the CPU: dispatch as on a machine with the vendor's device."""
-    if not place.direct:
+    if not target.direct:
         yield
         return
-    with devices.assume(place.package.name):
+    with devices.assume(target.package.name):
         HERE.changed()
         yield
     HERE.changed()
@@ -82,21 +82,21 @@ def as_if_there(place: Place) -> Iterator[None]:
 # ---- ATen -----------------------------------------------------------------------------------------------------------
 
 
-def of_aten(place: Place, found: Iterable[Overload]) -> Iterator[Covered]:
+def of_aten(target: ConformTarget, chosen_overloads: Iterable[Overload]) -> Iterator[Covered]:
     """Where overloads of ATen run while ours are enabled."""
-    can = engine.choosable().get(place.package.device, {})
-    unused = HERE.unused(place.package.device)
-    for overload in found:
+    can = engine.choosable().get(target.package.device, {})
+    unused = HERE.unused(target.package.device)
+    for overload in chosen_overloads:
         verdicts = get_default_manager().explain(overload.key).verdicts
         chosen = next((v.impl for v in verdicts if v.status != "refused" and v.impl.kind is not REFERENCE), None)
         if chosen is not None and overload.name in can:
-            yield _covered(overload, where(chosen, place), chosen.impl_id, None)
+            yield _covered(overload, where(chosen, target), chosen.impl_id, None)
             continue
         why = next((unused[b] for b in overload.bases if b in unused), None) or _refused(verdicts)
-        yield _covered(overload, torchs_own(overload.name, place), "native", why)
+        yield _covered(overload, torchs_own(overload.name, target), "native", why)
 
 
-def rest_of_aten(place: Place) -> dict[str, int]:
+def rest_of_aten(target: ConformTarget) -> dict[str, int]:
     """For the overloads of ATen that we do not compute: how many have a kernel for the device, and how many run on the
     CPU.
 
@@ -104,20 +104,20 @@ def rest_of_aten(place: Place) -> dict[str, int]:
     """
     names = (n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
     ours = table()
-    counted = Counter(torchs_own(n, place) for n in names if n not in ours and _is_real(n))
+    counted = Counter(torchs_own(n, target) for n in names if n not in ours and _is_real(n))
     return {w: counted[w] for w in (NATIVE, CPU, NOWHERE) if counted[w]}
 
 
-def torchs_own(name: str, place: Place) -> str:
+def torchs_own(name: str, target: ConformTarget) -> str:
     """Where torch itself runs an overload of ATen on the vendor's device."""
-    said = _line(name, place.package.info.key)
-    if said is None:
+    entry = _line(name, target.package.info.key)
+    if entry is None:
         return NOWHERE
-    if "[backend fallback]" in said:
-        return CPU if place.package.info.key == "PrivateUse1" else NOWHERE
-    if "[default backend kernel]" in said:  # it calls another overload; for a structured op, the `out` one
+    if "[backend fallback]" in entry:
+        return CPU if target.package.info.key == "PrivateUse1" else NOWHERE
+    if "[default backend kernel]" in entry:  # it calls another overload; for a structured op, the `out` one
         into = next((o for o in (f"{name}_out", f"{name.partition('.')[0]}.out") if _exists(o)), None)
-        return NATIVE if into is None or into == name else torchs_own(into, place)
+        return NATIVE if into is None or into == name else torchs_own(into, target)
     return NATIVE
 
 
@@ -128,8 +128,8 @@ def _exists(name: str) -> bool:
 def _line(name: str, key: str) -> str | None:
     """The entry for an overload and a dispatch key in torch's table of kernels."""
     lines = torch._C._dispatch_dump_table(f"aten::{name}").splitlines()
-    found = next((line for line in lines if line.startswith(f"{key}:")), None)
-    return None if found is None or "[missing]" in found else found
+    entry = next((line for line in lines if line.startswith(f"{key}:")), None)
+    return None if entry is None or "[missing]" in entry else entry
 
 
 def _is_real(name: str) -> bool:
@@ -141,12 +141,12 @@ def _is_real(name: str) -> bool:
         return False
 
 
-def _left_to_cpu(spec: Spec, drawn: Drawn, place: Place) -> list[str]:
+def _left_to_cpu(spec: Spec, drawn: Drawn, target: ConformTarget) -> list[str]:
     """The ATen overloads that a reference calls and that have no kernel for the vendor's device."""
-    if place.package.info.key != "PrivateUse1":
+    if target.package.info.key != "PrivateUse1":
         return []
-    sample = drawn.on(place.device)
+    sample = drawn.on(target.device)
     names: dict[str, None] = {}
     with AtenRecorder(lambda name, *call: names.setdefault(name)), torch.no_grad():
         spec.reference(*sample.args, **sample.kwargs)
-    return [n for n in names if n.startswith("aten::") and torchs_own(n.removeprefix("aten::"), place) == CPU]
+    return [n for n in names if n.startswith("aten::") and torchs_own(n.removeprefix("aten::"), target) == CPU]

@@ -7,10 +7,9 @@
     impl = "default.flagos.acme"
     reason = "no double precision on the chip"
 
-A row names an op (its name, its key such as `"aten::add"`, or a glob; quoted where TOML wants it) and a check, or `"*"`
-for all of them. The reason is required; `impl` limits a row to one impl. A failure that a row covers is expected. A row
-for all of them. The reason is required; `impl` limits a row to one impl. A failure that a row covers is expected. If a
-row covers only passes, they are reported, so that the row can be removed.
+A row names an op (its name, its key such as `"aten::add"`, or a glob; quoted where TOML requires it) and a check, or
+`"*"` for all of them. The reason is required; `impl` limits a row to one impl. A failure that a row covers is expected.
+If a row covers only passes, they are reported, so that the row can be removed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import OpmuxError, nearest
+from ...core.errors import OpmuxError, nearest, suggestion
 from ...core.spec import specs
 from .record import CHECKS, EXPECTED, FAIL, PASS, UNEXPECTED, CheckResult
 
@@ -54,15 +53,15 @@ def read(folder: Path | None) -> list[Gap]:
     if file is None or not file.is_file():
         return []
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadGaps(f"{file} is not valid TOML: {error}") from None
-    made = []
-    for op, checks in found.items():
+    gaps = []
+    for op, checks in tables.items():
         if not isinstance(checks, dict) or not all(isinstance(row, dict) for row in checks.values()):
             raise BadGaps(f'{file}: [{op}]: a row is [op.check] with reason = "..."')
-        made += [_gap(file, op, check, row) for check, row in checks.items()]
-    return made
+        gaps += [_gap(file, op, check, row) for check, row in checks.items()]
+    return gaps
 
 
 def _gap(file: Path, op: str, check: str, row: dict[str, Any]) -> Gap:
@@ -73,7 +72,7 @@ def _gap(file: Path, op: str, check: str, row: dict[str, Any]) -> Gap:
         raise BadGaps(f"{where}: there is no check '{check}'. {hint}")
     strange = [k for k in row if k not in FIELDS]
     if strange:
-        raise BadGaps(f"{where}: {', '.join(strange)} means nothing here. Allowed: {', '.join(FIELDS)}")
+        raise BadGaps(f"{where}: unknown field {', '.join(strange)}. Allowed: {', '.join(FIELDS)}")
     if not isinstance(row.get("reason"), str) or not row["reason"].strip():
         raise BadGaps(f'{where}: a reason is required, such as reason = "rounds twice before driver 2.1"')
     if not isinstance(row.get("impl", ""), str):
@@ -81,27 +80,26 @@ def _gap(file: Path, op: str, check: str, row: dict[str, Any]) -> Gap:
     return Gap(op, check, row["reason"].strip(), row.get("impl"))
 
 
-def unknown_ops(rows: Iterable[Gap]) -> list[str]:
+def unknown_ops(gaps: Iterable[Gap]) -> list[str]:
     """A note for each row whose op does not exist; not an error, as the file is used with several versions."""
     names = {n.casefold(): n for s in specs for n in (s.name, s.key)}
     names |= {n.casefold(): n for k in specs.derived for n in (k, k.removeprefix("aten::"))}
-    said = []
-    for row in rows:
-        if not any(fnmatchcase(n, row.op.casefold()) for n in names) and row.op != "(package)":
-            close = nearest(row.op, names.values())
-            said.append(f"{FILE}: [{row.op}.{row.check}]: no such op" + (f"; did you mean '{close}'?" if close else ""))
-    return said
+    notes = []
+    for gap in gaps:
+        if not any(fnmatchcase(n, gap.op.casefold()) for n in names) and gap.op != "(package)":
+            notes.append(f"{FILE}: [{gap.op}.{gap.check}]: no such op{suggestion(gap.op, names.values())}")
+    return notes
 
 
-def apply(rows: Iterable[Gap], results: Iterable[CheckResult]) -> None:
+def apply(gaps: Iterable[Gap], results: Iterable[CheckResult]) -> None:
     """Mark failures that a row covers as expected; if a row covers only passes, mark those as unexpected."""
-    found: dict[int, list[CheckResult]] = {}
-    rows = list(rows)
+    by_gap: dict[int, list[CheckResult]] = {}
+    gaps = list(gaps)
     for result in results:
-        at = next((i for i, row in enumerate(rows) if row.covers(result)), None)
+        at = next((i for i, gap in enumerate(gaps) if gap.covers(result)), None)
         if at is not None and result.status in (FAIL, PASS):
-            found.setdefault(at, []).append(result)
-    for at, covered in found.items():
+            by_gap.setdefault(at, []).append(result)
+    for at, covered in by_gap.items():
         failed = [r for r in covered if r.status == FAIL]
         for result in failed or covered:
-            result.gap, result.status = rows[at].reason, EXPECTED if failed else UNEXPECTED
+            result.gap, result.status = gaps[at].reason, EXPECTED if failed else UNEXPECTED

@@ -18,17 +18,17 @@ from ...core.tensors import dtype_name
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload
 from ...faces.aten.switch import use
-from ..runner.check import Wrong, words
+from ..runner.check import Wrong, short_error
 from .checks import SLACK
 from .compare import numbers
-from .place import Place
 from .plan import Depth
 from .record import DISPATCH, CheckResult
 from .samples import in_words, quiet
+from .target import ConformTarget
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.bool)
 LOW = (torch.bfloat16, torch.float16)
-Told = tuple[list[Tensor], list[Tensor]]  # results, gradients
+Outputs = tuple[list[Tensor], list[Tensor]]  # results, gradients
 RANDOM = "random"  # the family whose results are compared only in shape and dtype
 
 
@@ -39,50 +39,50 @@ def absent() -> str | None:
     return None
 
 
-def overloads(place: Place) -> dict[str, Overload]:
+def overloads(target: ConformTarget) -> dict[str, Overload]:
     """The overloads of ATen that one of our kernels, or of the vendor's, computes on this device."""
-    return engine.choosable().get(place.device.type, {})
+    return engine.choosable().get(target.device.type, {})
 
 
-def packets(found: Iterable[Overload]) -> dict[str, list[Overload]]:
+def packets(chosen: Iterable[Overload]) -> dict[str, list[Overload]]:
     """Group overloads by their op."""
-    made: dict[str, list[Overload]] = {}
-    for overload in found:
-        made.setdefault(overload.shape.packet, []).append(overload)
-    return made
+    by_packet: dict[str, list[Overload]] = {}
+    for overload in chosen:
+        by_packet.setdefault(overload.shape.packet, []).append(overload)
+    return by_packet
 
 
 class Info:
     """One op of ATen and all of OpInfo's entries for it."""
 
-    def __init__(self, packet: str, of: list[Overload], entries: list[Any], place: Place):
-        self.packet, self.overloads, self.entries, self.place = packet, of, entries, place
+    def __init__(self, packet: str, of: list[Overload], entries: list[Any], target: ConformTarget):
+        self.packet, self.overloads, self.entries, self.target = packet, of, entries, target
         base = next((specs.by_key[b] for o in of for b in o.bases), None)
         self.family = of[0].family
         self.tol = TOL if base is None else base.tol
-        self.own = any(_is_own(o, place) for o in of)
+        self.own = any(_is_own(o, target) for o in of)
 
     def run(self, depth: Depth) -> CheckResult | None:
         """Run every requested sample; None if the op has none in these dtypes."""
-        made = self._result()
+        result = self._result()
         for name, dtype, sample, call, grad in self._samples(depth):
             wrong = None
             try:
                 with quiet():
-                    told = self._told(call, sample, grad)
-                    if told is None:
+                    expected = self._expected(call, sample, grad)
+                    if expected is None:
                         continue
-                    self._compare(call, sample, grad, told)
+                    self._compare(call, sample, grad, expected)
             except Exception as error:  # from our kernel, or from a torch op that it calls
-                wrong = str(error) if isinstance(error, Wrong) else f"raised {words(error)}"
-            made.count(wrong, name, dtype_name(dtype))
-        return made if made.tried else None
+                wrong = str(error) if isinstance(error, Wrong) else f"raised {short_error(error)}"
+            result.count(wrong, name, dtype_name(dtype))
+        return result if result.tried else None
 
     def lost(self, why: str) -> CheckResult:
         """The result of an op that ended its worker process."""
-        made = self._result()
-        made.count(why)
-        return made
+        result = self._result()
+        result.count(why)
+        return result
 
     def _result(self) -> CheckResult:
         return CheckResult(self.packet, f"aten::{self.packet}", self.family, DISPATCH, self.own, "opinfo")
@@ -102,35 +102,37 @@ class Info:
                     if not named or name == depth.sample:
                         yield name, dtype, sample, entry.op, grad
 
-    def _told(self, call: Callable[..., Any], sample: Any, grad: bool) -> Told | None:
+    def _expected(self, call: Callable[..., Any], sample: Any, grad: bool) -> Outputs | None:
         """The results of ATen's own kernels (the CPU's for a simulated device); None if they refuse the sample."""
         try:
-            return both(call, *_on(sample, torch.device("cpu") if self.place.simulated else self.place.device), grad)
+            return both(call, *_on(sample, torch.device("cpu") if self.target.simulated else self.target.device), grad)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return None
 
-    def _compare(self, call: Callable[..., Any], sample: Any, grad: bool, told: Told) -> None:
+    def _compare(self, call: Callable[..., Any], sample: Any, grad: bool, expected: Outputs) -> None:
         with use(mode="all"):
-            got = both(call, *_on(sample, self.place.device), grad)
-        for what, ours, theirs, slack in zip(("result", "gradient"), got, told, (SLACK, 4 * SLACK)):
-            if len(ours) != len(theirs):
-                raise Wrong(f"{len(ours)} {what}s, expected {len(theirs)}")
-            for at, (a, b) in enumerate(zip(ours, theirs)):
-                name = f"{what} {at}" if len(theirs) > 1 else what
-                agree(name, a, b, self.place, None if self.family == RANDOM else self.tol, slack)
+            got = both(call, *_on(sample, self.target.device), grad)
+        for what, ours, native, slack in zip(("result", "gradient"), got, expected, (SLACK, 4 * SLACK)):
+            if len(ours) != len(native):
+                raise Wrong(f"{len(ours)} {what}s, expected {len(native)}")
+            for at, (a, b) in enumerate(zip(ours, native)):
+                name = f"{what} {at}" if len(native) > 1 else what
+                agree(name, a, b, self.target, None if self.family == RANDOM else self.tol, slack)
 
 
-def agree(name: str, got: Tensor, want: Tensor, place: Place, tol: Mapping[Any, Tol] | None, slack: float) -> None:
+def agree(
+    name: str, got: Tensor, want: Tensor, target: ConformTarget, tol: Mapping[Any, Tol] | None, slack: float
+) -> None:
     """Raise Wrong if a result on the device is not ATen's; without `tol`, only shape and dtype are compared."""
-    if place.simulated:  # accelerators always return the statistics of norms, and in float32
+    if target.simulated:  # accelerators always return the statistics of norms, and in float32
         if want.shape == (0,) != got.shape:
             return
         got = got.to(want.dtype) if got.dtype is torch.float32 and want.dtype in LOW else got
-    if (got.shape, got.dtype, got.device.type) != (want.shape, want.dtype, place.device.type):
-        raise Wrong(f"{name} is {in_words(got)}, expected {in_words(want).rpartition(' on ')[0]} on {place.device}")
-    found = None if tol is None else numbers(name, got, want, _tolerance(want, tol), slack)
-    if found is not None:
-        raise Wrong(found)
+    if (got.shape, got.dtype, got.device.type) != (want.shape, want.dtype, target.device.type):
+        raise Wrong(f"{name} is {in_words(got)}, expected {in_words(want).rpartition(' on ')[0]} on {target.device}")
+    problem = None if tol is None else numbers(name, got, want, _tolerance(want, tol), slack)
+    if problem is not None:
+        raise Wrong(problem)
 
 
 def _tolerance(want: Tensor, tols: Mapping[Any, Tol]) -> Tol:
@@ -159,7 +161,7 @@ def drawn(entry: Any, dtype: torch.dtype, grad: bool) -> Iterator[Any]:
         yield from entry.sample_inputs_func(entry, "cpu", dtype, grad)
 
 
-def both(call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], grad: bool) -> Told:
+def both(call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], grad: bool) -> Outputs:
     """The results of a call, and the gradients of its arguments."""
     outs = [t for t in tree_flatten(call(*args, **kwargs))[0] if isinstance(t, Tensor)]
     leaves = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor) and t.requires_grad]
@@ -167,23 +169,23 @@ def both(call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], grad
     if not grad or not counted or not leaves:
         return [o.detach() for o in outs], []
     weights = [torch.randn(o.shape, generator=torch.Generator().manual_seed(i)).to(o) for i, o in enumerate(counted)]
-    made = torch.autograd.grad(counted, leaves, weights, allow_unused=True)
-    return [o.detach() for o in outs], [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, made)]
+    gradients = torch.autograd.grad(counted, leaves, weights, allow_unused=True)
+    return [o.detach() for o in outs], [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, gradients)]
 
 
-def _is_own(overload: Overload, place: Place) -> bool:
+def _is_own(overload: Overload, target: ConformTarget) -> bool:
     """Whether the vendor has its own kernel for an overload."""
     from ...core.default import get_default_manager
 
     registry = get_default_manager().registry
     of_bases = (i for b in overload.bases for i in registry.impls(b))
-    return place.device.type in overload.rows or any(i.of_vendor(place.package.name) for i in of_bases)
+    return target.device.type in overload.rows or any(i.of_vendor(target.package.name) for i in of_bases)
 
 
-def infos(found: Iterable[Overload], place: Place) -> list[Info]:
+def infos(chosen: Iterable[Overload], target: ConformTarget) -> list[Info]:
     """The ops of these overloads that OpInfo has samples for."""
-    made = ((packet, of, entries_of(packet)) for packet, of in packets(found).items())
-    return [Info(packet, of, entries, place) for packet, of, entries in made if entries]
+    by_packet = ((packet, of, entries_of(packet)) for packet, of in packets(chosen).items())
+    return [Info(packet, of, entries, target) for packet, of, entries in by_packet if entries]
 
 
 def entries_of(packet: str) -> list[Any]:
@@ -206,7 +208,7 @@ def _entries() -> dict[str, list[Any]]:
     return by_name
 
 
-def of_specs(found: Iterable[Overload], wanted: Iterable[Spec]) -> list[Overload]:
+def of_specs(chosen: Iterable[Overload], computed_by: Iterable[Spec]) -> list[Overload]:
     """The overloads that these specs compute."""
-    keys = {s.key for s in wanted}
-    return [o for o in found if keys & set(o.bases)]
+    keys = {s.key for s in computed_by}
+    return [o for o in chosen if keys & set(o.bases)]

@@ -55,36 +55,38 @@ def _results(results: list[CheckResult]) -> str:
     for result in results:
         rows.setdefault((result.key, result.impl), {})[result.check] = result
     checks = [c for c in CHECKS if any(r.check == c for r in results)]
-    made = []
-    for found in rows.values():
-        first = next(iter(found.values()))
-        served = ", ".join(found["values"].ran) if "values" in found and first.impl == DISPATCH else ""
+    lines = []
+    for checked in rows.values():
+        first = next(iter(checked.values()))
+        served = ", ".join(checked["values"].ran) if "values" in checked and first.impl == DISPATCH else ""
         who = f"{first.impl} → {served}" if served else first.impl
-        cells = "".join(_cell(found.get(c)) for c in checks)
+        cells = "".join(_cell(checked.get(c)) for c in checks)
         kind = ' class="own"' if first.own else ""
-        made.append(f"<tr{kind}><td>{text(first.family)}</td><td>{text(first.op)}</td><td>{text(who)}</td>{cells}</tr>")
-    return _table(("family", "op", "impl", *checks), made)
+        lines.append(
+            f"<tr{kind}><td>{text(first.family)}</td><td>{text(first.op)}</td><td>{text(who)}</td>{cells}</tr>"
+        )
+    return _table(("family", "op", "impl", *checks), lines)
 
 
 def _cell(result: CheckResult | None) -> str:
     if result is None:
         return "<td></td>"
-    word = MARKS[result.status][0]
+    label = MARKS[result.status][0]
     count = f"{result.failed}/{result.tried}" if result.status == FAIL else str(result.tried or "")
     refused = "; ".join(f"{r.impl} refused {r.samples}: {r.stage}: {r.reason}" for r in result.refusals)
     tip = "; ".join(filter(None, (result.reason, result.gap, refused)))
     mark = " *" if refused and result.status == PASS else ""
-    return f'<td class="{result.status}" title="{text(tip)}">{word} <small>{count}{mark}</small></td>'
+    return f'<td class="{result.status}" title="{text(tip)}">{label} <small>{count}{mark}</small></td>'
 
 
 def _coverage(rows: list[Covered]) -> str:
-    made = [
+    lines = [
         f"<tr><td>{text(r.space)}</td><td>{text(r.family)}</td><td>{text(r.op)}</td>"
         f'<td><i style="background:{COLOURS[r.where]}"></i>{text(PLACES[r.where])}</td><td>{text(r.impl or "")}</td>'
         f"<td>{text(r.why or ' '.join(r.on_cpu))}</td></tr>"
         for r in rows
     ]
-    return _table(("space", "family", "op", "where", "impl", "why, or what ran on the CPU"), made)
+    return _table(("space", "family", "op", "where", "impl", "why, or what ran on the CPU"), lines)
 
 
 def _table(heads: tuple[str, ...], rows: list[str]) -> str:
@@ -107,8 +109,8 @@ def _bar(name: str, counts: Mapping[str, int]) -> str:
         f'<span style="width:{100 * n / total:.3f}%;background:{COLOURS[w]}" title="{text(PLACES[w])}: {n}"></span>'
         for w, n in counts.items()
     )
-    words = ", ".join(f"{PLACES[w]} {n}" for w, n in counts.items())
-    return f'<div class="stack"><b>{text(name)}</b> <small>{text(words)}</small><div>{parts}</div></div>'
+    legend = ", ".join(f"{PLACES[w]} {n}" for w, n in counts.items())
+    return f'<div class="stack"><b>{text(name)}</b> <small>{text(legend)}</small><div>{parts}</div></div>'
 
 
 STYLE = """

@@ -18,12 +18,12 @@ from ...core.spec import Spec
 from ..bench.cases import name_of
 from . import checks, coverage
 from .checks import Tally
-from .place import Place
 from .record import CHECKS, CheckResult, Covered, Unchecked
 from .samples import DTYPES, Drawn, drawn
 from .subject import Subject, own_impls, subjects
+from .target import ConformTarget
 
-OF_A_SUBJECT = ("values", "mutation", "errors", "fake", "gradient", "opcheck", "compile")
+SUBJECT_CHECKS = ("values", "mutation", "errors", "fake", "gradient", "opcheck", "compile")
 # The most gradient samples of a vendor's impl in a short run; other impls get one.
 FEW = 3
 NO_SAMPLES = "the op declares no samples"
@@ -42,7 +42,7 @@ class Depth:
 
 @dataclass
 class ConformPlan:
-    place: Place
+    target: ConformTarget
     depth: Depth
     specs: list[Spec]
     subjects: list[Subject] = field(default_factory=list)
@@ -50,30 +50,30 @@ class ConformPlan:
     unchecked: list[Unchecked] = field(default_factory=list)  # the vendor's impls that have no samples
 
     @classmethod
-    def of(cls, found: list[Spec], place: Place, depth: Depth) -> ConformPlan:
-        made = cls(place, depth, found)
-        for spec in found:
+    def of(cls, chosen: list[Spec], target: ConformTarget, depth: Depth) -> ConformPlan:
+        plan = cls(target, depth, chosen)
+        for spec in chosen:
             if spec.samples is None:
-                made.bare.append(name_of(spec))
-                made.unchecked += [Unchecked(name_of(spec), i.impl_id, NO_SAMPLES) for i in own_impls(spec, place)]
+                plan.bare.append(name_of(spec))
+                plan.unchecked += [Unchecked(name_of(spec), i.impl_id, NO_SAMPLES) for i in own_impls(spec, target)]
             else:
-                made.subjects += [s for s in subjects(spec, place) if made.checks(s)]
-        made.subjects.sort(key=lambda s: s.spec.family)
-        return made
+                plan.subjects += [s for s in subjects(spec, target) if plan.checks(s)]
+        plan.subjects.sort(key=lambda s: s.spec.family)
+        return plan
 
     def is_deep(self, subject: Subject) -> bool:
         """Whether a subject gets the costly checks: in a short run the vendor's own, and one op of each family."""
         if self.depth.full or subject.own or self.named:
             return True
-        if own_impls(subject.spec, self.place):
+        if own_impls(subject.spec, self.target):
             return False
         return self._firsts.get(subject.spec.family) == subject.spec.key
 
     @cached_property
     def _firsts(self) -> dict[str, str]:
         """The first differentiable op of each family."""
-        found = [s for s in self.specs if s.space == "opmux" and s.grad]
-        return {s.family: s.key for s in reversed(found)}
+        differentiable = [s for s in self.specs if s.space == "opmux" and s.grad]
+        return {s.family: s.key for s in reversed(differentiable)}
 
     @property
     def named(self) -> bool:
@@ -85,24 +85,24 @@ class ConformPlan:
         """The requested dtypes, or all that the device supports; those of the impl come first."""
         if self.depth.dtypes:
             return list(self.depth.dtypes)
-        lacks = machine.current().lacks(self.place.package.device)
+        lacks = machine.current().lacks(self.target.package.device)
         takes = None if subject.impl is None else subject.impl.supported_dtypes
-        found = [d for d in DTYPES if d not in lacks]
-        return sorted(found, key=lambda d: takes is not None and d not in takes)
+        supported = [d for d in DTYPES if d not in lacks]
+        return sorted(supported, key=lambda d: takes is not None and d not in takes)
 
     def samples(self, subject: Subject) -> Iterator[Drawn]:
         """All samples in a full run. Else, vendor's impls: all in one dtype, the first in others; other impls: one."""
-        wanted = lambda id: self.depth.sample is None or id == self.depth.sample or fnmatchcase(id, self.depth.sample)
-        whole, asked = self.depth.full or self.named, bool(self.depth.dtypes)
+        matches = lambda id: self.depth.sample is None or id == self.depth.sample or fnmatchcase(id, self.depth.sample)
+        whole, dtypes_named = self.depth.full or self.named, bool(self.depth.dtypes)
         main = None  # the dtype in which all samples are tried
         for dtype in self.dtypes(subject):
-            every = whole or (subject.own and (main is None or asked))
+            every = whole or (subject.own and (main is None or dtypes_named))
             taken = 0
-            for one in itertools.islice(drawn(subject.spec, dtype, wanted), None if every else 1):
+            for sample in itertools.islice(drawn(subject.spec, dtype, matches), None if every else 1):
                 taken += 1
-                yield one
+                yield sample
             main = dtype if main is None and taken else main
-            if main is not None and not (whole or subject.own or asked):
+            if main is not None and not (whole or subject.own or dtypes_named):
                 return
 
     # -- checks
@@ -114,27 +114,27 @@ class ConformPlan:
 
     def _run(self, subject: Subject) -> tuple[list[CheckResult], Covered | None]:
         tallies = {c: Tally(subject, c) for c in self.checks(subject)}
-        device = self.place.device
-        found: list[Drawn] = []
+        device = self.target.device
+        tried: list[Drawn] = []
         covered: Covered | None = None
         forward = [t for c, t in tallies.items() if c in ("values", "mutation", "fake")]
         both = {c: Tally(subject, c) for c in ("values", "mutation")} | tallies
-        for one in self.samples(subject):
-            found.append(one)
+        for sample in self.samples(subject):
+            tried.append(sample)
             if forward:
-                every = self.depth.full or self.named or len(found) == 1
-                called = checks.forward(subject, one, device, both, every)
+                every = self.depth.full or self.named or len(tried) == 1
+                called = checks.forward(subject, sample, device, both, every)
                 if called is not None and subject.impl is None and covered is None:
-                    covered = coverage.served(subject.spec, self.place, one, called)
+                    covered = coverage.served(subject.spec, self.target, sample, called)
         if "errors" in tallies:
             checks.errors(subject, device, tallies["errors"])
-        for check, some in (("gradient", self._differentiable(found)), ("opcheck", found), ("compile", found)):
-            for one in itertools.islice((d for d in some if _has_numbers(d)), self._most(check, subject)):
+        for check, some in (("gradient", self._differentiable(tried)), ("opcheck", tried), ("compile", tried)):
+            for sample in itertools.islice((d for d in some if _has_numbers(d)), self._most(check, subject)):
                 if check in tallies:
-                    with tallies[check].trial(one):
-                        self._deep(check)(subject, one, device)
+                    with tallies[check].trial(sample):
+                        self._deep(check)(subject, sample, device)
         get_default_manager().clear_quarantine()
-        return [made for t in tallies.values() if (made := t.result()) is not None], covered
+        return [result for t in tallies.values() if (result := t.result()) is not None], covered
 
     def untried(self, subject: Subject, results: list[CheckResult]) -> Unchecked | None:
         """The vendor's impl, if none of its samples was tried."""
@@ -147,8 +147,8 @@ class ConformPlan:
         """The result of a subject that ended its worker process."""
         tally = Tally(subject, "values")
         tally.fail(why, None)
-        made = tally.result()
-        return [] if made is None else [made]
+        result = tally.result()
+        return [] if result is None else [result]
 
     def checks(self, subject: Subject) -> list[str]:
         """The checks that apply to a subject."""
@@ -160,11 +160,11 @@ class ConformPlan:
         have += ["gradient"] if spec.grad and (not subject.direct or own_gradient) else []
         if spec.space == "opmux" and not subject.direct and self.is_deep(subject):
             have += ["opcheck", "compile"]
-        return [c for c in OF_A_SUBJECT if c in have and c in self.depth.checks]
+        return [c for c in SUBJECT_CHECKS if c in have and c in self.depth.checks]
 
-    def _differentiable(self, found: list[Drawn]) -> list[Drawn]:
+    def _differentiable(self, samples: list[Drawn]) -> list[Drawn]:
         """Samples for the gradient check; low precision only in a full run or on request."""
-        floats = [d for d in found if d.dtype.is_floating_point and d.spec.grad and checks.is_differentiable(d)]
+        floats = [d for d in samples if d.dtype.is_floating_point and d.spec.grad and checks.is_differentiable(d)]
         if self.depth.full or self.depth.dtypes:
             return floats
         return [d for d in floats if d.dtype in (torch.float32, torch.float64)]
@@ -186,9 +186,9 @@ def _has_numbers(one: Drawn) -> bool:
     return all(t.numel() for t in one.results.values() if isinstance(t, torch.Tensor))
 
 
-def check_names(words: list[str]) -> tuple[str, ...]:
+def check_names(names: list[str]) -> tuple[str, ...]:
     """The requested checks; all by default."""
-    for word in words:
-        if word not in CHECKS:
-            raise UnknownName("check", word, CHECKS)
-    return tuple(words) or CHECKS
+    for name in names:
+        if name not in CHECKS:
+            raise UnknownName("check", name, CHECKS)
+    return tuple(names) or CHECKS

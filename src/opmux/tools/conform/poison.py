@@ -46,10 +46,10 @@ def launches_poisoned() -> Iterator[None]:
         yield
         return
 
-    def empty(*look: Any) -> Tensor:
-        made = stock(*look)
-        _fill(made)
-        return made
+    def empty(*spec: Any) -> Tensor:
+        tensor = stock(*spec)
+        _fill(tensor)
+        return tensor
 
     rows.empty_cuda = empty
     plans.forget()  # existing plans hold the allocator that they were made with
@@ -61,10 +61,10 @@ def launches_poisoned() -> Iterator[None]:
 
 
 @engine.off_inside
-def _fill(made: Tensor) -> None:
-    if made.dtype.is_floating_point:
-        made.fill_(float("nan"))
-    elif made.dtype is torch.bool:
-        made.fill_(True)
+def _fill(tensor: Tensor) -> None:
+    if tensor.dtype.is_floating_point:
+        tensor.fill_(float("nan"))
+    elif tensor.dtype is torch.bool:
+        tensor.fill_(True)
     else:
-        made.fill_(torch.iinfo(made.dtype).max)
+        tensor.fill_(torch.iinfo(tensor.dtype).max)

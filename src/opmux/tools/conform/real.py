@@ -30,7 +30,7 @@ from ...specs.samples import Case as SampleCase
 from ..bench import cases as bench_cases
 from ..bench import native
 from ..bench.cases import name_of
-from ..runner.check import Wrong, as_tuple, words
+from ..runner.check import Wrong, as_tuple, short_error
 from . import calls, shapes, yardstick
 from .checks import backward, by_the_backward
 from .poison import poisoned
@@ -88,23 +88,24 @@ class RealCase:
     attempt: Callable[[torch.device], str | None] = field(compare=False)  # returns who computed it; raises if wrong
 
     def run(self, device: torch.device) -> Outcome:
-        made = Outcome(self.op, self.words, dtype_name(self.dtype), list(self.models))
+        outcome = Outcome(self.op, self.words, dtype_name(self.dtype), list(self.models))
         start = time.perf_counter()
         try:
             with quiet():
-                made.impl = self.attempt(device)
+                outcome.impl = self.attempt(device)
         except Wrong as error:
-            made.status, made.reason = FAIL, str(error)
+            outcome.status, outcome.reason = FAIL, str(error)
         except (Declined, calls.LeftToTorch) as error:
-            made.status, made.reason = DECLINED, str(error)
+            outcome.status, outcome.reason = DECLINED, str(error)
         except CannotCheck as error:
-            made.status, made.reason = UNCHECKED, str(error)
+            outcome.status, outcome.reason = UNCHECKED, str(error)
         except torch.OutOfMemoryError:
-            made.status, made.reason = UNCHECKED, "out of memory"
+            outcome.status, outcome.reason = UNCHECKED, "out of memory"
         except Exception as error:  # any error of a kernel fails its case only
-            made.status, made.reason = FAIL, str(error) if isinstance(error, Crashed) else f"raised {words(error)}"
-        made.seconds = round(time.perf_counter() - start, 4)
-        return made
+            reason = str(error) if isinstance(error, Crashed) else f"raised {short_error(error)}"
+            outcome.status, outcome.reason = FAIL, reason
+        outcome.seconds = round(time.perf_counter() - start, 4)
+        return outcome
 
 
 def terms_of(family: str, largest: Sequence[int], results: int) -> float:
@@ -126,18 +127,18 @@ def most(device: torch.device) -> int:
 
 def our_impls(spec: Spec, device: torch.device) -> list[OpImpl]:
     """Our kernels for an op on a device, including those for one vendor's chips."""
-    found, ours = get_default_manager().registry.impls(spec.key), (BackendImplKind.DEFAULT, BackendImplKind.CPP)
-    return [i for i in found if i.kind in ours and machine.runs_on(i.devices, device.type)]
+    registered, ours = get_default_manager().registry.impls(spec.key), (BackendImplKind.DEFAULT, BackendImplKind.CPP)
+    return [i for i in registered if i.kind in ours and machine.runs_on(i.devices, device.type)]
 
 
 def rows_of(spec: Spec, limit: int = MOST_ELSEWHERE) -> list[Sized]:
     """The rows of an op that fit the limit, then the others. In each group, shapes that failed before come first, then
     the largest. Random shapes come last."""
-    mine = [r for r in shapes.read().sized if _is_for(r, spec)]
-    mine.sort(key=lambda r: (cut(r.shape, limit) is None, "attacked" not in r.models, -torch.Size(r.shape).numel()))
+    rows = [r for r in shapes.read().sized if _is_for(r, spec)]
+    rows.sort(key=lambda r: (cut(r.shape, limit) is None, "attacked" not in r.models, -torch.Size(r.shape).numel()))
     # alternate between layouts
-    turns = itertools.zip_longest(*([r for r in mine if r.layout == k] for k in dict.fromkeys(r.layout for r in mine)))
-    return [r for turn in turns for r in turn if r is not None] + drawn_rows(spec)
+    rounds = itertools.zip_longest(*([r for r in rows if r.layout == k] for k in dict.fromkeys(r.layout for r in rows)))
+    return [r for group in rounds for r in group if r is not None] + drawn_rows(spec)
 
 
 def _is_for(row: Sized, spec: Spec) -> bool:
@@ -147,14 +148,14 @@ def _is_for(row: Sized, spec: Spec) -> bool:
 def drawn_rows(spec: Spec) -> list[Sized]:
     """Rows of random sizes, the same in every run."""
     chance = random.Random(zlib.crc32(spec.key.encode()))
-    made = []
+    rows = []
     for _ in range(RANDOM_ROWS):
         flat = (chance.randint(1, 5000), chance.randint(1, 4500) * 2)
         cube = (chance.randint(1, 64), 32 * chance.randint(1, 80), chance.randint(1, 40), chance.randint(1, 40))
         shape = flat if spec.family in FLAT else cube if spec.family == "channel_norm" else None
         if shape is not None:
-            made.append(Sized((spec.family,), (), shape, ("random",)))
-    return made
+            rows.append(Sized((spec.family,), (), shape, ("random",)))
+    return rows
 
 
 def cut(shape: tuple[int, ...], limit: int) -> tuple[int, ...] | None:
@@ -200,10 +201,10 @@ def sample_of(spec: Spec, row: Sized, dtype: torch.dtype, device: torch.device) 
     last = row.layout == "channels_last"
     case = SampleCase(shape, "packed" if last else row.layout, row.options)
     try:
-        made = bench_cases.sample_of(spec, case, dtype, device)
+        sample = bench_cases.sample_of(spec, case, dtype, device)
     except Exception as error:  # sample code may raise anything
-        raise CannotCheck(f"no such arguments: {words(error)}") from None
-    return _channels_last(made, shape) if last else made
+        raise CannotCheck(f"no such arguments: {short_error(error)}") from None
+    return _channels_last(sample, shape) if last else sample
 
 
 def _channels_last(sample: Sample, shape: tuple[int, ...]) -> Sample:
@@ -218,18 +219,18 @@ def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device:
     impls = our_impls(spec, device)
     if not impls:
         raise CannotCheck(f"no kernel of ours on a {device.type}")
-    judge = Judge.of(spec, sample, device)
+    comparison = Comparison.of(spec, sample, device)
     declined: list[Declined] = []
     ran = []
     for impl in impls:
-        given = moved(sample, device)
+        on_device = moved(sample, device)
         try:
             with poisoned():
-                made = strictly(spec, impl, given)[0]
+                results = strictly(spec, impl, on_device)[0]
         except Declined as error:
             declined.append(error)
             continue
-        judge.check(by_name(spec, made) | written(spec, given))
+        comparison.check(by_name(spec, results) | written(spec, on_device))
         ran.append(impl.impl_id)
     if not ran:
         raise declined[0]
@@ -239,33 +240,33 @@ def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device:
 
 
 @dataclass(frozen=True)
-class Judge:
+class Comparison:
     """What results are compared with: the reference in float64 and torch's own result in the same dtype; for families
     in BITS, the reference in the same dtype."""
 
     spec: Spec
     plain: dict[str, Any]  # the reference's results in the same dtype
     truth: dict[str, Any]
-    theirs: dict[str, Any]
+    native: dict[str, Any]
     largest: tuple[int, ...]  # the shape of the largest argument
     size: float
     fp8: torch.dtype | None  # the float8 dtype of byte results that were computed, then rounded
 
     @classmethod
-    def of(cls, spec: Spec, sample: Sample, device: torch.device) -> Judge:
+    def of(cls, spec: Spec, sample: Sample, device: torch.device) -> Comparison:
         try:
             plain = _reference(spec, moved(sample, device))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise CannotCheck(f"the reference refuses it: {words(error)}") from None
+            raise CannotCheck(f"the reference refuses it: {short_error(error)}") from None
         truth = {} if spec.family in BITS or "fp8" in spec.name else _in_float64(spec, sample, device)
         floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
         first = max(floats, key=Tensor.numel, default=None)
         size = 0.0 if first is None or not first.numel() else first.double().square().mean().sqrt().item()
-        theirs = {**plain, **_native(spec, moved(sample, device))} if truth else plain
-        given = spec.signature.bind_partial(*sample.args, **sample.kwargs).arguments.values()
-        kinds = [v for v in given if isinstance(v, torch.dtype) and v in yardstick.FP8_STEPS]
+        native_results = {**plain, **_native(spec, moved(sample, device))} if truth else plain
+        arguments = spec.signature.bind_partial(*sample.args, **sample.kwargs).arguments.values()
+        kinds = [v for v in arguments if isinstance(v, torch.dtype) and v in yardstick.FP8_STEPS]
         fp8 = kinds[0] if kinds and spec.family not in BITS else None
-        return cls(spec, plain, truth, theirs, () if first is None else tuple(first.shape), size, fp8)
+        return cls(spec, plain, truth, native_results, () if first is None else tuple(first.shape), size, fp8)
 
     def check(self, got: dict[str, Any], prefix: str = "") -> None:
         for name, want in self.plain.items():
@@ -276,41 +277,41 @@ class Judge:
                 continue
             if not isinstance(value, Tensor) or value.dtype is not want.dtype:
                 raise Wrong(f"{prefix}{name} is {getattr(value, 'dtype', value)!r}, expected {want.dtype}")
-            found = self._far(prefix + name, name, value, want)
-            if found is not None:
-                raise Wrong(found)
+            problem = self._far(prefix + name, name, value, want)
+            if problem is not None:
+                raise Wrong(problem)
 
-    def _far(self, words: str, name: str, value: Tensor, want: Tensor) -> str | None:
+    def _far(self, label: str, name: str, value: Tensor, want: Tensor) -> str | None:
         truth = self.truth.get(name)
         if self.fp8 is not None and want.dtype in (torch.uint8, self.fp8) and value.shape == want.shape:
-            return yardstick.fp8_differs(words, value, want, self.fp8)
+            return yardstick.fp8_differs(label, value, want, self.fp8)
         if self.fp8 is not None and want.is_floating_point() and self.spec.family == "gemm":
             # matrix units add float8 products with fewer bits than float32 has
             scale = want.float().square().mean().sqrt().item()
             near = FP8_SUMS + torch.finfo(want.dtype).eps
-            return yardstick.differs(words, value, want, Tol(near, near * max(scale, 1.0)))
+            return yardstick.differs(label, value, want, Tol(near, near * max(scale, 1.0)))
         if want.dtype is torch.float64 and self.spec.name.startswith(TORCH_IS_OFF):
-            return yardstick.differs(words, value, want, Tol(1e-9, 1e-10))
+            return yardstick.differs(label, value, want, Tol(1e-9, 1e-10))
         if truth is None or not want.is_floating_point() or want.itemsize == 1:
-            return yardstick.differs(words, value, want, self.spec.tolerance(want.dtype))
+            return yardstick.differs(label, value, want, self.spec.tolerance(want.dtype))
         terms = terms_of(self.spec.family, self.largest, value.numel())
-        return yardstick.far_off(words, value, self.theirs.get(name), truth, terms, self.size)
+        return yardstick.far_off(label, value, self.native.get(name), truth, terms, self.size)
 
 
 def _reference(spec: Spec, sample: Sample) -> dict[str, Any]:
     with torch.no_grad():
-        made = spec.reference(*sample.args, **sample.kwargs)
-    return by_name(spec, made) | written(spec, sample)
+        returned = spec.reference(*sample.args, **sample.kwargs)
+    return by_name(spec, returned) | written(spec, sample)
 
 
 def _in_float64(spec: Spec, sample: Sample, device: torch.device) -> dict[str, Any]:
     """The reference's results in float64; empty if that is impossible (it has a dtype argument)."""
     wide = moved(sample, device, torch.float64)
     try:
-        made = _reference(spec, wide)
+        results = _reference(spec, wide)
     except (TypeError, ValueError, RuntimeError):
         return {}
-    return {n: t for n, t in made.items() if isinstance(t, Tensor) and t.dtype is torch.float64}
+    return {n: t for n, t in results.items() if isinstance(t, Tensor) and t.dtype is torch.float64}
 
 
 def _native(spec: Spec, sample: Sample) -> dict[str, Any]:
@@ -321,10 +322,10 @@ def _native(spec: Spec, sample: Sample) -> dict[str, Any]:
     short = native.shortened(spec, sample) if way.short else Sample(*spec.bound(sample.args, sample.kwargs))
     try:
         with torch.no_grad():
-            made = as_tuple(way.call(*short.args, **short.kwargs))
+            results = as_tuple(way.call(*short.args, **short.kwargs))
     except (TypeError, ValueError, RuntimeError):  # torch lacks this dtype, or these arguments
         return {}
-    return dict(zip(way.results(spec), made))
+    return dict(zip(way.results(spec), results))
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
@@ -333,27 +334,27 @@ def _native(spec: Spec, sample: Sample) -> dict[str, Any]:
 def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
     """Compare autograd through the op with the references of its forward and its backward in float64."""
     try:
-        true = _by_the_references(spec, moved(sample, device, torch.float64))
-        theirs = _by_the_references(spec, moved(sample, device))
+        truth = _by_the_references(spec, moved(sample, device, torch.float64))
+        native_grads = _by_the_references(spec, moved(sample, device))
     except (TypeError, ValueError, RuntimeError):
         return  # it has a dtype argument: only the backward op is compared with its reference
     with poisoned():
         got = backward(spec, specs.functions[spec.key], moved(sample, device), _weights)[1]
     floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
     largest = max((t.shape for t in floats), key=torch.Size.numel, default=torch.Size())
-    for name in true.keys() & got.keys():
+    for name in truth.keys() & got.keys():
         terms = terms_of(spec.family, largest, got[name].numel())
         # saved values are rounded too, which adds to the backward's error
-        found = yardstick.far_off(name, got[name], theirs[name], true[name], 4 * terms, 1.0)
-        if found is not None:
-            raise Wrong(f"gradient: {found}")
+        problem = yardstick.far_off(name, got[name], native_grads[name], truth[name], 4 * terms, 1.0)
+        if problem is not None:
+            raise Wrong(f"gradient: {problem}")
 
 
 def _by_the_references(spec: Spec, sample: Sample) -> dict[str, Tensor]:
     with torch.no_grad():
         outs = as_tuple(spec.reference(*sample.args, **sample.kwargs))
-    made = by_the_backward(spec, sample, outs, _weights)
-    return {n: g for n, g in made.items() if isinstance(g, Tensor)}
+    gradients = by_the_backward(spec, sample, outs, _weights)
+    return {n: g for n, g in gradients.items() if isinstance(g, Tensor)}
 
 
 def _weights(out: Tensor, seed: int) -> Tensor:
@@ -368,50 +369,51 @@ def _weights(out: Tensor, seed: int) -> Tensor:
 
 def check_call(call: ModelCall, dtype: torch.dtype, device: torch.device) -> str:
     """Compare our kernels for an overload of ATen with ATen's own."""
-    fits = calls.scaled(call, most(device))
-    if fits is None:
+    scaled = calls.scaled(call, most(device))
+    if scaled is None:
         raise CannotCheck(f"one sample of it is too large for a {device.type}")
     try:
-        arguments = calls.Arguments(fits, dtype, device)
-        theirs = calls.results(calls.OverloadSchema(call.op), *arguments.fresh())
+        arguments = calls.Arguments(scaled, dtype, device)
+        native_results = calls.results(calls.OverloadSchema(call.op), *arguments.fresh())
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        why = f"torch refuses it: {words(error)}" if dtype.is_floating_point else "torch takes no integers here"
+        why = f"torch refuses it: {short_error(error)}" if dtype.is_floating_point else "torch takes no integers here"
         raise CannotCheck(why) from None
     got = calls.ours(arguments)
-    if len(got) != len(theirs):
-        raise Wrong(f"{len(got)} results, expected {len(theirs)}")
-    true = _true(arguments, theirs)
-    largest, family = max((k.shape for k in fits.looks), key=lambda s: torch.Size(s).numel()), table()[call.op].family
-    for at, (ours, want) in enumerate(zip(got, theirs)):
-        name = f"result {at}" if len(theirs) > 1 else "result"
+    if len(got) != len(native_results):
+        raise Wrong(f"{len(got)} results, expected {len(native_results)}")
+    truth = _true(arguments, native_results)
+    largest = max((k.shape for k in scaled.tensor_specs), key=lambda s: torch.Size(s).numel())
+    family = table()[call.op].family
+    for at, (ours, want) in enumerate(zip(got, native_results)):
+        name = f"result {at}" if len(native_results) > 1 else "result"
         if (ours.shape, ours.dtype) != (want.shape, want.dtype):
             raise Wrong(f"{name} is {ours.dtype} {tuple(ours.shape)}, expected {want.dtype} {tuple(want.shape)}")
         if not want.is_floating_point():
-            found = yardstick.differs(name, ours, want, EXACT)
+            problem = yardstick.differs(name, ours, want, EXACT)
         elif want.dtype is torch.float64 and call.op.split(".")[0] in FLOAT32_TRUTH:
-            found = yardstick.differs(name, ours, want, Tol(1e-7, 1e-7))
+            problem = yardstick.differs(name, ours, want, Tol(1e-7, 1e-7))
         else:
-            found = yardstick.far_off(name, ours, want, true[at], terms_of(family, largest, want.numel()), 1.0)
-        if found is not None:
-            raise Wrong(found)
+            problem = yardstick.far_off(name, ours, want, truth[at], terms_of(family, largest, want.numel()), 1.0)
+        if problem is not None:
+            raise Wrong(problem)
     return "default.flagos"
 
 
-def _true(arguments: calls.Arguments, theirs: Sequence[Tensor]) -> list[Tensor]:
+def _true(arguments: calls.Arguments, native_results: Sequence[Tensor]) -> list[Tensor]:
     try:
-        made = calls.truth(arguments)
+        truth = calls.truth(arguments)
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise CannotCheck(f"torch has no float64 of it: {words(error)}") from None
-    if len(made) != len(theirs) or any(a.shape != b.shape for a, b in zip(made, theirs)):
+        raise CannotCheck(f"torch has no float64 of it: {short_error(error)}") from None
+    if len(truth) != len(native_results) or any(a.shape != b.shape for a, b in zip(truth, native_results)):
         raise CannotCheck("torch's result in float64 has another shape")
-    return made
+    return truth
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CaseSelection:
     """The requested part of the table."""
 
     specs: Sequence[Spec]
@@ -426,14 +428,14 @@ class Wanted:
 FIRST = 3  # so many cases of each op come before those that no model calls
 
 
-def cases(wanted: Wanted, device: torch.device) -> list[RealCase]:
+def cases(selection: CaseSelection, device: torch.device) -> list[RealCase]:
     """All cases, alternating between ops; calls that no model makes come after the first FIRST cases of each op."""
     served = engine.choosable().get(device.type, {})
-    queues = [list(_of_spec(s, wanted, most(device))) for s in wanted.specs if our_impls(s, device)]
-    queues += [list(_of_overload(o, wanted)) for n, o in wanted.overloads.items() if n in served]
+    queues = [list(_of_spec(s, selection, most(device))) for s in selection.specs if our_impls(s, device)]
+    queues += [list(_of_overload(o, selection)) for n, o in selection.overloads.items() if n in served]
     derived = [c for q in queues for c in q if c.models == SAMPLES]
-    turns = [[c for c in turn if c is not None and c.models != SAMPLES] for turn in itertools.zip_longest(*queues)]
-    return [c for turn in (*turns[:FIRST], derived, *turns[FIRST:]) for c in turn]
+    rounds = [[c for c in group if c is not None and c.models != SAMPLES] for group in itertools.zip_longest(*queues)]
+    return [c for group in (*rounds[:FIRST], derived, *rounds[FIRST:]) for c in group]
 
 
 def _laps(rows: Sequence[Any], dtypes: Sequence[torch.dtype], start: int) -> Iterator[tuple[int, Any, torch.dtype]]:
@@ -444,47 +446,47 @@ def _laps(rows: Sequence[Any], dtypes: Sequence[torch.dtype], start: int) -> Ite
 
 
 def _with_others(
-    rows: Sequence[Any], wanted: Wanted, key: str, family: str, dtypes: tuple[torch.dtype, ...] = FLOATS
+    rows: Sequence[Any], selection: CaseSelection, key: str, family: str, dtypes: tuple[torch.dtype, ...] = FLOATS
 ) -> Iterator[tuple[int, Any, torch.dtype]]:
-    yield from _laps(rows, wanted.dtypes or dtypes, zlib.crc32(key.encode()))
-    if not wanted.dtypes:
+    yield from _laps(rows, selection.dtypes or dtypes, zlib.crc32(key.encode()))
+    if not selection.dtypes:
         others = OTHERS if family in OF_INTEGERS else OTHERS[:1]
         yield from ((-1, row, dtype) for row, dtype in zip(rows, others))
 
 
-def _of_spec(spec: Spec, wanted: Wanted, limit: int) -> Iterator[RealCase]:
-    rows = [r for r in rows_of(spec, limit) if wanted.has(r.models)]
-    for at, row, dtype in _with_others(rows, wanted, spec.key, spec.family, dtypes_of(spec)):
+def _of_spec(spec: Spec, selection: CaseSelection, limit: int) -> Iterator[RealCase]:
+    rows = [r for r in rows_of(spec, limit) if selection.has(r.models)]
+    for at, row, dtype in _with_others(rows, selection, spec.key, spec.family, dtypes_of(spec)):
         attempt = functools.partial(check_op, spec, row, dtype, 0 <= at < len(rows))
-        said = SampleCase(row.shape, row.layout, row.options).id
-        yield RealCase(name_of(spec), said, dtype, row.models, attempt)
+        case_id = SampleCase(row.shape, row.layout, row.options).id
+        yield RealCase(name_of(spec), case_id, dtype, row.models, attempt)
 
 
-def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[RealCase]:
+def _of_overload(overload: Overload, selection: CaseSelection) -> Iterator[RealCase]:
     """The calls of models; if no model calls the overload, one sample of the op that computes it."""
     if overload.family == "random":
         return
-    rows: list[ModelCall] = [c for c in shapes.read().calls if c.op == overload.name and wanted.has(c.models)]
-    found = _with_others(rows, wanted, overload.name, overload.family)
-    if not rows and not wanted.models:
-        takes = wanted.dtypes or dtypes_of(specs.by_key[overload.bases[0]])
+    rows: list[ModelCall] = [c for c in shapes.read().calls if c.op == overload.name and selection.has(c.models)]
+    laps = _with_others(rows, selection, overload.name, overload.family)
+    if not rows and not selection.models:
+        takes = selection.dtypes or dtypes_of(specs.by_key[overload.bases[0]])
         dtype = takes[zlib.crc32(overload.name.encode()) % len(takes)]
-        made = calls.sibling(overload, shapes.read().calls) or calls.derived(overload, (197, 768), dtype)
-        found = iter(() if made is None else [(0, made, dtype)])
-    for _, row, dtype in found:
+        call = calls.sibling(overload, shapes.read().calls) or calls.derived(overload, (197, 768), dtype)
+        laps = iter(() if call is None else [(0, call, dtype)])
+    for _, row, dtype in laps:
         attempt = functools.partial(check_call, row, dtype)
         yield RealCase(f"aten::{overload.name}", str(row), dtype, row.models, attempt)
 
 
-def without_cases(found: Sequence[RealCase], wanted: Wanted, device: torch.device) -> dict[str, str]:
+def without_cases(chosen: Sequence[RealCase], selection: CaseSelection, device: torch.device) -> dict[str, str]:
     """Ops with our kernel but without a case, and why."""
-    have = {c.op for c in found}
-    told = shapes.read().without
+    have = {c.op for c in chosen}
+    reasons = shapes.read().without
     missing = {}
-    for spec in wanted.specs:
+    for spec in selection.specs:
         if our_impls(spec, device) and name_of(spec) not in have:
-            missing[name_of(spec)] = told.get(spec.key, "no row fits it")
-    for name, overload in wanted.overloads.items():
+            missing[name_of(spec)] = reasons.get(spec.key, "no row fits it")
+    for name, overload in selection.overloads.items():
         if name in engine.choosable().get(device.type, {}) and f"aten::{name}" not in have:
             random_one = overload.family == "random"
             why = "its results are random: only its primitives are compared" if random_one else "no model calls it"

@@ -27,7 +27,7 @@ from ..runner.pool import Lost, Task, Workers
 from ..runner.record import RunRecord, chip, made_with
 from . import shapes
 from .poison import launches_poisoned
-from .real import DECLINED, FAIL, PASS, UNCHECKED, Outcome, RealCase, Wanted, cases, without_cases
+from .real import DECLINED, FAIL, PASS, UNCHECKED, CaseSelection, Outcome, RealCase, cases, without_cases
 from .scope import OpScope
 
 SECONDS = {"cpu": 60.0}
@@ -50,32 +50,32 @@ class RealRecord(RunRecord):
         return [o for o in self.outcomes if o.status == FAIL]
 
 
-def run(asked: Any) -> int:
+def run(options: Any) -> int:
     """Check what `asked` (a `command.ConformOptions`) selects, on one device; returns 1 if a case fails."""
-    device = _device(asked.device)
-    console = screen.beside(asked.json)
+    device = _device(options.device)
+    console = screen.beside(options.json)
     with settled():
-        wanted = _wanted_by(asked)
-        found = cases(wanted, device)
-        if asked.listing:
-            for case in found:
+        selection = _selection_of(options)
+        chosen = cases(selection, device)
+        if options.listing:
+            for case in chosen:
                 console.print(f"{case.op} {case.words} {case.dtype} ({', '.join(case.models)})", soft_wrap=True)
             return 0
-        if not found:
-            raise arguments.BadOption("--real: no kernel of ours on this device is among what is asked for")
-        record = RealRecord(_facts(device, asked), without=without_cases(found, wanted, device))
-        _check(record, asked, found, device)
-    for line in _report(record, asked):
+        if not chosen:
+            raise arguments.BadOption("--real: no kernel of ours on this device matches these options")
+        record = RealRecord(_facts(device, options), without=without_cases(chosen, selection, device))
+        _check(record, options, chosen, device)
+    for line in _report(record, options):
         console.print(line, soft_wrap=True)
-    screen.keep(record, asked.json)
+    screen.keep(record, options.json)
     return 1 if record.failures else 0
 
 
 def _device(text: str | None) -> torch.device:
     if text is not None:
         return arguments.device(text)
-    there = [d for d in devices.accelerators() if d != "cpu"]
-    return torch.device(there[0], 0) if there else torch.device("cpu")
+    accelerators = [d for d in devices.accelerators() if d != "cpu"]
+    return torch.device(accelerators[0], 0) if accelerators else torch.device("cpu")
 
 
 @contextmanager
@@ -89,57 +89,57 @@ def settled() -> Iterator[None]:
         disable()
 
 
-def _wanted_by(asked: Any) -> Wanted:
-    scope = OpScope.of(asked.ops)
-    dtypes = tuple(arguments.dtype(d) for d in arguments.parts(asked.dtypes))
+def _selection_of(options: Any) -> CaseSelection:
+    scope = OpScope.of(options.ops)
+    dtypes = tuple(arguments.dtype(d) for d in arguments.parts(options.dtypes))
     known = {m for c in shapes.read().calls for m in c.models} | {m for r in shapes.read().sized for m in r.models}
-    for word in asked.models:
-        if not set(word) & set("*?[") and word not in known:
-            raise UnknownName("model", word, known)
+    for model in options.models:
+        if not set(model) & set("*?[") and model not in known:
+            raise UnknownName("model", model, known)
     primitives = [s for s in scope.specs if s.space in ("opmux", "aten") and s.samples is not None]
-    return Wanted(primitives, scope.overloads, dtypes, tuple(asked.models))
+    return CaseSelection(primitives, scope.overloads, dtypes, tuple(options.models))
 
 
 # ---- checking -------------------------------------------------------------------------------------------------------
 
 
-def _check(record: RealRecord, asked: Any, found: list[RealCase], device: torch.device) -> None:
+def _check(record: RealRecord, options: Any, chosen: list[RealCase], device: torch.device) -> None:
     start = time.monotonic()
-    limit = asked.seconds if asked.seconds is not None else SECONDS.get(device.type, SECONDS_ELSEWHERE)
-    jobs = asked.jobs or (1 if device.type == "cpu" else max(1, min(MOST_JOBS, (os.cpu_count() or 2) // 2)))
+    limit = options.seconds if options.seconds is not None else SECONDS.get(device.type, SECONDS_ELSEWHERE)
+    jobs = options.jobs or (1 if device.type == "cpu" else max(1, min(MOST_JOBS, (os.cpu_count() or 2) // 2)))
     done: set[int] = set()
     with screen.progress("now", "failed") as bar:
-        task = bar.add_task("real shapes", total=len(found), now="", failed=0)
-        for at, outcome in _workers(asked, found, device, start + limit, jobs).results():
+        task = bar.add_task("real shapes", total=len(chosen), now="", failed=0)
+        for at, outcome in _workers(options, chosen, device, start + limit, jobs).results():
             done.add(at)
-            record.outcomes.append(_lost(found[at], outcome.why) if isinstance(outcome, Lost) else outcome)
-            bar.update(task, advance=1, now=found[at].op, failed=len(record.failures))
+            record.outcomes.append(_lost(chosen[at], outcome.why) if isinstance(outcome, Lost) else outcome)
+            bar.update(task, advance=1, now=chosen[at].op, failed=len(record.failures))
         bar.update(task, now="done")
-    record.left = len(found) - len(done)
-    record.left_ops = sorted({c.op for c in found} - {found[i].op for i in done})
+    record.left = len(chosen) - len(done)
+    record.left_ops = sorted({c.op for c in chosen} - {chosen[i].op for i in done})
     record.seconds = round(time.monotonic() - start, 2)
 
 
-def _workers(asked: Any, found: list[RealCase], device: torch.device, until: float, jobs: int) -> Workers:
+def _workers(options: Any, chosen: list[RealCase], device: torch.device, until: float, jobs: int) -> Workers:
     """Each process gets its own ops, because most of the time goes into compiling their kernels."""
     if jobs == 1:
-        return Workers([partial(attempt, case, device) for case in found], 1, until)
-    place = {op: i for i, op in enumerate(dict.fromkeys(c.op for c in found))}
-    shares = [[i for i, c in enumerate(found) if place[c.op] % jobs == k] for k in range(jobs)]
-    return Workers.fresh(partial(_tasks, asked, device), shares, until, _ends)
+        return Workers([partial(attempt, case, device) for case in chosen], 1, until)
+    position = {op: i for i, op in enumerate(dict.fromkeys(c.op for c in chosen))}
+    shares = [[i for i, c in enumerate(chosen) if position[c.op] % jobs == k] for k in range(jobs)]
+    return Workers.fresh(partial(_tasks, options, device), shares, until, _ends)
 
 
 @contextmanager
-def _tasks(asked: Any, device: torch.device) -> Iterator[Sequence[Task]]:
+def _tasks(options: Any, device: torch.device) -> Iterator[Sequence[Task]]:
     """The same list of cases, built again in a worker process."""
     torch.set_num_threads(1 if device.type != "cpu" else torch.get_num_threads())
     with settled():
-        yield [partial(attempt, case, device) for case in cases(_wanted_by(asked), device)]
+        yield [partial(attempt, case, device) for case in cases(_selection_of(options), device)]
 
 
 def _ends(outcome: Any) -> bool:
-    words = outcome.why if isinstance(outcome, Lost) else outcome.reason if outcome.status == FAIL else ""
-    return has_broken_the_device(words or "")
+    reason = outcome.why if isinstance(outcome, Lost) else outcome.reason if outcome.status == FAIL else ""
+    return has_broken_the_device(reason or "")
 
 
 def _lost(case: RealCase, why: str) -> Outcome:
@@ -147,17 +147,17 @@ def _lost(case: RealCase, why: str) -> Outcome:
 
 
 def attempt(case: RealCase, device: torch.device) -> Outcome:
-    made = case.run(device)
+    outcome = case.run(device)
     get_default_manager().clear_quarantine()
     if device.type == "cuda" and torch.cuda.memory_reserved(device) > MOST_KEPT:
         torch.cuda.empty_cache()  # other processes need the memory
-    return made
+    return outcome
 
 
 # ---- out ------------------------------------------------------------------------------------------------------------
 
 
-def _report(record: RealRecord, asked: Any) -> Iterator[Any]:
+def _report(record: RealRecord, options: Any) -> Iterator[Any]:
     failures = record.failures
     if failures:
         table = screen.table("op", "dtype", "case", "models", "what is wrong")
@@ -166,7 +166,7 @@ def _report(record: RealRecord, asked: Any) -> Iterator[Any]:
         yield table
         if len(failures) > SHOWN:
             yield Text(f"and {len(failures) - SHOWN} more: --json FILE has all", "dim")
-        yield Text(f"again: {_again(failures[0], asked)}", "cyan")
+        yield Text(f"to repeat the first: {_command_line(failures[0], options)}", "cyan")
     counts = Counter(o.status for o in record.outcomes)
     ops = {o.op for o in record.outcomes if o.status in (PASS, FAIL)}
     yield Text.assemble(
@@ -179,38 +179,38 @@ def _report(record: RealRecord, asked: Any) -> Iterator[Any]:
 
 def _unchecked(record: RealRecord, ops: set[str]) -> Iterator[Text]:
     """Report what was not checked."""
-    for status, said in ((DECLINED, "left to torch by our kernels"), (UNCHECKED, "could not be tried")):
-        mine = [o for o in record.outcomes if o.status == status]
-        if mine:
-            alone = sorted({o.op for o in mine} - ops)
-            only = f"; not checked at all for that: {screen.some(alone)}" if alone else ""
-            yield Text(f"{len(mine)} cases {said} ({_common(mine)}){only}", "yellow")
+    for status, what in ((DECLINED, "left to torch by our kernels"), (UNCHECKED, "could not be tried")):
+        outcomes = [o for o in record.outcomes if o.status == status]
+        if outcomes:
+            alone = sorted({o.op for o in outcomes} - ops)
+            only = f"; ops without any other case: {screen.some(alone)}" if alone else ""
+            yield Text(f"{len(outcomes)} cases {what} ({_common(outcomes)}){only}", "yellow")
     if record.left:
         left = screen.some(record.left_ops)
-        never = f"; never tried: {left}" if left else ", none of an op that was not tried"
-        yield Text(f"{record.left} cases left when the time was up (--seconds){never}", "yellow")
+        never = f"; ops without any case: {left}" if left else "; each op has had a case"
+        yield Text(f"{record.left} cases were not run in the time limit (--seconds){never}", "yellow")
     for why in dict.fromkeys(record.without.values()):
         yield Text(f"no case ({why}): {screen.some([o for o, w in record.without.items() if w == why])}", "yellow")
 
 
-def _common(mine: list[Outcome]) -> str:
-    reason, n = Counter(o.reason for o in mine).most_common(1)[0]
+def _common(outcomes: list[Outcome]) -> str:
+    reason, n = Counter(o.reason for o in outcomes).most_common(1)[0]
     return f"{n} times: {reason}"
 
 
-def _again(o: Outcome, asked: Any) -> str:
-    said = ["opmux", "conform", "--real", "--op", o.op, "--dtype", o.dtype]
-    said += [w for m in o.models[:1] if m not in ("random", "samples") for w in ("--model", m)]
-    return shlex.join(said + (["--device", asked.device] if asked.device else []))
+def _command_line(o: Outcome, options: Any) -> str:
+    command = ["opmux", "conform", "--real", "--op", o.op, "--dtype", o.dtype]
+    command += [w for m in o.models[:1] if m not in ("random", "samples") for w in ("--model", m)]
+    return shlex.join(command + (["--device", options.device] if options.device else []))
 
 
-def _facts(device: torch.device, asked: Any) -> dict[str, Any]:
+def _facts(device: torch.device, options: Any) -> dict[str, Any]:
     return {
         "device": str(device),
         "chip": chip(device),
         "arch": None if device.type == "cpu" else arch_of(device.type),
-        "ops": asked.ops,
-        "dtypes": asked.dtypes,
-        "models": asked.models,
+        "ops": options.ops,
+        "dtypes": options.dtypes,
+        "models": options.models,
         **made_with(),
     }

@@ -107,21 +107,21 @@ class ConformRecord(RunRecord):
         return [r for r in self.results if r.status in statuses]
 
     def counts(self) -> dict[str, int]:
-        found = Counter(r.status for r in self.results)
-        return {s: found.get(s, 0) for s in STATUSES}
+        counter = Counter(r.status for r in self.results)
+        return {s: counter.get(s, 0) for s in STATUSES}
 
     def covered(self, rows: Iterable[Covered] | None = None) -> dict[str, int]:
-        found = Counter(c.where for c in (self.coverage if rows is None else rows))
-        return {w: found[w] for w in WHERE if found[w]}
+        counter = Counter(c.where for c in (self.coverage if rows is None else rows))
+        return {w: counter[w] for w in WHERE if counter[w]}
 
     def headline(self) -> str:
         """One sentence: what was checked, and the outcome."""
         ops, counts = len({r.key for r in self.results}), self.counts()
-        words = [f"{counts[FAIL]} failed" if counts[FAIL] else "nothing failed"]
-        words += [f"{counts[s]} {w}" for s, w in LATER.items() if counts[s]]
-        words += [f"{len(self.unchecked)} not checked"] if self.unchecked else []
+        outcomes = [f"{counts[FAIL]} failed" if counts[FAIL] else "nothing failed"]
+        outcomes += [f"{counts[s]} {w}" for s, w in LATER.items() if counts[s]]
+        outcomes += [f"{len(self.unchecked)} not checked"] if self.unchecked else []
         checks = f"{len(self.results)} check{'s' if len(self.results) != 1 else ''}"
-        return f"{self.facts['vendor']}: {checks} of {ops} op{'s' if ops != 1 else ''}, {', '.join(words)}"
+        return f"{self.facts['vendor']}: {checks} of {ops} op{'s' if ops != 1 else ''}, {', '.join(outcomes)}"
 
     def totals(self) -> dict[str, Any]:
         return {"counts": self.counts(), "covered": self.covered()}

@@ -51,7 +51,7 @@ def report(record: ConformRecord, known: list[Gap]) -> Group:
     families: dict[str, list[CheckResult]] = {}
     for result in record.results:
         families.setdefault(result.family, []).append(result)
-    parts += [table for family, found in families.items() if (table := _family(family, found)) is not None]
+    parts += [table for family, results in families.items() if (table := _family(family, results)) is not None]
     parts += _coverage(record)
     parts += _refusals(record)
     parts += [Text(f"note: {note}", "dim") for note in record.notes]
@@ -75,16 +75,16 @@ def _family(family: str, results: list[CheckResult]) -> Any:
     checks = [c for c in CHECKS if any(r.check == c for r in results)]
     table = screen.table("op", "impl", *checks, title=family)
     plain: list[list[CheckResult]] = []
-    for (op, impl), found in rows.items():
-        if not found[0].own and all(r.status == PASS for r in found):
-            plain.append(found)
+    for (op, impl), results_of_impl in rows.items():
+        if not results_of_impl[0].own and all(r.status == PASS for r in results_of_impl):
+            plain.append(results_of_impl)
             continue
-        by_check = {r.check: r for r in found}
-        who = Text(impl, "magenta" if found[0].own else "")
+        by_check = {r.check: r for r in results_of_impl}
+        who = Text(impl, "magenta" if results_of_impl[0].own else "")
         table.add_row(Text(op), who, *(_cell(by_check.get(c)) for c in checks))
     if plain:
-        counted = Counter(r.check for found in plain for r in found)
-        served = Counter(r.ran[0] for found in plain for r in found if r.ran)
+        counted = Counter(r.check for results_of_impl in plain for r in results_of_impl)
+        served = Counter(r.ran[0] for results_of_impl in plain for r in results_of_impl if r.ran)
         who = ", ".join(f"{i} {n}" for i, n in served.most_common()) or DISPATCH
         count = len({f[0].op for f in plain})
         others = f"{count} {'other' if table.row_count else 'op'}{'' if count == 1 else 's'}"
@@ -95,15 +95,15 @@ def _family(family: str, results: list[CheckResult]) -> Any:
 def _cell(result: CheckResult | None) -> Text:
     if result is None:
         return Text("")
-    word, style = MARKS[result.status]
+    label, style = MARKS[result.status]
     if result.status == FAIL and result.tried > 1:
-        word += f" {result.failed}/{result.tried}"
+        label += f" {result.failed}/{result.tried}"
     elif result.status == PASS and result.tried > 1:
-        word += f" {result.tried}"
+        label += f" {result.tried}"
     refused = sum(r.samples for r in result.refusals if r.impl == result.impl)
     if refused and result.status != REFUSED:
-        word += f", {refused} refused"
-    return Text(word, style)
+        label += f", {refused} refused"
+    return Text(label, style)
 
 
 def _many(count: int) -> Text:
@@ -129,12 +129,12 @@ def _coverage(record: ConformRecord) -> list[Any]:
     if record.rest_of_aten:
         table.add_row(Text("the rest of ATen", "dim"), *_figures(record.rest_of_aten, places))
     left = [r.op for r in record.coverage if r.where == CPU]
-    said = [Text(f"on the CPU: {screen.some(left)}", "yellow")] if left else []
+    lines = [Text(f"on the CPU: {screen.some(left)}", "yellow")] if left else []
     reasons: dict[str, list[str]] = {}
     for row in record.coverage:
         if row.why is not None and row.where in (NATIVE, CPU, NOWHERE):
             reasons.setdefault(row.why, []).append(row.op)
-    return [table, *said, *(Text(f"left to torch: {screen.some(ops)} ({why})", "dim") for why, ops in reasons.items())]
+    return [table, *lines, *(Text(f"left to torch: {screen.some(ops)} ({why})", "dim") for why, ops in reasons.items())]
 
 
 def _is_overload(row: Covered) -> bool:
@@ -150,52 +150,52 @@ def _figures(counts: Mapping[str, int], places: Iterable[str]) -> list[Text]:
 
 def _refusals(record: ConformRecord) -> list[Any]:
     """Samples that the vendor's impls refuse, and samples for which dispatch found no impl."""
-    found: dict[tuple[str, str, str], list[ImplRefusal]] = {}
+    refusals: dict[tuple[str, str, str], list[ImplRefusal]] = {}
     for result in record.results:
         if result.check == "values" and (result.own or result.status == REFUSED):
             for one in result.refusals:
-                found.setdefault((result.op, one.impl, one.stage), []).append(one)
+                refusals.setdefault((result.op, one.impl, one.stage), []).append(one)
     table = screen.table("op", "impl", ("samples", {"justify": "right"}), "dtypes", "why", title="refused")
-    for (op, impl, stage), some in list(found.items())[:SHOWN]:
+    for (op, impl, stage), some in list(refusals.items())[:SHOWN]:
         dtypes = ", ".join(dict.fromkeys(d for one in some for d in one.dtypes))
         more = f" (and {len(some) - 1} more reasons)" if len(some) > 1 else ""
         why = Text(f"{stage}: {some[0].reason}{more}")
         table.add_row(Text(op), Text(impl), str(sum(one.samples for one in some)), dtypes, why)
-    hidden = len(found) - table.row_count
-    said = [Text(f"{hidden} more impls refuse some of their samples: --json and --html have them all", "dim")]
-    return [table, *(said if hidden else [])] if found else []
+    hidden = len(refusals) - table.row_count
+    more_line = [Text(f"{hidden} more impls refuse some of their samples: --json and --html have them all", "dim")]
+    return [table, *(more_line if hidden else [])] if refusals else []
 
 
 def _gaps(record: ConformRecord) -> list[Any]:
-    found = record.of(EXPECTED, UNEXPECTED)
-    if not found:
+    results = record.of(EXPECTED, UNEXPECTED)
+    if not results:
         return []
     table = screen.table("op", "impl", "check", "", "why", title="known gaps")
-    for result in found:
-        word, style = MARKS[result.status]
+    for result in results:
+        label, style = MARKS[result.status]
         why = f"{result.gap}" + (f" ({result.reason})" if result.reason else "")
-        table.add_row(Text(result.op), Text(result.impl), result.check, Text(word, style), Text(why))
-    late = len(record.of(UNEXPECTED))
-    words = f"{late} checks pass that xfail.toml expects to fail: take the rows out"
-    return [table, *([Text(words, "yellow")] if late else [])]
+        table.add_row(Text(result.op), Text(result.impl), result.check, Text(label, style), Text(why))
+    passing = len(record.of(UNEXPECTED))
+    note = f"{passing} checks pass that xfail.toml expects to fail: remove these rows"
+    return [table, *([Text(note, "yellow")] if passing else [])]
 
 
 def failures(record: ConformRecord) -> list[tuple[CheckResult, bool]]:
     """Each failure, and whether the check also fails through dispatch, which means that a user's call fails."""
     own = {(r.key, r.check) for r in record.failures if r.own}
     through = {(r.key, r.check) for r in record.failures if r.impl == DISPATCH}
-    found = [r for r in record.failures if r.impl != DISPATCH or (r.key, r.check) not in own]
-    return [(r, r.own and (r.key, r.check) in through) for r in found]
+    distinct = [r for r in record.failures if r.impl != DISPATCH or (r.key, r.check) not in own]
+    return [(r, r.own and (r.key, r.check) in through) for r in distinct]
 
 
 def _failures(record: ConformRecord) -> list[Any]:
-    said: list[Any] = []
+    lines: list[Any] = []
     for result, too in failures(record):
         where = " ".join(filter(None, (result.dtype, f"[{result.sample}]" if result.sample else None)))
         who = f" by {result.impl}{' and so by dispatch' if too else ''}: {result.check} "
-        said.append(Text.assemble(("FAIL ", "bold red"), (result.op, "bold"), who, (where, "dim")))
-        said += [Text(f"     {result.reason}"), Text(f"     {result.reproduce}", "cyan")]
-    return [Text(), *said, Text()] if said else []
+        lines.append(Text.assemble(("FAIL ", "bold red"), (result.op, "bold"), who, (where, "dim")))
+        lines += [Text(f"     {result.reason}"), Text(f"     {result.reproduce}", "cyan")]
+    return [Text(), *lines, Text()] if lines else []
 
 
 # ---- --list ---------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def listing(plan: ConformPlan, overloads: Mapping[str, Any], rows: Iterable[Vend
         checks = [c for c in ("values", "mutation") if c in plan.depth.checks]
         table.add_row(Text(row.name), row.overload.family, Text(row.impl.impl_id, "magenta"), ", ".join(checks))
     console = screen.out()
-    console.print(Text(str(plan.place), "bold"), soft_wrap=True)
+    console.print(Text(str(plan.target), "bold"), soft_wrap=True)
     console.print(table)
     if plan.bare:
         console.print(Text(f"no samples to check with: {', '.join(plan.bare)}", "dim"))

@@ -24,14 +24,14 @@ from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, row_for, vendors_own
 from ...faces.aten.schema import OverloadSchema, overloads, siblings
 from ...machine.here import HERE
-from ..runner.check import Wrong, words
+from ..runner.check import Wrong, short_error
 from . import opinfo
 from .checks import SLACK
-from .place import Place
 from .plan import Depth
 from .record import PASS, REFUSED, CheckResult, ImplRefusal, Unchecked
 from .samples import AtenRecorder, Watch, moved, quiet
 from .subject import rows_of
+from .target import ConformTarget
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool)
@@ -54,8 +54,8 @@ class SampledCall:
 class VendorRow:
     """A vendor's function for one overload."""
 
-    def __init__(self, overload: Overload, impl: OpImpl, place: Place):
-        self.overload, self.impl, self.place = overload, impl, place
+    def __init__(self, overload: Overload, impl: OpImpl, target: ConformTarget):
+        self.overload, self.impl, self.target = overload, impl, target
         self.shape = overload.shape
         base = next((specs.by_key[b] for b in overload.bases), None)
         self.tol = TOL if base is None else base.tol
@@ -91,9 +91,9 @@ class VendorRow:
 
     def lost(self, why: str) -> list[CheckResult]:
         """The result of a function that ended its worker process."""
-        made = self._result("values")
-        made.count(why)
-        return [made]
+        result = self._result("values")
+        result.count(why)
+        return [result]
 
     def _result(self, check: str) -> CheckResult:
         return CheckResult(self.shape.name, self.name, self.overload.family, self.impl.impl_id, True, check, PASS)
@@ -106,16 +106,16 @@ class VendorRow:
         mutation: CheckResult,
         refused: dict[str, list[str]],
     ) -> None:
-        sample = moved(call.sample, self.place.device)
-        given = _named(self.shape, sample)
-        watch = Watch(given, self.shape.written)
+        sample = moved(call.sample, self.target.device)
+        arguments = _named(self.shape, sample)
+        watch = Watch(arguments, self.shape.written)
         try:
             got = _results(self._call, self.shape, sample)
         except NotSupported as error:
             refused.setdefault(str(error), []).append(dtype_name(call.dtype))
             return
         except Exception as error:  # a vendor's code may raise anything
-            values.count(f"raised {words(error)}", call.id, dtype_name(call.dtype))
+            values.count(f"raised {short_error(error)}", call.id, dtype_name(call.dtype))
             return
         values.count(self._difference(got, truth), call.id, dtype_name(call.dtype))
         mutation.count(watch.changed(), call.id, dtype_name(call.dtype))
@@ -133,7 +133,7 @@ class VendorRow:
                     return f"{name} is {a!r}, expected {b!r}"
                 continue
             try:
-                opinfo.agree(name, a, b, self.place, self.tol if exact else None, SLACK)
+                opinfo.agree(name, a, b, self.target, self.tol if exact else None, SLACK)
             except Wrong as error:
                 return str(error)
         return None
@@ -146,7 +146,7 @@ class VendorRow:
         every = depth.full or bool(depth.dtypes) or named
         first = True
         for dtype in depth.dtypes or DTYPES:
-            if dtype in HERE.lacks(self.place.package.device):
+            if dtype in HERE.lacks(self.target.package.device):
                 continue
             most = None if depth.full or named else MOST if first or every else 1
             taken = 0
@@ -177,9 +177,9 @@ def _transposed(t: Tensor) -> Tensor:
 def _results(run: Callable[..., Any], shape: OverloadSchema, sample: Sample) -> list[Any]:
     """The results of a call, followed by the arguments that it wrote."""
     with torch.no_grad():
-        made = run(*sample.args, **sample.kwargs)
-    given = _named(shape, sample)
-    return [*tree_leaves(made), *(given[n] for n in shape.written if isinstance(given.get(n), Tensor))]
+        returned = run(*sample.args, **sample.kwargs)
+    arguments = _named(shape, sample)
+    return [*tree_leaves(returned), *(arguments[n] for n in shape.written if isinstance(arguments.get(n), Tensor))]
 
 
 def _named(shape: OverloadSchema, sample: Sample) -> dict[str, Any]:
@@ -194,9 +194,9 @@ def _truth(shape: OverloadSchema, sample: Sample) -> list[Any] | None:
         return None
 
 
-def _recording(wanted: Iterable[str], calls: dict[str, list[Sample]]) -> AtenRecorder:
+def _recording(names_to_record: Iterable[str], calls: dict[str, list[Sample]]) -> AtenRecorder:
     """Records copies of the arguments of each call of the `wanted` overloads."""
-    names = set(wanted)
+    names = set(names_to_record)
 
     def keep(key: str, args: tuple, kwargs: dict[str, Any]) -> None:
         name = key.removeprefix("aten::")
@@ -213,8 +213,8 @@ def _is_plain(t: Tensor) -> bool:
 def _recorded(shape: OverloadSchema, dtype: torch.dtype) -> Iterator[SampledCall]:
     """Calls of an overload, from samples of its own op, else of other ops; in-place and `out=` calls are derived."""
     plain = _plain(shape)
-    found = list(_of_own_samples(shape, plain, dtype))
-    yield from found or _of_others(shape, plain, dtype)
+    own = list(_of_own_samples(shape, plain, dtype))
+    yield from own or _of_others(shape, plain, dtype)
 
 
 def _plain(shape: OverloadSchema) -> OverloadSchema | None:
@@ -232,10 +232,11 @@ def _of_own_samples(shape: OverloadSchema, plain: OverloadSchema | None, dtype: 
             continue
         title = ".".join(filter(None, (entry.name, entry.variant_test_name)))
         for at, sample in enumerate(opinfo.drawn(entry, dtype, False)):
-            given = Sample((sample.input, *sample.args), dict(sample.kwargs))
-            made = _record(shape, plain, lambda given=given, op=entry.op: op(*given.args, **given.kwargs))
-            made = made or [s for s in (_bound(shape, plain, given),) if s is not None]
-            yield from (SampledCall(f"{title} {at}", dtype, s) for s in made[:1])
+            arguments = Sample((sample.input, *sample.args), dict(sample.kwargs))
+            run = lambda arguments=arguments, op=entry.op: op(*arguments.args, **arguments.kwargs)
+            calls = _record(shape, plain, run)
+            calls = calls or [s for s in (_bound(shape, plain, arguments),) if s is not None]
+            yield from (SampledCall(f"{title} {at}", dtype, s) for s in calls[:1])
 
 
 def _entries(shape: OverloadSchema) -> list[Any]:
@@ -244,9 +245,9 @@ def _entries(shape: OverloadSchema) -> list[Any]:
 
 def _record(shape: OverloadSchema, plain: OverloadSchema | None, run: Callable[[], Any]) -> list[Sample]:
     """The calls of an overload that `run` makes."""
-    wanted = {shape.name, *({plain.name} if plain is not None else ())}
+    names = {shape.name, *({plain.name} if plain is not None else ())}
     calls: dict[str, list[Sample]] = {}
-    with quiet(), _recording(wanted, calls), torch.no_grad():
+    with quiet(), _recording(names, calls), torch.no_grad():
         try:
             run()
         except REFUSALS:
@@ -254,14 +255,14 @@ def _record(shape: OverloadSchema, plain: OverloadSchema | None, run: Callable[[
     return _as_calls(shape, plain, calls)
 
 
-def _as_calls(shape: OverloadSchema, plain: OverloadSchema | None, found: dict[str, list[Sample]]) -> list[Sample]:
+def _as_calls(shape: OverloadSchema, plain: OverloadSchema | None, recorded: dict[str, list[Sample]]) -> list[Sample]:
     """Convert recorded calls to calls of the overload, with `out=` tensors if it takes them."""
-    if found.get(shape.name):
-        return found[shape.name]
+    if recorded.get(shape.name):
+        return recorded[shape.name]
     if plain is None:
         return []
-    made = (_with_outs(shape, plain, s) for s in found.get(plain.name, ()))
-    return [s for s in made if s is not None]
+    converted = (_with_outs(shape, plain, s) for s in recorded.get(plain.name, ()))
+    return [s for s in converted if s is not None]
 
 
 def _with_outs(shape: OverloadSchema, plain: OverloadSchema, sample: Sample) -> Sample | None:
@@ -269,25 +270,25 @@ def _with_outs(shape: OverloadSchema, plain: OverloadSchema, sample: Sample) -> 
     if results is None or not all(isinstance(r, Tensor) for r in results):
         return None
     if shape.kind == "inplace":
-        target = sample.args[0]
-        same = isinstance(target, Tensor) and (target.shape, target.dtype) == (results[0].shape, results[0].dtype)
-        return sample if same and torch._debug_has_internal_overlap(target) == 0 else None
+        written = sample.args[0]
+        same = isinstance(written, Tensor) and (written.shape, written.dtype) == (results[0].shape, results[0].dtype)
+        return sample if same and torch._debug_has_internal_overlap(written) == 0 else None
     if len(results) != len(shape.outs):
         return None
     return Sample(sample.args, {**sample.kwargs, **dict(zip(shape.outs, map(torch.empty_like, results)))})
 
 
-def _bound(shape: OverloadSchema, plain: OverloadSchema | None, given: Sample) -> Sample | None:
+def _bound(shape: OverloadSchema, plain: OverloadSchema | None, sample: Sample) -> Sample | None:
     """The sample's own arguments, if the overload takes them: calls of composite ops are not recorded."""
-    if plain is None or _truth(plain, given) is None:
+    if plain is None or _truth(plain, sample) is None:
         return None
-    return given if plain == shape else _with_outs(shape, plain, given)
+    return sample if plain == shape else _with_outs(shape, plain, sample)
 
 
 # -- overloads that have no samples of their own
 
 _calls_of_others: dict[str, list[SampledCall]] = {}  # overload -> its calls, once they were searched for
-_wanted: dict[str, OverloadSchema | None] = {}  # overload to search for -> its functional overload
+_to_search: dict[str, OverloadSchema | None] = {}  # overload to search for -> its functional overload
 
 
 def _of_others(shape: OverloadSchema, plain: OverloadSchema | None, dtype: torch.dtype) -> list[SampledCall]:
@@ -295,14 +296,15 @@ def _of_others(shape: OverloadSchema, plain: OverloadSchema | None, dtype: torch
     if dtype is not torch.float32:
         return []
     if shape.name not in _calls_of_others:
-        _scan({**_wanted, shape.name: plain})
+        _scan({**_to_search, shape.name: plain})
     return _calls_of_others[shape.name]
 
 
-def _scan(wanted: dict[str, OverloadSchema | None]) -> None:
-    wanted = {n: plain for n, plain in wanted.items() if n not in _calls_of_others}
-    _calls_of_others.update({name: [] for name in wanted})
-    names = {n for name, plain in wanted.items() for n in (name, *((plain.name,) if plain is not None else ()))}
+def _scan(functional_of: dict[str, OverloadSchema | None]) -> None:
+    """Find calls of these overloads, given with their functional overloads, by running the samples of all ops."""
+    functional_of = {n: plain for n, plain in functional_of.items() if n not in _calls_of_others}
+    _calls_of_others.update({name: [] for name in functional_of})
+    names = {n for name, plain in functional_of.items() for n in (name, *((plain.name,) if plain is not None else ()))}
     dtype = torch.float32
     for entry in opinfo.every_entry():
         if dtype not in entry.supported_dtypes("cpu"):
@@ -315,35 +317,35 @@ def _scan(wanted: dict[str, OverloadSchema | None]) -> None:
                     opinfo.both(entry.op, [sample.input, *sample.args], dict(sample.kwargs), grad)
                 except REFUSALS:
                     continue
-            for name, plain in wanted.items():
-                made = _as_calls(OverloadSchema(name), plain, calls)[:1]
-                _calls_of_others[name] += [SampledCall(f"{entry.name} {at}", dtype, s) for s in made]
+            for name, plain in functional_of.items():
+                samples = _as_calls(OverloadSchema(name), plain, calls)[:1]
+                _calls_of_others[name] += [SampledCall(f"{entry.name} {at}", dtype, s) for s in samples]
 
 
 # ---- the rows of a vendor -------------------------------------------------------------------------------------------
 
 
-def served(place: Place) -> tuple[list[VendorRow], list[Unchecked]]:
+def served(target: ConformTarget) -> tuple[list[VendorRow], list[Unchecked]]:
     """Every row of the vendor, and the rows that cannot be tried, with the reason."""
-    found, left = [], []
-    can = {} if place.direct else engine.choosable().get(place.device.type, {})
-    for given in rows_of(place).values():
-        overload = vendors_own(given.overload)
-        if place.direct:
-            call = row_for(overload, given)
+    rows, unchecked = [], []
+    can = {} if target.direct else engine.choosable().get(target.device.type, {})
+    for row in rows_of(target).values():
+        overload = vendors_own(row.overload)
+        if target.direct:
+            call = row_for(overload, row)
             impl = (
                 None
                 if call is None
-                else OpImpl(overload.key, given.impl_id, BackendImplKind.DEFAULT, place.package.name, call)
+                else OpImpl(overload.key, row.impl_id, BackendImplKind.DEFAULT, target.package.name, call)
             )
         else:
-            impl = overload.rows.get(place.device.type) if overload.name in can else None
+            impl = overload.rows.get(target.device.type) if overload.name in can else None
         if impl is None:
             why = "no override is registered for it: its signature does not fit, or torch never calls it on this device"
-            left.append(Unchecked(f"aten::{given.overload}", given.impl_id, why))
+            unchecked.append(Unchecked(f"aten::{row.overload}", row.impl_id, why))
         else:
-            found.append(VendorRow(overload, impl, place))
-    _wanted.update(
-        {r.shape.name: _plain(r.shape) for r in found if not opinfo.entries_of(r.shape.packet.removesuffix("_"))}
+            rows.append(VendorRow(overload, impl, target))
+    _to_search.update(
+        {r.shape.name: _plain(r.shape) for r in rows if not opinfo.entries_of(r.shape.packet.removesuffix("_"))}
     )
-    return found, left
+    return rows, unchecked

@@ -49,20 +49,20 @@ class Drawn:
         return moved(self.sample, device)
 
 
-def drawn(spec: Spec, dtype: torch.dtype, wanted: Callable[[str], bool] = lambda id: True) -> Iterator[Drawn]:
+def drawn(spec: Spec, dtype: torch.dtype, matches: Callable[[str], bool] = lambda id: True) -> Iterator[Drawn]:
     """The samples of an op in a dtype; empty if its samples or its reference do not support it."""
     cpu = torch.device("cpu")
     assert spec.samples is not None
     with quiet(), torch.no_grad():
         try:
-            made = [s for s in spec.samples(dtype, cpu) if wanted(s.id)]
+            samples = [s for s in spec.samples(dtype, cpu) if matches(s.id)]
         except (TypeError, ValueError, KeyError, RuntimeError):  # a maker only supports its op's dtypes
             return
-    for sample in made:
-        given = bound(spec, sample)
-        found = _told(spec, dtype, given) if _can_move(given) else None
-        if found is not None:
-            yield found
+    for sample in samples:
+        arguments = bound(spec, sample)
+        sample_with_results = _with_results(spec, dtype, arguments) if _can_move(arguments) else None
+        if sample_with_results is not None:
+            yield sample_with_results
 
 
 def _can_move(sample: Sample) -> bool:
@@ -71,7 +71,7 @@ def _can_move(sample: Sample) -> bool:
     return not sample.loose and all(leaf is None or isinstance(leaf, PLAIN) for leaf in leaves)
 
 
-def _told(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | None:
+def _with_results(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | None:
     args, kwargs = (
         tree_map_only(Tensor, torch.clone, (sample.args, sample.kwargs))
         if spec.mutates
@@ -79,32 +79,32 @@ def _told(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | None:
     )
     with quiet(), torch.no_grad():
         try:
-            made = by_name(spec, spec.reference(*args, **kwargs))
+            returned = by_name(spec, spec.reference(*args, **kwargs))
         except (TypeError, ValueError, RuntimeError):  # includes NotImplementedError, a RuntimeError
             return None
-    return Drawn(spec, dtype, sample, made | written(spec, Sample(args, kwargs)))
+    return Drawn(spec, dtype, sample, returned | written(spec, Sample(args, kwargs)))
 
 
 def bound(spec: Spec, sample: Any) -> Sample:
     """Bind the arguments to the op's signature: samples pass keyword-only arguments by position too."""
     named = dict(zip(spec.names, sample.args)) | sample.kwargs
-    found = spec.signature.bind(**named)
-    return Sample(found.args, found.kwargs, sample.id, getattr(sample, "loose", False))
+    arguments = spec.signature.bind(**named)
+    return Sample(arguments.args, arguments.kwargs, sample.id, getattr(sample, "loose", False))
 
 
 def written(spec: Spec, sample: Sample) -> dict[str, Any]:
     """The arguments that an op has written, by name."""
-    given = named(spec, sample)
-    found = {name: value for n in spec.mutates for name, value in leaves(n, given.get(n))}
-    return {f"{name} (written)": value for name, value in found.items() if isinstance(value, Tensor)}
+    arguments = named(spec, sample)
+    values = {name: value for n in spec.mutates for name, value in leaves(n, arguments.get(n))}
+    return {f"{name} (written)": value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-def by_name(spec: Spec, made: Any) -> dict[str, Any]:
+def by_name(spec: Spec, returned: Any) -> dict[str, Any]:
     """The results of a call by the op's names for them; lists and objects are flattened.
 
     Raises ValueError if there are more or fewer results than names; lists of tex may have any length.
     """
-    results = as_tuple(made) if spec.out or made is not None else ()
+    results = as_tuple(returned) if spec.out or returned is not None else ()
     if len(results) != len(spec.out) and spec.space == "tex":
         return dict(leaves("result", list(results)))
     if len(results) != len(spec.out):
@@ -171,7 +171,7 @@ class Watch:
 
     def __init__(self, arguments: dict[str, Any], allowed: Iterable[str] = ()):
         skip = set(allowed)
-        self._kept = [
+        self._before = [
             (name, t, t._version, _bytes(t))
             for name, value in arguments.items()
             if name not in skip
@@ -181,13 +181,13 @@ class Watch:
 
     def changed(self) -> str | None:
         """Describe the first argument that has changed; None if none has."""
-        for name, t, version, before in self._kept:
+        for name, t, version, before in self._before:
             after = _bytes(t)
             if not torch.equal(before, after):
                 at = int((before != after).nonzero()[0]) // t.itemsize
                 old, new = (b.view(t.dtype)[at].item() for b in (before, after))
-                place = f"element {at - t.storage_offset()} of {name}'s memory"
-                return f"{name} was written: {place} was {old:.6g}, and is {new:.6g}"
+                element = f"element {at - t.storage_offset()} of {name}'s memory"
+                return f"{name} was written: {element} was {old:.6g}, and is {new:.6g}"
             if t._version != version:
                 return f"{name} was written in place (version {version}, then {t._version}), with the same numbers"
         return None
@@ -200,10 +200,10 @@ def _bytes(t: Tensor) -> Tensor:
 
 def shared_memory(arguments: dict[str, Any], results: dict[str, Any]) -> str | None:
     """A message about the first result that shares memory with an argument."""
-    given = {t.untyped_storage().data_ptr(): n for n, v in arguments.items() for t in tensors_in(v) if _has_memory(t)}
+    owners = {t.untyped_storage().data_ptr(): n for n, v in arguments.items() for t in tensors_in(v) if _has_memory(t)}
     for name, value in results.items():
         for t in tensors_in(value):
-            owner = given.get(t.untyped_storage().data_ptr()) if _has_memory(t) else None
+            owner = owners.get(t.untyped_storage().data_ptr()) if _has_memory(t) else None
             if owner is not None:
                 return f"{name} shares memory with {owner}: results of this op must be new tensors"
     return None

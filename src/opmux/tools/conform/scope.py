@@ -24,20 +24,20 @@ class OpScope:
     def of(cls, words: list[str]) -> OpScope:
         if not words:
             return cls([], list(specs), dict(table()))
-        found, overloads = {}, {}
-        for word in words:
-            names = {n: o for n, o in table().items() if refers_to(word.strip().removeprefix("aten::"), n, o)}
+        chosen, overloads = {}, {}
+        for name in words:
+            names = {n: o for n, o in table().items() if refers_to(name.strip().removeprefix("aten::"), n, o)}
             try:
-                mine = select([word])
+                selected = select([name])
             except UnknownName as error:
-                if word.startswith("family:"):
+                if name.startswith("family:"):
                     raise
                 if not names:
-                    raise UnknownName("op", word, {*specs.short_names(), *table()}) from error
-                mine = []
-            found |= {s.key: s for s in mine}
-            overloads |= names | {o.name: o for o in opinfo.of_specs(table().values(), mine)}
-        return cls(words, list(found.values()), overloads)
+                    raise UnknownName("op", name, {*specs.short_names(), *table()}) from error
+                selected = []
+            chosen |= {s.key: s for s in selected}
+            overloads |= names | {o.name: o for o in opinfo.of_specs(table().values(), selected)}
+        return cls(words, list(chosen.values()), overloads)
 
     def includes(self, row: str) -> bool:
         """Whether the selection includes a vendor's row, given by the key of its overload (`aten::mm`)."""

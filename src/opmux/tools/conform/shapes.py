@@ -28,7 +28,7 @@ UNDER_TEST = "T"  # in place of the name of a dtype
 
 
 @dataclass(frozen=True)
-class Look:
+class TensorSpec:
     """The dtype, shape and strides of a tensor argument; dtype None means the dtype under test."""
 
     dtype: torch.dtype | None
@@ -45,23 +45,23 @@ class Look:
         return math.prod(self.shape)
 
     @classmethod
-    def of(cls, t: Tensor, under_test: torch.dtype) -> Look:
+    def of(cls, t: Tensor, under_test: torch.dtype) -> TensorSpec:
         dtype = None if t.dtype is under_test else t.dtype
         return cls(dtype, tuple(t.shape), None if t.is_contiguous() else t.stride())
 
     @classmethod
-    def read(cls, text: str) -> Look | None:
-        found = _TENSOR.match(text)
-        if found is None:
+    def read(cls, text: str) -> TensorSpec | None:
+        match = _TENSOR.match(text)
+        if match is None:
             return None
-        dtype = None if found["dtype"] == UNDER_TEST else getattr(torch, found["dtype"])
-        numbers = lambda words, mark: tuple(int(n) for n in words.split(mark)) if words else ()
-        return cls(dtype, numbers(found["shape"], "x"), numbers(found["stride"], ",") or None)
+        dtype = None if match["dtype"] == UNDER_TEST else getattr(torch, match["dtype"])
+        numbers = lambda sizes, mark: tuple(int(n) for n in sizes.split(mark)) if sizes else ()
+        return cls(dtype, numbers(match["shape"], "x"), numbers(match["stride"], ",") or None)
 
 
 @dataclass(frozen=True)
 class ModelCall:
-    """A call of an overload of ATen. Arguments are numbers, strings, dtypes, lists of these, and `Look` for tensors."""
+    """A call of an overload of ATen. Arguments are numbers, strings, dtypes, lists of these, or a `TensorSpec`."""
 
     op: str
     args: tuple[Any, ...]
@@ -69,12 +69,12 @@ class ModelCall:
     models: tuple[str, ...]
 
     @property
-    def looks(self) -> list[Look]:
-        return [leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Look)]
+    def tensor_specs(self) -> list[TensorSpec]:
+        return [leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, TensorSpec)]
 
     def __str__(self) -> str:
-        words = [_word(a) for a in self.args] + [f"{k}={_word(v)}" for k, v in self.kwargs.items()]
-        return " ".join(words)
+        texts = [_argument_text(a) for a in self.args] + [f"{k}={_argument_text(v)}" for k, v in self.kwargs.items()]
+        return " ".join(texts)
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def read(file: Path = FILE) -> ShapeTable:
 def _sized(rows: Iterable[dict[str, Any]]) -> Iterator[Sized]:
     for row in rows:
         options = {k: tuple(v) if isinstance(v, list) else v for k, v in row.get("options", {}).items()}
-        for models, found in row["shapes"].items():
-            for shape in found:
+        for models, shapes in row["shapes"].items():
+            for shape in shapes:
                 yield Sized(
                     tuple(row["families"].split()),
                     tuple(row.get("only", "").split()),
@@ -135,15 +135,15 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _word(value: Any) -> str:
-    if isinstance(value, Look):
+def _argument_text(value: Any) -> str:
+    if isinstance(value, TensorSpec):
         return str(value)
-    return UNDER_TEST if value is Under else repr(value).replace("torch.", "")
+    return UNDER_TEST if value is UnderTest else repr(value).replace("torch.", "")
 
 
 def _encoded(value: Any, under_test: torch.dtype) -> Any:
     if isinstance(value, Tensor):
-        return str(Look.of(value, under_test))
+        return str(TensorSpec.of(value, under_test))
     if isinstance(value, (list, tuple)):
         return [_encoded(v, under_test) for v in value]
     if isinstance(value, torch.dtype):
@@ -157,11 +157,13 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value == f"torch.{UNDER_TEST}":
-        return Under
-    return getattr(torch, value.removeprefix("torch.")) if value.startswith("torch.") else Look.read(value) or value
+        return UnderTest
+    if value.startswith("torch."):
+        return getattr(torch, value.removeprefix("torch."))
+    return TensorSpec.read(value) or value
 
 
-class Under:
+class UnderTest:
     """Placeholder for the dtype under test, for an argument that is a dtype."""
 
 
@@ -170,31 +172,31 @@ def text_of(args: Any, kwargs: dict[str, Any], under_test: torch.dtype) -> str:
     return json.dumps([_encoded(list(args), under_test), {k: _encoded(v, under_test) for k, v in kwargs.items()}])
 
 
-def _looks(text: str) -> list[Look]:
-    found = (Look.read(leaf) for leaf in _leaves(json.loads(text)) if isinstance(leaf, str))
-    return [look for look in found if look is not None]
+def _tensor_specs(text: str) -> list[TensorSpec]:
+    specs = (TensorSpec.read(leaf) for leaf in _leaves(json.loads(text)) if isinstance(leaf, str))
+    return [spec for spec in specs if spec is not None]
 
 
 def class_of(text: str) -> tuple:
     """The key that similar calls share: dtypes, bit lengths of sizes, contiguity, small numbers."""
-    tensors = [(k.dtype, *(n.bit_length() for n in k.shape), k.stride is None) for k in _looks(text)]
+    tensors = [(k.dtype, *(n.bit_length() for n in k.shape), k.stride is None) for k in _tensor_specs(text)]
     others = [v for v in _leaves(json.loads(text)) if isinstance(v, (bool, int)) and -8 < v < 8]
     return (*tensors, *others)
 
 
 def elements(text: str) -> int:
-    return sum(k.numel for k in _looks(text))
+    return sum(k.numel for k in _tensor_specs(text))
 
 
 def oddness(text: str) -> int:
     """The number of sizes above 16 that are not a multiple of 16."""
-    return sum(1 for k in _looks(text) for n in k.shape if n > 16 and n % 16)
+    return sum(1 for k in _tensor_specs(text) for n in k.shape if n > 16 and n % 16)
 
 
-def write_calls(found: Iterable[tuple[str, str, list[str]]], file: Path = FILE) -> None:
+def write_calls(calls: Iterable[tuple[str, str, list[str]]], file: Path = FILE) -> None:
     """Replace all rows under "aten" by these, one per line."""
     data = json.loads(file.read_text(encoding="utf-8"))
-    data["aten"] = [[op, *json.loads(text), models] for op, text, models in found]
+    data["aten"] = [[op, *json.loads(text), models] for op, text, models in calls]
     file.write_text(_page(data), encoding="utf-8")
 
 

@@ -23,10 +23,10 @@ from ...machine.here import HERE
 from ...machine.vendor_ops import AtenRow
 from ...machine.vendors import Package
 from ..bench.cases import name_of
-from ..runner.check import words
+from ..runner.check import short_error
 from ..simulator import fallbacks, forget_fallbacks
-from .place import Place
 from .record import DISPATCH
+from .target import ConformTarget
 
 
 class Declined(Exception):
@@ -41,7 +41,7 @@ class Crashed(Exception):
     """An impl raised an error for arguments that the op must take; the error is its cause."""
 
     def __init__(self, impl: str, error: BaseException):
-        super().__init__(f"raised {words(error)}")
+        super().__init__(f"raised {short_error(error)}")
         self.impl, self.error = impl, error
 
 
@@ -101,11 +101,11 @@ class Subject:
             when = when_of(self.spec, self.impl)
             reason = None if when is None else refusal_of(when(*args, **kwargs))
             return None if reason is None else Declined(self.id, "when", reason)
-        found = get_default_manager().explain(self.spec.key, *sample.args, **sample.kwargs).verdicts
-        mine = next((v for v in found if v.impl.impl_id == self.id), None)
-        if mine is None or mine.status != "refused" or mine.stage == "quarantine":
+        verdicts = get_default_manager().explain(self.spec.key, *sample.args, **sample.kwargs).verdicts
+        verdict = next((v for v in verdicts if v.impl.impl_id == self.id), None)
+        if verdict is None or verdict.status != "refused" or verdict.stage == "quarantine":
             return None
-        return Declined(self.id, mine.stage, mine.reason)
+        return Declined(self.id, verdict.stage, verdict.reason)
 
     def _direct(self, sample: Sample) -> Any:
         call = self._fit.call
@@ -134,8 +134,8 @@ class Subject:
             return nullcontext()
         keys = [self.spec.key, *([self.spec.gradient.backward.key] if self.spec.grad else [])]
         impls = get_default_manager().registry.impls
-        mine = [k for k in keys if any(i.impl_id == self.id for i in impls(k))]
-        return policy(per_op=dict.fromkeys(mine, f"impl:{self.id}|*"))
+        implemented = [k for k in keys if any(i.impl_id == self.id for i in impls(k))]
+        return policy(per_op=dict.fromkeys(implemented, f"impl:{self.id}|*"))
 
     @property
     def fn(self) -> Callable[..., Any]:
@@ -145,16 +145,16 @@ class Subject:
 
 def candidates(spec: Spec, sample: Sample) -> list[Verdict]:
     """Every impl of an op for these arguments, in order, without those that the policy excludes."""
-    found = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs).verdicts
-    return [v for v in found if v.stage != "policy"]
+    verdicts = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs).verdicts
+    return [v for v in verdicts if v.stage != "policy"]
 
 
 def strictly(spec: Spec, impl: OpImpl, sample: Sample) -> tuple[Any, OpImpl, tuple[Declined, ...], tuple[str, ...]]:
     """Call one impl, without fallback; returns the fields of `Called`."""
     with policy(per_op={spec.key: f"impl:{impl.impl_id}"}, strict=True):
         forget_fallbacks()
-        made = _guarded(impl.impl_id, lambda: specs.functions[spec.key](*sample.args, **sample.kwargs))
-        return made, impl, (), tuple(fallbacks())
+        results = _guarded(impl.impl_id, lambda: specs.functions[spec.key](*sample.args, **sample.kwargs))
+        return results, impl, (), tuple(fallbacks())
 
 
 def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
@@ -166,7 +166,9 @@ def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
     except NoImplementation as error:  # a part of a composition has no impl
         raise Declined(impl_id, "parts", str(error).splitlines()[0]) from error
     except NotImplementedError as error:  # NotSupported is one
-        raise Declined(impl_id, "declined", str(error) if isinstance(error, OpmuxError) else words(error)) from error
+        raise Declined(
+            impl_id, "declined", str(error) if isinstance(error, OpmuxError) else short_error(error)
+        ) from error
     except Exception as error:
         raise Crashed(impl_id, error) from error
 
@@ -174,42 +176,42 @@ def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
 # ---- ops and impls --------------------------------------------------------------------------------------------------
 
 
-def subjects(spec: Spec, place: Place) -> Iterator[Subject]:
+def subjects(spec: Spec, target: ConformTarget) -> Iterator[Subject]:
     """Dispatch and each impl of the vendor; for direct calls, the vendor's impls and our default kernel."""
-    if not place.direct:
+    if not target.direct:
         yield Subject(spec, None, False)
-        for impl in own_impls(spec, place):
+        for impl in own_impls(spec, target):
             yield Subject(spec, impl, True)
         return
-    for impl in own_impls(spec, place):
+    for impl in own_impls(spec, target):
         yield Subject(spec, impl, True, direct=True)
     for impl in get_default_manager().registry.impls(spec.key):
         is_default = impl.kind is BackendImplKind.DEFAULT and impl.vendor is None
-        if is_default and machine.runs_on(impl.devices, place.package.device):
+        if is_default and machine.runs_on(impl.devices, target.package.device):
             yield Subject(spec, impl, False, direct=True)
 
 
-def own_impls(spec: Spec, place: Place) -> list[OpImpl]:
+def own_impls(spec: Spec, target: ConformTarget) -> list[OpImpl]:
     """The vendor's impls of an op; those that a composition makes from its parts are left out."""
-    mine = place.package.name
-    found = [i for i in get_default_manager().registry.impls(spec.key) if i.of_vendor(mine)]
-    if place.direct:  # the registry holds only the impls for this machine's devices
-        found += [i for i in exported(place.package) if i.op_name == spec.key]
-    return list({i.impl_id: i for i in found}.values())
+    vendor = target.package.name
+    impls = [i for i in get_default_manager().registry.impls(spec.key) if i.of_vendor(vendor)]
+    if target.direct:  # the registry holds only the impls for this machine's devices
+        impls += [i for i in exported(target.package) if i.op_name == spec.key]
+    return list({i.impl_id: i for i in impls}.values())
 
 
-def rows_of(place: Place) -> dict[str, AtenRow]:
+def rows_of(target: ConformTarget) -> dict[str, AtenRow]:
     """The vendor's functions for overloads of ATen, by overload."""
-    if not place.direct:
-        return HERE.ops(place.device.type).rows
-    return {name: row for ops in _read(place.package) for name, row in ops.rows.items()}
+    if not target.direct:
+        return HERE.ops(target.device.type).rows
+    return {name: row for ops in _read(target.package) for name, row in ops.rows.items()}
 
 
-def extras_of(place: Place) -> dict[str, Any]:
+def extras_of(target: ConformTarget) -> dict[str, Any]:
     """The vendor's exports that are not ops."""
-    if not place.direct:
-        return HERE.ops(place.device.type).extras
-    return {name: value for ops in _read(place.package) for name, value in ops.extras.items()}
+    if not target.direct:
+        return HERE.ops(target.device.type).extras
+    return {name: value for ops in _read(target.package) for name, value in ops.extras.items()}
 
 
 def exported(package: Package) -> list[OpImpl]:
@@ -218,9 +220,9 @@ def exported(package: Package) -> list[OpImpl]:
 
 
 def _read(package: Package) -> list[vendor_ops.VendorOps]:
-    if package.name not in _found:
-        _found[package.name] = [vendor_ops.read(package, arch) for arch in (None, *map(str, package.arch_map))]
-    return _found[package.name]
+    if package.name not in _ops_of_package:
+        _ops_of_package[package.name] = [vendor_ops.read(package, arch) for arch in (None, *map(str, package.arch_map))]
+    return _ops_of_package[package.name]
 
 
-_found: dict[str, list[vendor_ops.VendorOps]] = {}
+_ops_of_package: dict[str, list[vendor_ops.VendorOps]] = {}

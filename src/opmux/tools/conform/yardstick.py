@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from ...core.spec import Tol
-from .compare import numbers
+from .compare import first_of, numbers
 
 TIMES = 2.0
 FEW = 64  # with so few results, their rms may be small by chance: the scale is then at least that of the terms
 MANY = 64  # a sum of more terms may cancel: the scale is then at least this part of a term
 ROUNDINGS = 8.0  # allowed roundings, in the compute dtype
-LEAST = 1e-12  # of float64, for which torch's own result is the truth: another algorithm rounds differently
+LEAST = 1e-12  # the least error allowed in float64, where the truth is torch's own result: algorithms round differently
 FP8_STEPS = {torch.float8_e4m3fn: 2.0**-3, torch.float8_e5m2: 2.0**-2}  # the largest relative step to the next number
 FP8_RARE = 1e-4  # the share of results that may be rounded to the other neighbour
 
 
-def far_off(name: str, got: Tensor, theirs: Tensor | None, truth: Tensor, terms: float, size: float) -> str | None:
+def far_off(name: str, got: Tensor, native: Tensor | None, truth: Tensor, terms: float, size: float) -> str | None:
     """Describe the first number of a float result that is too far from the truth; None if there is none.
 
     `theirs` is torch's result or None. `terms` is the number of argument elements that a result depends on, on average,
@@ -45,15 +45,14 @@ def far_off(name: str, got: Tensor, theirs: Tensor | None, truth: Tensor, terms:
     scale = want.abs() + rms
     off = _relative(got, want, rounded, scale)
     allowed = _limit(got.dtype, terms)
-    if theirs is not None and theirs.dtype.is_floating_point and theirs.shape == want.shape:
+    if native is not None and native.dtype.is_floating_point and native.shape == want.shape:
         # ignore torch's result where it is infinite or NaN and the truth is not
-        yard = _relative(theirs, want, rounded, scale).nan_to_num(nan=0.0, posinf=0.0)
-        allowed += TIMES * yard.max().item()
+        torchs_error = _relative(native, want, rounded, scale).nan_to_num(nan=0.0, posinf=0.0)
+        allowed += TIMES * torchs_error.max().item()
     wrong = ~(off <= allowed)  # NaN is wrong
     if not bool(wrong.any()):
         return None
-    at = tuple(wrong.nonzero()[0].tolist())
-    where = f"{name}{list(at)}" if at else name
+    at, where = first_of(wrong, name)
     return (
         f"{where} is {got[at].item():.7g}, the truth is {want[at].item():.7g}: off by {off[at].item():.3g} of its "
         f"scale, allowed {allowed:.2g}; {int(wrong.sum())} of {wrong.numel()} numbers are too far"
@@ -88,9 +87,9 @@ def fp8_differs(name: str, got: Tensor, want: Tensor, dtype: torch.dtype) -> str
     off = (a != b) & ~(a.isnan() & b.isnan())
     far = off & ~((a - b).abs() <= step)
     if bool(far.any()) or off.float().mean().item() > FP8_RARE:
-        at = tuple((far if bool(far.any()) else off).nonzero()[0].tolist())
+        at, where = first_of(far if bool(far.any()) else off, name)
         return (
-            f"{name}{list(at)} is {a[at].item():.7g}, expected {b[at].item():.7g}; {int(off.sum())} of {off.numel()} "
+            f"{where} is {a[at].item():.7g}, expected {b[at].item():.7g}; {int(off.sum())} of {off.numel()} "
             f"numbers differ, {int(far.sum())} of them by more than a step of {str(dtype).removeprefix('torch.')}"
         )
     return None

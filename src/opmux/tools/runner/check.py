@@ -13,8 +13,8 @@ BROKEN = ("CUDA error", "AcceleratorError", "HIP error", "device-side assert")
 class Wrong(Exception):
     """An impl is wrong, and the message says how. `error` is the largest difference; None if there is no number."""
 
-    def __init__(self, words: str, error: float | None = None):
-        super().__init__(words)
+    def __init__(self, message: str, error: float | None = None):
+        super().__init__(message)
         self.error = error
 
 
@@ -23,10 +23,10 @@ class DeviceLost(OpmuxError, RuntimeError):
 
 
 def has_broken_the_device(error: Exception | str) -> bool:
-    return any(word in str(error) for word in BROKEN)
+    return any(part in str(error) for part in BROKEN)
 
 
-def words(error: BaseException) -> str:
+def short_error(error: BaseException) -> str:
     """The class of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

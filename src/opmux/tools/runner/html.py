@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def text(words: Any) -> str:
-    return html.escape(str(words), quote=True)
+def text(value: Any) -> str:
+    return html.escape(str(value), quote=True)
 
 
 def table(heads: Iterable[str], rows: Iterable[str]) -> str:
@@ -31,7 +31,7 @@ def document(
 ) -> str:
     """A page. `body`, `style` and `script` are inserted unchanged, all other text is escaped."""
     listed = "".join(f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in facts.items() if v not in (None, []))
-    said = "".join(f"<li>{text(n)}</li>" for n in notes)
+    items = "".join(f"<li>{text(n)}</li>" for n in notes)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -43,7 +43,7 @@ def document(
 <body>
 <header><small>{text(where)}</small><h1>{text(headline)}</h1><p class="about">{text(about)}</p></header>
 {body}
-<footer>{f"<ul>{said}</ul>" if said else ""}<dl>{listed}</dl></footer>
+<footer>{f"<ul>{items}</ul>" if items else ""}<dl>{listed}</dl></footer>
 <script>{SCRIPT}{script}</script>
 </body>
 </html>

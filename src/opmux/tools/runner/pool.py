@@ -90,9 +90,9 @@ class Workers:
         patience: float | None = None,
     ) -> Workers:
         """Start a process per queue of task numbers. After an outcome for which `ends` is true, another continues."""
-        made = cls((), 1, until)
-        made._start("spawn", tasks, [deque(q) for q in queues if q], ends, patience)
-        return made
+        workers = cls((), 1, until)
+        workers._start("spawn", tasks, [deque(q) for q in queues if q], ends, patience)
+        return workers
 
     def _start(
         self,
@@ -117,9 +117,9 @@ class Workers:
                 yield at, attempt(task)
         try:
             while self._members:
-                for heard in wait(list(self._members), timeout=1.0):
-                    assert isinstance(heard, Connection)
-                    yield from self._hear(heard, started)
+                for pipe in wait(list(self._members), timeout=1.0):
+                    assert isinstance(pipe, Connection)
+                    yield from self._hear(pipe, started)
                 for late in [m for m in self._members.values() if self._is_late(m)]:
                     late.process.kill()  # closes its pipe, which `_hear` notices
         finally:
@@ -133,18 +133,18 @@ class Workers:
     def _hear(self, pipe: Connection, started: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
         member = self._members[pipe]
         try:
-            said = pipe.recv()
+            message = pipe.recv()
         except (EOFError, OSError):
             yield from self._left(pipe)
             return
         done, member.at, member.began = member.at, None, True
-        if member.queue and time.monotonic() < self._until and not (said and self._ends(said[0])):
+        if member.queue and time.monotonic() < self._until and not (message and self._ends(message[0])):
             member.at, member.since = member.queue.popleft(), time.monotonic()
             started(member.at)
         with contextlib.suppress(OSError):  # if it died, the closed pipe is noticed at the next wait
             pipe.send(member.at)
-        if said:
-            yield done or 0, said[0]
+        if message:
+            yield done or 0, message[0]
 
     def _left(self, pipe: Connection) -> Iterator[tuple[int, Any]]:
         """Handle a worker that has exited, with its work done or during a task."""
@@ -159,14 +159,14 @@ class Workers:
             self._hire(member.queue)
 
     def _hire(self, queue: deque[int]) -> None:
-        ours, theirs = self._context.Pipe()
-        inherited = [*self._members, ours] if self._context.get_start_method() == "fork" else []
-        process = self._context.Process(target=_work, args=(self._tasks, theirs, inherited), daemon=True)
+        own_end, child_end = self._context.Pipe()
+        inherited = [*self._members, own_end] if self._context.get_start_method() == "fork" else []
+        process = self._context.Process(target=_work, args=(self._tasks, child_end, inherited), daemon=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: none holds a lock of a task
             process.start()
-        theirs.close()
-        self._members[ours] = Member(process, queue)
+        child_end.close()
+        self._members[own_end] = Member(process, queue)
 
 
 def _work(tasks: Tasks, pipe: Connection, inherited: Sequence[Connection]) -> None:
@@ -174,10 +174,10 @@ def _work(tasks: Tasks, pipe: Connection, inherited: Sequence[Connection]) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     for end in inherited:
         end.close()  # else the pipes would stay open after the parent's end
-    with tasks() as found:
+    with tasks() as work:
         pipe.send(None)
         while (at := pipe.recv()) is not None:
-            pipe.send((attempt(found[at]),))
+            pipe.send((attempt(work[at]),))
 
 
 @contextlib.contextmanager

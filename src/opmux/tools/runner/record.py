@@ -50,19 +50,19 @@ def chip(device: torch.device) -> str:
 def driver() -> str | None:
     """The version of NVIDIA's driver, if the kernel reports it."""
     path = Path("/proc/driver/nvidia/version")
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", path.read_text(encoding="utf-8")) if path.is_file() else None
-    return None if found is None else found.group()
+    match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", path.read_text(encoding="utf-8")) if path.is_file() else None
+    return None if match is None else match.group()
 
 
 def commit() -> str | None:
     """The commit of this tree, with -dirty if files differ from it; without git, OPMUX_COMMIT."""
-    here = Path(__file__)
-    ours = _git("ls-files", "--error-unmatch", here.name)  # not another repository that contains an installed opmux
+    file = Path(__file__)
+    ours = _git("ls-files", "--error-unmatch", file.name)  # not another repository that contains an installed opmux
     return (ours and _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")) or knobs.COMMIT.get()
 
 
-def _git(*words: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), *words]
+def _git(*args: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *args]
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired):

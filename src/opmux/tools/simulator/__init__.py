@@ -51,11 +51,11 @@ def simulate(device: str, arch: str | None = None, name: str | None = None, coun
     """
     from . import launch
 
-    asked = {k: v for k, v in dict(device=device, arch=arch, name=name).items() if v is not None}
+    requested = {k: v for k, v in dict(device=device, arch=arch, name=name).items() if v is not None}
     if _now:
-        if asked.items() <= _now.items():
+        if requested.items() <= _now.items():
             return
-        raise CannotSimulate(f"simulate({_words(asked)}) after simulate({_words(_now)}): one name per process")
+        raise CannotSimulate(f"simulate({_as_text(requested)}) after simulate({_as_text(_now)}): one name per process")
     _check(device, count)
     if launch.compiles():
         raise CannotSimulate(
@@ -65,15 +65,15 @@ def simulate(device: str, arch: str | None = None, name: str | None = None, coun
     build.library("simulator", sources(), flags=FLAGS)  # fail before anything is changed
     launch.interpret()
     name = name or f"Simulated {device}"
-    _bring(device, arch, name, count)
+    _register(device, arch, name, count)
     launch.on(device)
     _now.update(device=device, arch=arch, name=name, count=count)
 
 
 def sources() -> list[Path]:
     """The source files of the simulator's library."""
-    here = Path(__file__).parent
-    return sorted([*here.glob("*.cpp"), *here.glob("*.h")])
+    folder = Path(__file__).parent
+    return sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])
 
 
 def fallbacks() -> dict[str, int]:
@@ -82,8 +82,8 @@ def fallbacks() -> dict[str, int]:
     For `structured` ops of ATen, torch calls the `out=` overload if the device has no kernel for the functional one:
     then the `out=` overload is counted, and a kernel for the functional overload covers it.
     """
-    found = torch.ops.opmux_simulator.fallbacks() if _now else {}
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    counts = torch.ops.opmux_simulator.fallbacks() if _now else {}
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def forget_fallbacks() -> None:
@@ -120,8 +120,8 @@ def run(
         try:
             done = (start or _start)(command, env=variables, timeout=limit)
         except subprocess.TimeoutExpired as error:
-            said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
-            raise RuntimeError(f"the program on {where} took over {limit:g} s:\n{said}") from None
+            stderr = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
+            raise RuntimeError(f"the program on {where} took over {limit:g} s:\n{stderr}") from None
     if done.returncode:
         raise RuntimeError(f"the program on {where} failed ({done.returncode}):\n{done.stderr}")
     lines = done.stdout.splitlines()
@@ -137,29 +137,27 @@ _start = functools.partial(subprocess.run, capture_output=True, encoding="utf-8"
 # ---- the steps of simulate ------------------------------------------------------------------------------------------
 
 
-def _words(asked: Mapping[str, Any]) -> str:
-    return ", ".join(f"{k}={v!r}" for k, v in asked.items())
+def _as_text(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v!r}" for k, v in arguments.items())
 
 
 def _check(device: str, count: int) -> None:
     if not re.fullmatch("[a-z_]+", device):
-        raise CannotSimulate(f"a device is named with small letters and _, such as 'npu'; got {device!r}")
+        raise CannotSimulate(f"a device's name has small letters and _, such as 'npu'; got {device!r}")
     taken = torch._C._get_privateuse1_backend_name()
     if taken != "privateuseone":
-        raise CannotSimulate(
-            f"this process has a device {taken!r} already: torch takes one name for one more device type"
-        )
+        raise CannotSimulate(f"this process has a device {taken!r} already: torch accepts one additional device type")
     try:
         torch.device(device)
     except RuntimeError:
         pass
     else:
-        raise CannotSimulate(f"{device!r} is a device type of torch's own, and cannot be another's name")
+        raise CannotSimulate(f"{device!r} is one of torch's own device types, and cannot be simulated")
     if not 1 <= count <= 64:
         raise CannotSimulate(f"count = {count}. Allowed: 1 to 64 devices")
 
 
-def _bring(device: str, arch: str | None, name: str, count: int) -> None:
+def _register(device: str, arch: str | None, name: str, count: int) -> None:
     from . import device as module
 
     graphs = _get_sequence_nr()  # the number of autograd nodes that this thread has made

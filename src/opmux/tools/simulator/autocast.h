@@ -22,11 +22,11 @@ void change_tensors(const OperatorHandle& op, Stack& stack, Change change) {
     if (stack[i].isTensor()) {
       stack[i] = change(stack[i].toTensor());
     } else if (stack[i].isTensorList()) {
-      c10::List<at::Tensor> made;
+      c10::List<at::Tensor> list;
       for (const at::Tensor& each : stack[i].toTensorList()) {
-        made.push_back(change(each));
+        list.push_back(change(each));
       }
-      stack[i] = made;
+      stack[i] = list;
     }
   }
 }
@@ -59,11 +59,11 @@ inline void cast_widest(const OperatorHandle& op, Stack* stack) {
 
 inline void single_result(const OperatorHandle& op, Stack* stack) {
   const auto first = stack->size() - op.schema().arguments().size();
-  const auto& lead = (*stack)[first];
-  const auto place = op.schema().argumentIndexWithName("dtype");
-  if (place && (*stack)[first + *place].isNone() && lead.isTensor() &&
-      at::autocast::is_eligible(lead.toTensor(), DEVICE)) {
-    (*stack)[first + *place] = at::kFloat;
+  const auto& argument = (*stack)[first];
+  const auto dtype = op.schema().argumentIndexWithName("dtype");
+  if (dtype && (*stack)[first + *dtype].isNone() && argument.isTensor() &&
+      at::autocast::is_eligible(argument.toTensor(), DEVICE)) {
+    (*stack)[first + *dtype] = at::kFloat;
   }
   without_autocast(op, stack);
 }

@@ -32,7 +32,7 @@ inline thread_local DeviceIndex current = 0;
 
 inline DeviceIndex checked(DeviceIndex index) {
   TORCH_CHECK(
-      index >= 0 && index < count, "there is no device ", c10::Device(DEVICE, index), ": simulated are ", count);
+      index >= 0 && index < count, "there is no device ", c10::Device(DEVICE, index), ": ", count, " are simulated");
   return index;
 }
 
@@ -66,7 +66,7 @@ class Memory final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
 
   Stats getDeviceStats(DeviceIndex device) override {
-    std::lock_guard<std::mutex> alone(mutex_);
+    std::lock_guard<std::mutex> guard(mutex_);
     return stats_.at(checked(device));
   }
   void resetAccumulatedStats(DeviceIndex device) override {
@@ -88,10 +88,10 @@ class Memory final : public c10::DeviceAllocator {
   };
   static constexpr size_t TOTAL = size_t{16} << 30;  // what a device reports; no allocation is refused
 
-  static void release(void* given);
+  static void release(void* pointer);
 
   void add(DeviceIndex device, int64_t bytes) {
-    std::lock_guard<std::mutex> alone(mutex_);
+    std::lock_guard<std::mutex> guard(mutex_);
     auto& stats = stats_[device];
     for (auto* sum : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
       bytes > 0 ? (*sum)[0].increase(bytes) : (*sum)[0].decrease(-bytes);
@@ -102,7 +102,7 @@ class Memory final : public c10::DeviceAllocator {
   }
   template <class Change>
   void each(DeviceIndex device, Change change) {
-    std::lock_guard<std::mutex> alone(mutex_);
+    std::lock_guard<std::mutex> guard(mutex_);
     auto& s = stats_.at(checked(device));
     for (auto* array : {&s.allocated_bytes, &s.reserved_bytes, &s.active_bytes, &s.requested_bytes, &s.allocation,
                         &s.segment, &s.active}) {
@@ -119,8 +119,8 @@ inline Memory& memory() {
   return *one;
 }
 
-inline void Memory::release(void* given) {
-  auto* block = static_cast<Block*>(given);
+inline void Memory::release(void* pointer) {
+  auto* block = static_cast<Block*>(pointer);
   memory().add(block->device, -static_cast<int64_t>(block->bytes));
   std::free(block->memory);
   delete block;
@@ -134,14 +134,14 @@ class PinnedMemory final : public c10::Allocator {
     if (bytes != 0 && posix_memalign(&memory, 64, bytes) != 0) {
       TORCH_CHECK_WITH(OutOfMemoryError, false, "no ", bytes, " bytes of host memory are left to pin");
     }
-    std::lock_guard<std::mutex> alone(mutex_);
+    std::lock_guard<std::mutex> guard(mutex_);
     pinned_.insert(memory);
     return {memory, memory, &release, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
   bool has(const void* memory) {
-    std::lock_guard<std::mutex> alone(mutex_);
+    std::lock_guard<std::mutex> guard(mutex_);
     return memory != nullptr && pinned_.count(memory) != 0;
   }
 
@@ -160,7 +160,7 @@ inline PinnedMemory& pinned_memory() {
 inline void PinnedMemory::release(void* memory) {
   auto& all = pinned_memory();
   {
-    std::lock_guard<std::mutex> alone(all.mutex_);
+    std::lock_guard<std::mutex> guard(all.mutex_);
     all.pinned_.erase(memory);
   }
   std::free(memory);
@@ -172,11 +172,11 @@ inline c10::Storage new_storage(size_t bytes) {
 }
 
 // Replace a storage's memory by new memory of its device, which begins with these bytes.
-inline void replace_memory(c10::StorageImpl& storage, const void* from, size_t given, size_t bytes) {
-  c10::DeviceGuard there(storage.device());
+inline void replace_memory(c10::StorageImpl& storage, const void* from, size_t old_bytes, size_t bytes) {
+  c10::DeviceGuard guard(storage.device());
   auto fresh = memory().allocate(bytes);
-  if (given != 0 && bytes != 0) {
-    std::memcpy(fresh.get(), from, std::min(given, bytes));
+  if (old_bytes != 0 && bytes != 0) {
+    std::memcpy(fresh.get(), from, std::min(old_bytes, bytes));
   }
   storage.set_data_ptr_noswap(std::move(fresh));
   storage.set_nbytes(bytes);
@@ -202,17 +202,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   c10::Stream getStream(c10::Device device) const override {
-    return made(device, streams()[or_current(device.index())]);
+    return stream_of(device, streams()[or_current(device.index())]);
   }
-  c10::Stream getDefaultStream(c10::Device device) const override { return made(device, 0); }
+  c10::Stream getDefaultStream(c10::Device device) const override { return stream_of(device, 0); }
   c10::Stream getNewStream(c10::Device device, int) const override {
     static std::atomic<c10::StreamId> next{0};
-    return made(device, ++next);
+    return stream_of(device, ++next);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     auto& now = streams()[checked(stream.device_index())];
-    const auto before = made(stream.device(), now);
+    const auto before = stream_of(stream.device(), now);
     now = stream.id();
     return before;
   }
@@ -242,7 +242,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     thread_local std::array<c10::StreamId, MOST> of_device{};
     return of_device;
   }
-  static c10::Stream made(c10::Device device, c10::StreamId id) {
+  static c10::Stream stream_of(c10::Device device, c10::StreamId id) {
     return c10::Stream(c10::Stream::UNSAFE, c10::Device(DEVICE, or_current(device.index())), id);
   }
 };
@@ -297,39 +297,40 @@ struct Generator final : c10::GeneratorImpl {
 
 inline const at::Generator& default_generator(DeviceIndex index) {
   static auto* all = [] {
-    auto* made = new std::vector<at::Generator>;
+    auto* generators = new std::vector<at::Generator>;
     for (DeviceIndex i = 0; i < count; ++i) {
-      made->push_back(at::make_generator<Generator>(i));
-      made->back().seed();
+      generators->push_back(at::make_generator<Generator>(i));
+      generators->back().seed();
     }
-    return made;
+    return generators;
   }();
   return all->at(or_current(index));
 }
 
 inline at::Generator host_of(const at::Generator& generator) {
-  auto* ours = dynamic_cast<Generator*>(generator.unsafeGetGeneratorImpl());
+  auto* own = dynamic_cast<Generator*>(generator.unsafeGetGeneratorImpl());
   TORCH_CHECK(
-      ours != nullptr, "Expected a '", c10::Device(DEVICE).str(), "' device type for generator but found '",
+      own != nullptr, "Expected a '", c10::Device(DEVICE).str(), "' device type for generator but found '",
       generator.device(), "'");
-  return ours->host;
+  return own->host;
 }
 
 // While it exists, the CPU's default generator draws the device's numbers: for ops that take no generator.
-class Lent {
+class SharedGenerator {
  public:
-  explicit Lent(DeviceIndex index) : ours_(host_of(default_generator(index))), kept_(cpu_.get_state()) {
-    cpu_.set_state(ours_.get_state());
+  explicit SharedGenerator(DeviceIndex index)
+      : device_generator_(host_of(default_generator(index))), cpu_state_(cpu_.get_state()) {
+    cpu_.set_state(device_generator_.get_state());
   }
-  ~Lent() {
-    ours_.set_state(cpu_.get_state());
-    cpu_.set_state(kept_);
+  ~SharedGenerator() {
+    device_generator_.set_state(cpu_.get_state());
+    cpu_.set_state(cpu_state_);
   }
 
  private:
   at::Generator cpu_ = at::detail::getDefaultCPUGenerator();
-  at::Generator ours_;
-  at::Tensor kept_;
+  at::Generator device_generator_;
+  at::Tensor cpu_state_;
 };
 
 // ---- what torch asks of an accelerator ------------------------------------------------------------------------------

@@ -35,17 +35,17 @@ class Properties:
 type_name, count = "", 0
 properties = Properties("", None)
 
-Place = torch.device | str | int | None
+DeviceLike = torch.device | str | int | None
 
 
-def index_of(place: Place = None) -> int:
+def index_of(device_like: DeviceLike = None) -> int:
     """The index of a device; the current one by default."""
-    if isinstance(place, int):
-        return place
-    found = None if place is None else torch.device(place)
-    if found is not None and found.type != type_name:
-        raise ValueError(f"torch.{type_name} knows devices of type {type_name}; got {found}")
-    return current_device() if found is None or found.index is None else found.index
+    if isinstance(device_like, int):
+        return device_like
+    parsed = None if device_like is None else torch.device(device_like)
+    if parsed is not None and parsed.type != type_name:
+        raise ValueError(f"torch.{type_name} knows devices of type {type_name}; got {parsed}")
+    return current_device() if parsed is None or parsed.index is None else parsed.index
 
 
 # ---- devices --------------------------------------------------------------------------------------------------------
@@ -75,15 +75,15 @@ def device_count() -> int:
     return count
 
 
-def set_device(place: Place) -> None:
-    torch.accelerator.set_device_index(index_of(place))
+def set_device(device_like: DeviceLike) -> None:
+    torch.accelerator.set_device_index(index_of(device_like))
 
 
 class device:
     """`with torch.npu.device(1):` makes npu:1 the current device."""
 
-    def __init__(self, place: Place):
-        self.index = index_of(place)
+    def __init__(self, device_like: DeviceLike):
+        self.index = index_of(device_like)
 
     def __enter__(self) -> None:
         self.before = current_device()
@@ -100,19 +100,19 @@ class device_of(device):
         super().__init__(tensor.device if tensor.device.type == type_name else None)
 
 
-def get_device_properties(place: Place = None) -> Properties:
-    if not 0 <= index_of(place) < device_count():
-        raise ValueError(f"there is no device {type_name}:{index_of(place)}: simulated are {device_count()}")
+def get_device_properties(device_like: DeviceLike = None) -> Properties:
+    if not 0 <= index_of(device_like) < device_count():
+        raise ValueError(f"there is no device {type_name}:{index_of(device_like)}: {device_count()} are simulated")
     return properties
 
 
-def get_device_name(place: Place = None) -> str:
-    return get_device_properties(place).name
+def get_device_name(device_like: DeviceLike = None) -> str:
+    return get_device_properties(device_like).name
 
 
-def mem_get_info(place: Place = None) -> tuple[int, int]:
-    total = get_device_properties(place).total_memory
-    return total - memory_allocated(index_of(place)), total
+def mem_get_info(device_like: DeviceLike = None) -> tuple[int, int]:
+    total = get_device_properties(device_like).total_memory
+    return total - memory_allocated(index_of(device_like)), total
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -129,7 +129,7 @@ def is_bf16_supported() -> bool:
 class Stream(torch.Stream):
     """A stream. Kernels are launched with its number, which is also its attribute `<device>_stream`."""
 
-    def __new__(cls, device: Place = None, priority: int = 0, **number: int) -> Stream:
+    def __new__(cls, device: DeviceLike = None, priority: int = 0, **number: int) -> Stream:
         if number:
             return super().__new__(cls, priority=priority, **number)
         return super().__new__(cls, device=torch.device(type_name, index_of(device)), priority=priority)
@@ -152,12 +152,12 @@ def _ours(stream: torch.Stream) -> Stream:
     return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
 
-def current_stream(place: Place = None) -> Stream:
-    return _ours(torch.accelerator.current_stream(index_of(place)))
+def current_stream(device_like: DeviceLike = None) -> Stream:
+    return _ours(torch.accelerator.current_stream(index_of(device_like)))
 
 
-def default_stream(place: Place = None) -> Stream:
-    now = torch.accelerator.current_stream(index_of(place))
+def default_stream(device_like: DeviceLike = None) -> Stream:
+    now = torch.accelerator.current_stream(index_of(device_like))
     return Stream(stream_id=0, device_index=now.device_index, device_type=now.device_type)
 
 
@@ -173,8 +173,8 @@ def stream(stream: torch.Stream) -> torch.Stream:
 # ---- random numbers -------------------------------------------------------------------------------------------------
 
 
-def _generator(place: Place = None) -> torch.Generator:
-    return torch.ops.opmux_simulator.default_generator(index_of(place))
+def _generator(device_like: DeviceLike = None) -> torch.Generator:
+    return torch.ops.opmux_simulator.default_generator(index_of(device_like))
 
 
 def __getattr__(name: str) -> Any:
@@ -204,11 +204,11 @@ def initial_seed() -> int:
     return _generator().initial_seed()
 
 
-def get_rng_state(device: Place = None) -> torch.Tensor:
+def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
     return _generator(device).get_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device: Place = None) -> None:
+def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     _generator(device).set_state(new_state)
 
 

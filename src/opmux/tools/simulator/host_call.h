@@ -24,91 +24,91 @@ class HostCall {
  public:
   explicit HostCall(DeviceIndex index) : index_(index) {}
 
-  at::Tensor host(const at::Tensor& given) {
-    if (!given.defined()) {
-      return given;
+  at::Tensor host(const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      return tensor;
     }
-    if (given.device().type() != DEVICE) {
-      tensors_.emplace_back(given, given);
-      return given;
+    if (tensor.device().type() != DEVICE) {
+      tensors_.emplace_back(tensor, tensor);
+      return tensor;
     }
     TORCH_CHECK_NOT_IMPLEMENTED(
-        given.layout() == at::kStrided && !given.is_quantized(), "the simulated device has strided tensors only");
-    auto made = over(host(given.storage()), DispatchKey::CPU, given);
-    tensors_.emplace_back(given, made);
-    return made;
+        tensor.layout() == at::kStrided && !tensor.is_quantized(), "the simulated device has strided tensors only");
+    auto on_host = over(host(tensor.storage()), DispatchKey::CPU, tensor);
+    tensors_.emplace_back(tensor, on_host);
+    return on_host;
   }
 
-  c10::Storage host(const c10::Storage& given) {
-    if (given.device_type() != DEVICE) {
-      return given;
+  c10::Storage host(const c10::Storage& storage) {
+    if (storage.device_type() != DEVICE) {
+      return storage;
     }
-    for (const auto& [ours, its] : storages_) {
-      if (ours.is_alias_of(given)) {
-        return its;
+    for (const auto& [on_device, known] : storages_) {
+      if (on_device.is_alias_of(storage)) {
+        return known;
       }
     }
-    auto* keep = new c10::Storage(given);
-    const auto let_go = [](void* kept) { delete static_cast<c10::Storage*>(kept); };
-    c10::DataPtr bytes(given.mutable_data(), keep, let_go, at::kCPU);
-    c10::Storage made = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), given.nbytes(), std::move(bytes), c10::GetAllocator(at::kCPU), true);
-    storages_.emplace_back(given, made);
-    return made;
+    auto* owner = new c10::Storage(storage);
+    const auto release = [](void* pointer) { delete static_cast<c10::Storage*>(pointer); };
+    c10::DataPtr bytes(storage.mutable_data(), owner, release, at::kCPU);
+    c10::Storage on_host = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(bytes), c10::GetAllocator(at::kCPU), true);
+    storages_.emplace_back(storage, on_host);
+    return on_host;
   }
 
-  IValue host(const IValue& given) {
-    if (given.isTensor()) {
-      return host(given.toTensor());
+  IValue host(const IValue& value) {
+    if (value.isTensor()) {
+      return host(value.toTensor());
     }
-    if (given.isTensorList()) {
-      c10::List<at::Tensor> made;
-      for (const at::Tensor& each : given.toTensorList()) {
-        made.push_back(host(each));
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& each : value.toTensorList()) {
+        list.push_back(host(each));
       }
-      return made;
+      return list;
     }
-    if (given.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> made;
-      for (const std::optional<at::Tensor>& each : given.toOptionalTensorList()) {
-        made.push_back(each.has_value() ? std::optional(host(*each)) : std::nullopt);
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor>& each : value.toOptionalTensorList()) {
+        list.push_back(each.has_value() ? std::optional(host(*each)) : std::nullopt);
       }
-      return made;
+      return list;
     }
-    if (given.isStorage()) {
-      return host(given.toStorage());
+    if (value.isStorage()) {
+      return host(value.toStorage());
     }
-    if (given.isDevice() && given.toDevice().type() == DEVICE) {
+    if (value.isDevice() && value.toDevice().type() == DEVICE) {
       return c10::Device(at::kCPU);
     }
-    if (given.isGenerator()) {
-      return host_of(given.toGenerator());
+    if (value.isGenerator()) {
+      return host_of(value.toGenerator());
     }
-    return given;
+    return value;
   }
 
   // Apply to the device's tensors what the kernel changed besides their bytes: sizes, storages.
   void finish() {
-    for (auto& [ours, its] : storages_) {
-      if (ours.data() != its.data() || ours.nbytes() != its.nbytes()) {
-        replace_memory(*ours.unsafeGetStorageImpl(), its.data(), its.nbytes(), its.nbytes());
+    for (auto& [on_device, on_host] : storages_) {
+      if (on_device.data() != on_host.data() || on_device.nbytes() != on_host.nbytes()) {
+        replace_memory(*on_device.unsafeGetStorageImpl(), on_host.data(), on_host.nbytes(), on_host.nbytes());
       }
     }
-    for (auto& [ours, its] : tensors_) {
-      if (ours.is_same(its)) {
+    for (auto& [on_device, on_host] : tensors_) {
+      if (on_device.is_same(on_host)) {
         continue;
       }
-      auto* impl = ours.unsafeGetTensorImpl();
-      auto its_storage = device(its.storage());
-      if (!its_storage.is_alias_of(ours.storage())) {
+      auto* impl = on_device.unsafeGetTensorImpl();
+      auto its_storage = device(on_host.storage());
+      if (!its_storage.is_alias_of(on_device.storage())) {
         impl->set_storage_keep_dtype(std::move(its_storage));
       }
-      if (ours.sizes() != its.sizes() || ours.strides() != its.strides() ||
-          ours.storage_offset() != its.storage_offset()) {
-        impl->set_sizes_and_strides(its.sizes(), its.strides(), its.storage_offset());
+      if (on_device.sizes() != on_host.sizes() || on_device.strides() != on_host.strides() ||
+          on_device.storage_offset() != on_host.storage_offset()) {
+        impl->set_sizes_and_strides(on_host.sizes(), on_host.strides(), on_host.storage_offset());
       }
-      ours._set_conj(its.is_conj());
-      ours._set_neg(its.is_neg());
+      on_device._set_conj(on_host.is_conj());
+      on_device._set_neg(on_host.is_neg());
     }
   }
 
@@ -117,11 +117,11 @@ class HostCall {
       return device(result.toTensor());
     }
     if (result.isTensorList()) {
-      c10::List<at::Tensor> made;
+      c10::List<at::Tensor> list;
       for (const at::Tensor& each : result.toTensorList()) {
-        made.push_back(device(each));
+        list.push_back(device(each));
       }
-      return made;
+      return list;
     }
     return result;
   }
@@ -131,9 +131,9 @@ class HostCall {
     if (!result.defined() || !result.is_cpu()) {
       return result;
     }
-    for (const auto& [ours, its] : tensors_) {
-      if (its.is_same(result)) {
-        return ours;
+    for (const auto& [on_device, on_host] : tensors_) {
+      if (on_host.is_same(result)) {
+        return on_device;
       }
     }
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -142,19 +142,19 @@ class HostCall {
   }
 
   c10::Storage device(const c10::Storage& result) {
-    for (const auto& [ours, its] : storages_) {
-      if (its.is_alias_of(result)) {
-        return ours;
+    for (const auto& [on_device, on_host] : storages_) {
+      if (on_host.is_alias_of(result)) {
+        return on_device;
       }
     }
-    c10::DeviceGuard there(c10::Device(DEVICE, index_));
+    c10::DeviceGuard guard(c10::Device(DEVICE, index_));
     const bool real = result.data() != nullptr;  // a zero tensor has no memory
-    auto made = new_storage(real ? result.nbytes() : 0);
+    auto storage = new_storage(real ? result.nbytes() : 0);
     if (real) {
-      std::memcpy(made.mutable_data(), result.data(), result.nbytes());
+      std::memcpy(storage.mutable_data(), result.data(), result.nbytes());
     }
-    storages_.emplace_back(made, result);  // several results may share it
-    return made;
+    storages_.emplace_back(storage, result);  // several results may share it
+    return storage;
   }
 
   // A tensor on this storage with the sizes, strides and flags of another.
@@ -163,11 +163,11 @@ class HostCall {
     if (like._is_zerotensor()) {
       keys = keys.add(DispatchKey::ZeroTensor);
     }
-    auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
-    made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-    made._set_conj(like.is_conj());
-    made._set_neg(like.is_neg());
-    return made;
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+    tensor._set_conj(like.is_conj());
+    tensor._set_neg(like.is_neg());
+    return tensor;
   }
 
   DeviceIndex index_;  // where results go
@@ -177,11 +177,11 @@ class HostCall {
 };
 
 // The device of a call: that of its tensors, which must agree; else the one that it names.
-class Place {
+class CallDevice {
  public:
-  Place(const OperatorHandle& op, c10::ArrayRef<IValue> arguments) : name_(op.schema().operator_name()) {
+  CallDevice(const OperatorHandle& op, c10::ArrayRef<IValue> arguments) : name_(op.schema().operator_name()) {
     for (const auto& argument : arguments) {
-      see(argument);
+      examine(argument);
     }
     if (found_ && mixed_ && !takes_others()) {
       TORCH_CHECK(
@@ -195,16 +195,16 @@ class Place {
   DeviceIndex index() const { return found_ ? found_->index() : named_ ? or_current(named_->index()) : current; }
 
  private:
-  void see(const IValue& argument) {
+  void examine(const IValue& argument) {
     if (argument.isTensor()) {
-      see(argument.toTensor());
+      examine(argument.toTensor());
     } else if (argument.isTensorList()) {
       for (const at::Tensor& each : argument.toTensorList()) {
-        see(each);
+        examine(each);
       }
     } else if (argument.isOptionalTensorList()) {
       for (const std::optional<at::Tensor>& each : argument.toOptionalTensorList()) {
-        see(each.value_or(at::Tensor()));
+        examine(each.value_or(at::Tensor()));
       }
     } else if (argument.isDevice() && argument.toDevice().type() == DEVICE) {
       named_ = argument.toDevice();
@@ -212,7 +212,7 @@ class Place {
       generator_ = true;
     }
   }
-  void see(const at::Tensor& tensor) {
+  void examine(const at::Tensor& tensor) {
     others_ = others_ || (tensor.defined() && tensor.device().type() != DEVICE);
     if (!tensor.defined() || (tensor.is_cpu() && tensor.dim() == 0)) {
       return;  // a number on the CPU may be used on any device
@@ -239,15 +239,15 @@ class Place {
 
 // Pass the device's generator to a call that names none; false if the op takes none.
 inline bool give_generator(
-    const c10::FunctionSchema& schema, c10::ArrayRef<IValue> given, Stack& stack, DeviceIndex index) {
+    const c10::FunctionSchema& schema, c10::ArrayRef<IValue> arguments, Stack& stack, DeviceIndex index) {
   bool takes = false;
-  const auto first = stack.size() - given.size();
-  for (size_t i = 0; i < given.size(); ++i) {
+  const auto first = stack.size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& type = *schema.arguments()[i].type();
     const bool optional = type.kind() == c10::TypeKind::OptionalType &&
         type.castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::GeneratorType;
     takes = takes || optional || type.kind() == c10::TypeKind::GeneratorType;
-    if (optional && given[i].isNone()) {
+    if (optional && arguments[i].isNone()) {
       stack[first + i] = host_of(default_generator(index));
     }
   }
@@ -257,25 +257,25 @@ inline bool give_generator(
 inline void on_host(const OperatorHandle& op, Stack* stack) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       op.hasComputedKernelForDispatchKey(DispatchKey::CPU), "'", op.operator_name(), "' has no kernel for ",
-      c10::Device(DEVICE).str(), ", and none for the CPU that could stand in");
+      c10::Device(DEVICE).str(), ", and the CPU has none either");
   const auto& schema = op.schema();
   const auto view = torch::jit::last(*stack, schema.arguments().size());
-  const std::vector<IValue> given(view.begin(), view.end());
-  const Place place(op, given);
+  const std::vector<IValue> arguments(view.begin(), view.end());
+  const CallDevice device(op, arguments);
   TORCH_CHECK(
-      !place.elsewhere(), "Expected a 'cpu' device type for generator but found '", c10::Device(DEVICE).str(), "'");
-  const auto index = place.index();
+      !device.elsewhere(), "Expected a 'cpu' device type for generator but found '", c10::Device(DEVICE).str(), "'");
+  const auto index = device.index();
   HostCall call(index);
-  const auto first = stack->size() - given.size();
-  for (size_t i = 0; i < given.size(); ++i) {
-    (*stack)[first + i] = call.host(given[i]);
+  const auto first = stack->size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    (*stack)[first + i] = call.host(arguments[i]);
   }
-  std::optional<Lent> lent;
-  if (!give_generator(schema, given, *stack, index) && op.hasTag(at::Tag::nondeterministic_seeded)) {
-    lent.emplace(index);
+  std::optional<SharedGenerator> shared;
+  if (!give_generator(schema, arguments, *stack, index) && op.hasTag(at::Tag::nondeterministic_seeded)) {
+    shared.emplace(index);
   }
   op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
-  lent.reset();
+  shared.reset();
   call.finish();
   for (auto i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
     (*stack)[i] = call.device((*stack)[i]);

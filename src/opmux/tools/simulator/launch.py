@@ -41,12 +41,12 @@ def on(device: str) -> None:
 
     def take(self: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Pass tensors as they are in host memory; the interpreter would copy storages to the CPU and back."""
-        places = [_kind(t) for t in _tensors((*args, *kwargs.values()))]
-        if device not in places:
+        kinds = [_kind(t) for t in _tensors((*args, *kwargs.values()))]
+        if device not in kinds:
             return copy_in(self, args, kwargs)
-        for at, place in enumerate(places):
-            if place != device:
-                raise ValueError(f"Pointer argument (at {at}) cannot be accessed from Triton ({place} tensor?)")
+        for at, kind in enumerate(kinds):
+            if kind != device:
+                raise ValueError(f"Pointer argument (at {at}) cannot be accessed from Triton ({kind} tensor?)")
         return args, kwargs
 
     def give_back(self: Any, args: Any, taken: Any, kwargs: Any, kwargs_taken: Any) -> None:

@@ -18,7 +18,7 @@ std::mutex fallbacks_mutex;
 std::map<std::string, int64_t> fallbacks;
 
 void count_fallback(const OperatorHandle& op) {
-  std::lock_guard<std::mutex> alone(fallbacks_mutex);
+  std::lock_guard<std::mutex> guard(fallbacks_mutex);
   ++fallbacks[c10::toString(op.operator_name())];
 }
 
@@ -54,7 +54,7 @@ at::Tensor empty(
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK_NOT_IMPLEMENTED(
       layout.value_or(at::kStrided) == at::kStrided, "the simulated device has strided tensors only");
-  c10::OptionalDeviceGuard there(device);
+  c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_generic(
       size, &memory(), DispatchKeySet(DispatchKey::PrivateUse1), c10::dtype_or_default(dtype), format);
 }
@@ -63,7 +63,7 @@ at::Tensor empty_strided(
     c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
     std::optional<c10::Device> device, std::optional<bool> pin_memory) {
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
-  c10::OptionalDeviceGuard there(device);
+  c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_strided_generic(
       size, stride, &memory(), DispatchKeySet(DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
 }
@@ -130,23 +130,23 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }
 
 TORCH_LIBRARY(opmux_simulator, m) {
-  m.def("set_count(int wanted) -> ()", [](int64_t wanted) {
-    TORCH_CHECK(wanted >= 1 && wanted <= MOST, "count = ", wanted, ". Allowed: 1 to ", MOST);
-    count = static_cast<DeviceIndex>(wanted);
+  m.def("set_count(int number) -> ()", [](int64_t number) {
+    TORCH_CHECK(number >= 1 && number <= MOST, "count = ", number, ". Allowed: 1 to ", MOST);
+    count = static_cast<DeviceIndex>(number);
   });
   m.def("default_generator(int index) -> Generator?", [](int64_t index) {
     return default_generator(static_cast<DeviceIndex>(index));
   });
   m.def("fallbacks() -> Dict(str, int)", [] {
-    std::lock_guard<std::mutex> alone(fallbacks_mutex);
-    c10::Dict<std::string, int64_t> found;
+    std::lock_guard<std::mutex> guard(fallbacks_mutex);
+    c10::Dict<std::string, int64_t> counts;
     for (const auto& [name, times] : fallbacks) {
-      found.insert(name, times);
+      counts.insert(name, times);
     }
-    return found;
+    return counts;
   });
   m.def("forget_fallbacks() -> ()", [] {
-    std::lock_guard<std::mutex> alone(fallbacks_mutex);
+    std::lock_guard<std::mutex> guard(fallbacks_mutex);
     fallbacks.clear();
   });
 }

@@ -31,7 +31,7 @@ class OverloadCase:
 
     args: tuple
     kwargs: dict[str, Any]
-    made: int = 0  # elements of the results, as far as known
+    result_numel: int = 0  # elements of the results, as far as known
 
     @property
     def first(self) -> Tensor | None:
@@ -41,25 +41,25 @@ class OverloadCase:
     @property
     def numel(self) -> int:
         """The size by which the C++ gate decides; for a factory function, that of the result."""
-        return self.made if self.first is None else self.first.numel()
+        return self.result_numel if self.first is None else self.first.numel()
 
     def fills(self, numel: int) -> bool:
         """Whether the call is about as large as requested."""
-        return 8 * max(self.made, sum(t.numel() for t in tensors_in((self.args, self.kwargs)))) >= numel
+        return 8 * max(self.result_numel, sum(t.numel() for t in tensors_in((self.args, self.kwargs)))) >= numel
 
     @property
-    def looks(self) -> Any:
+    def layout(self) -> Any:
         """Equal for two calls that differ only in the values of tensors."""
-        return _looks((self.args, self.kwargs))
+        return _layout((self.args, self.kwargs))
 
 
-def _looks(value: Any) -> Any:
+def _layout(value: Any) -> Any:
     if isinstance(value, Tensor):
         return tuple(value.shape), value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
-        return tuple(map(_looks, value))
+        return tuple(map(_layout, value))
     if isinstance(value, dict):
-        return tuple((k, _looks(v)) for k, v in sorted(value.items()))
+        return tuple((k, _layout(v)) for k, v in sorted(value.items()))
     return type(value) if isinstance(value, torch.Generator) else value
 
 
@@ -70,10 +70,10 @@ class CallFound(Exception):
 class CallCatcher(TorchDispatchMode):
     """Keeps the first call of each overload, with its original arguments; a call of `last` ends the program."""
 
-    def __init__(self, wanted: Collection[str], last: str = "") -> None:
+    def __init__(self, names: Collection[str], last: str = "") -> None:
         super().__init__()
-        self._wanted, self._last = wanted, last
-        self.found: dict[str, OverloadCase] = {}
+        self._names, self._last = names, last
+        self.cases: dict[str, OverloadCase] = {}
         self.refused: dict[str, str] = {}
 
     @classmethod
@@ -84,17 +84,17 @@ class CallCatcher(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = str(func).removeprefix("aten.").removesuffix(".default")
-        if name not in self._wanted or name in self.found:
+        if name not in self._names or name in self.cases:
             return func(*args, **kwargs)
         try:
-            made = func(*args, **kwargs)
+            results = func(*args, **kwargs)
         except REFUSALS as error:
             self.refused[name] = in_one_line(error)
             raise
-        self.found[name] = OverloadCase(tuple(args), dict(kwargs), sum(t.numel() for t in tensors_in(made)))
+        self.cases[name] = OverloadCase(tuple(args), dict(kwargs), sum(t.numel() for t in tensors_in(results)))
         if name == self._last:
             raise CallFound
-        return made
+        return results
 
 
 # ---- arguments by the schema ----------------------------------------------------------------------------------------
@@ -224,10 +224,10 @@ def derived(overload: Overload, case: OverloadCase, native: Callable[..., Any]) 
     shape = overload.shape
     if shape.kind == "out":
         try:
-            made = native(*case.args, **case.kwargs)
+            results = native(*case.args, **case.kwargs)
         except REFUSALS:
             return None
-        outs = made if isinstance(made, (tuple, list)) else (made,)
+        outs = results if isinstance(results, (tuple, list)) else (results,)
         if len(outs) != len(shape.outs) or not all(isinstance(o, Tensor) for o in outs):
             return None
         return OverloadCase(case.args, case.kwargs | dict(zip(shape.outs, outs, strict=True)))
@@ -239,34 +239,34 @@ def derived(overload: Overload, case: OverloadCase, native: Callable[..., Any]) 
 class CaseSource(NamedTuple):
     """Where cases come from: a matrix of a dtype, and a program or (None) the schema."""
 
-    given: torch.dtype
+    dtype: torch.dtype
     program: Program | None
     numel: int  # `OverloadCase.numel` on a small matrix
-    looks: Any
+    layout: Any
 
 
 class Sources:
     """The sources of each overload, by the dtype of the first tensor; found once, with small tensors."""
 
     def __init__(self, names: Iterable[str], device: str, dtypes: Iterable[torch.dtype]):
-        self._wanted, self._device, self._given = set(names), device, tuple(dtypes)
+        self._names, self._device, self._dtypes = set(names), device, tuple(dtypes)
         self._reached: dict[str, dict[torch.dtype, list[CaseSource]]] = {}  # found by running programs
         self._sources: dict[str, dict[torch.dtype, list[CaseSource]]] = {}
         self.refused: dict[str, str] = {}  # why torch refused a program's call of an overload
-        for given in self._given:
+        for dtype in self._dtypes:
             for program in PROGRAMS:
-                for name, case in self._run(program, sized(SMALL, given, device)).items():
+                for name, case in self._run(program, sized(SMALL, dtype, device)).items():
                     if case.fills(SMALL):
-                        found = self._reached.setdefault(name, {}).setdefault(_dtype(case, given), [])
-                        found.append(CaseSource(given, program, case.numel, case.looks))
+                        sources = self._reached.setdefault(name, {}).setdefault(_dtype(case, dtype), [])
+                        sources.append(CaseSource(dtype, program, case.numel, case.layout))
 
     def _run(self, program: Program, x: Tensor, last: str = "") -> dict[str, OverloadCase]:
-        calls = CallCatcher({last} if last else self._wanted, last)
+        calls = CallCatcher({last} if last else self._names, last)
         # torch may refuse a call for its dtype, size or version; the calls that the program made before that count.
         with torch.enable_grad(), calls, contextlib.suppress(CallFound, *REFUSALS):
             program(x)
         self.refused |= calls.refused
-        return calls.found
+        return calls.cases
 
     def _of(self, overload: Overload) -> dict[torch.dtype, list[CaseSource]]:
         """The sources of an overload, by the dtype of the first tensor."""
@@ -276,12 +276,12 @@ class Sources:
 
     def _find(self, overload: Overload) -> dict[torch.dtype, list[CaseSource]]:
         reached = {} if _pointwise(overload) else self._reached.get(overload.name, {})  # programs may use any layout
-        found = {dtype: _different(dtype, sources)[:CASES] for dtype, sources in reached.items()}
-        for given in self._given:
-            case = None if given in found else by_schema(overload, sized(SMALL, given, self._device))
+        by_dtype = {d: _different(d, sources)[:CASES] for d, sources in reached.items()}
+        for dtype in self._dtypes:
+            case = None if dtype in by_dtype else by_schema(overload, sized(SMALL, dtype, self._device))
             if case is not None:
-                found.setdefault(_dtype(case, given), []).append(CaseSource(given, None, case.numel, case.looks))
-        return found
+                by_dtype.setdefault(_dtype(case, dtype), []).append(CaseSource(dtype, None, case.numel, case.layout))
+        return by_dtype
 
     def _plain(self, overload: Overload) -> Overload | None:
         """The functional overload whose cases an overload takes; None if it has its own."""
@@ -296,11 +296,11 @@ class Sources:
         """The cases of an overload at a size and a dtype of the first tensor, each with tensors of its own."""
         plain, name = self._plain(overload), overload.name
         if plain is not None:
-            made = (derived(overload, case, plain.shape.op) for case in self.cases(plain, numel, dtype))
-            yield from (case for case in made if case is not None)
+            converted = (derived(overload, case, plain.shape.op) for case in self.cases(plain, numel, dtype))
+            yield from (case for case in converted if case is not None)
             return
-        for given, program, *_ in self._of(overload).get(dtype, ()):
-            x = sized(numel, given, self._device)
+        for program_dtype, program, *_ in self._of(overload).get(dtype, ()):
+            x = sized(numel, program_dtype, self._device)
             case = by_schema(overload, x) if program is None else self._run(program, x, name).get(name)
             if case is not None and case.fills(numel):
                 yield case
@@ -308,11 +308,11 @@ class Sources:
 
 def _different(dtype: torch.dtype, sources: list[CaseSource]) -> list[CaseSource]:
     """The sources whose cases differ and whose first tensors have about one size: times are stored by that size."""
-    sources = [s for s in sources if s.given is dtype] or sources  # other dtypes' programs call it to convert a weight
+    sources = [s for s in sources if s.dtype is dtype] or sources  # other dtypes' programs call it to convert a weight
     sizes = [s.numel for s in sources]
     best = max((n for n in sizes if n <= SMALL), default=min(sizes))
-    return list({s.looks: s for s in reversed(sources) if best < 2 * s.numel < 4 * best}.values())[::-1]
+    return list({s.layout: s for s in reversed(sources) if best < 2 * s.numel < 4 * best}.values())[::-1]
 
 
-def _dtype(case: OverloadCase, given: torch.dtype) -> torch.dtype:
-    return given if case.first is None else case.first.dtype
+def _dtype(case: OverloadCase, default: torch.dtype) -> torch.dtype:
+    return default if case.first is None else case.first.dtype

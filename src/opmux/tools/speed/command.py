@@ -50,10 +50,10 @@ def chosen(known: Mapping[str, Overload], forms: Mapping[str, str], only: Iterab
     """
     called = {forms.get(n, n) for calls in decisions.traces().values() for n in calls}
     names = sorted(known, key=lambda n: (n not in called, _foreach(known[n]), ORDER.get(known[n].shape.kind, 3), n))
-    if not (wanted := set(only)):
+    if not (requested := set(only)):
         return [n for n in names if n not in forms]
     own = lambda n: n not in forms or known[n].shape.packet != known[forms[n]].shape.packet
-    return [n for n in names if n in wanted or (known[n].shape.packet in wanted and own(n))]
+    return [n for n in names if n in requested or (known[n].shape.packet in requested and own(n))]
 
 
 def run(device: str | None, minutes: float, file: Path | None, only: Iterable[str]) -> int:
@@ -68,18 +68,20 @@ def run(device: str | None, minutes: float, file: Path | None, only: Iterable[st
     until = start + 60 * minutes
     if at != "cpu" and len(names) > WORKERS:
         _warm(names, at, start + 60 * minutes * WARM_SHARE)
-    found = _measured(names, at, until)
-    speeds = {n: Speed.of_data(f) for n, f in found.items() if "skipped" not in f}
-    skipped = {n: f["skipped"] for n, f in found.items() if "skipped" in f}
+    measured = _measured(names, at, until)
+    speeds = {n: Speed.of_data(f) for n, f in measured.items() if "skipped" not in f}
+    skipped = {n: f["skipped"] for n, f in measured.items() if "skipped" in f}
     more = {"seconds": round(time.monotonic() - start), "skipped": dict(skipped)}
-    skipped |= {n: "the time ran out" for n in names if n not in found}
+    skipped |= {n: "the time ran out" for n in names if n not in measured}
     if file is not None:
         file.write_text(decisions.FILES.text(chip, speeds, more), encoding="utf-8")
-        kept: Path | None = file
+        stored: Path | None = file
     else:
-        kept = decisions.store(chip, speeds, more)
+        stored = decisions.store(chip, speeds, more)
     _report(console, speeds, skipped, forms)
-    console.print(f"kept in {kept}" if kept is not None else "not kept: there is no home directory", style="dim")
+    console.print(
+        f"stored in {stored}" if stored is not None else "not stored: there is no home directory", style="dim"
+    )
     return 0
 
 
@@ -95,17 +97,17 @@ def _warm(names: list[str], device: str, until: float) -> None:
 
 
 def _measured(names: list[str], device: str, until: float) -> dict[str, Any]:
-    """Measure in one process at a time. If an overload ends the process, another one does the rest."""
+    """Measure in one process at a time. If an overload ends the process, another one continues."""
     return dict(_outcomes("measuring", names, device, [range(len(names))], until))
 
 
 def _outcomes(
     title: str, names: list[str], device: str, shares: Sequence[Sequence[int]], until: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    with tempfile.NamedTemporaryFile() as said, screen.progress("now") as bar:
-        task, lines = bar.add_task(title, total=len(names), now=""), Path(said.name)
-        made = partial(tasks, names, device, len(shares) > 1, said.name)
-        workers = Workers.fresh(made, shares, until, _ends, QUIET_S)
+    with tempfile.NamedTemporaryFile() as report_file, screen.progress("now") as bar:
+        task, lines = bar.add_task(title, total=len(names), now=""), Path(report_file.name)
+        build = partial(tasks, names, device, len(shares) > 1, report_file.name)
+        workers = Workers.fresh(build, shares, until, _ends, QUIET_S)
         for at, outcome in workers.results(lambda at: bar.update(task, now=names[at])):
             bar.advance(task)
             lost = isinstance(outcome, Lost)
@@ -156,8 +158,8 @@ def _report(
     wins = sum(any(s.smallest(d) != decisions.NEVER for d in s.times) for s in speeds.values())
     console.print(
         f"{len(all_of)} overloads, geometric mean {mean(all_of.values()):.3f} on the device at the largest sizes; "
-        f"{len(slow)} below {SLOW}; {wins} can be taken from some size on; {len(skipped)} not measured",
+        f"{len(slow)} below {SLOW}; {wins} are faster from some size on; {len(skipped)} not measured",
         style="bold",
     )
     if standing := {n: plain for n, plain in forms.items() if plain in speeds and n not in speeds}:
-        console.print(f"{len(set(standing.values()))} of them stand for {len(standing)} in-place and out= forms")
+        console.print(f"{len(set(standing.values()))} of them decide for {len(standing)} in-place and out= overloads")

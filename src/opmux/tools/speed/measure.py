@@ -55,16 +55,16 @@ class Switches:
     def _why(self, call: Callable[[], Any], counted: Counter[record.CountedCall]) -> str:
         counted.clear()
         call()
-        mine = [c for c in counted if c.overload == self.name]
-        if not mine:
+        calls = [c for c in counted if c.overload == self.name]
+        if not calls:
             return "the call did not reach the override"
-        return next((c.why or "torch's own kernel ran" for c in mine if c.impl == "native"), "")
+        return next((c.why or "torch's own kernel ran" for c in calls if c.impl == "native"), "")
 
 
 @contextlib.contextmanager
-def tasks(names: Iterable[str], device: str, warm: bool, said: str) -> Iterator[list[Task]]:
-    """A task for each overload; this process prints into the file `said`."""
-    with Path(said).open("ab") as file:
+def tasks(names: Iterable[str], device: str, warm: bool, report_file: str) -> Iterator[list[Task]]:
+    """A task for each overload; this process prints into `report_file`."""
+    with Path(report_file).open("ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     yield tasks_here(names, device, warm)
@@ -92,8 +92,8 @@ def _compile(overload: Overload, sources: Sources) -> dict[str, Any]:
         for dtype in sources.dtypes(overload):
             for numel in SIZES_OF.get(dtype_name(dtype), SIZES[:3]):
                 with off:
-                    made = list(_cases(sources, overload, numel, dtype))
-                for case in made:
+                    cases = list(_cases(sources, overload, numel, dtype))
+                for case in cases:
                     _attempt(overload, case)
     return {}
 
@@ -134,13 +134,13 @@ def _worst(
     cases = list(_cases(sources, overload, numel, dtype))
     calls = [_call(overload, case) for case in cases]
     why = switches.declined(calls) if calls else [""]
-    kept = [i for i in range(len(calls)) if not why[i]]  # the others run torch's kernel even if the override is on
-    if not kept:
+    timed = [i for i in range(len(calls)) if not why[i]]  # the others run torch's kernel even if the override is on
+    if not timed:
         return None, why[0]
-    native = [clock.device_us(calls[i]) for i in kept]
+    native = [clock.device_us(calls[i]) for i in timed]
     with switches.on:
-        ours = [clock.device_us(calls[i]) for i in kept]
-    rows = [[cases[i].numel, round(n, 2), round(o, 2)] for i, n, o in zip(kept, native, ours, strict=True)]
+        ours = [clock.device_us(calls[i]) for i in timed]
+    rows = [[cases[i].numel, round(n, 2), round(o, 2)] for i, n, o in zip(timed, native, ours, strict=True)]
     return max(rows, key=lambda r: r[2] / r[1]), ""
 
 

@@ -28,8 +28,8 @@ def both(fn: Program) -> Program:
 
     def run(x: Tensor) -> None:
         x = x.detach().requires_grad_(x.is_floating_point())
-        made = fn(x)
-        out = made[0] if isinstance(made, (tuple, list)) else made
+        y = fn(x)
+        out = y[0] if isinstance(y, (tuple, list)) else y
         if isinstance(out, Tensor) and out.requires_grad:
             torch.autograd.grad(out, x, torch.randn_like(out), allow_unused=True)
 
@@ -172,19 +172,19 @@ def _optimizers(x: Tensor) -> None:
     adam = options | {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False}
     sgd = options | {"momentum": 0.9, "dampening": 0.0, "nesterov": False, "is_first_step": False}
     for rate in (1e-3, _number(x, 1e-3)):
-        for name, state, steps, given in (
+        for name, state, steps, keywords in (
             ("_fused_adamw_", 2, True, adam),
             ("_fused_adam_", 2, True, adam),
             ("_fused_sgd_", 1, False, sgd),
             ("_fused_adagrad_", 1, True, options | {"lr_decay": 0.0, "eps": 1e-8}),
         ):
             held: list[Any] = [[torch.zeros_like(p) for p in _parts(x)] for _ in range(2 + state)]
-            if given is adam:
+            if keywords is adam:
                 held.append([])  # the state of amsgrad
             if steps:
                 held.append([_number(x, 1.0) for _ in held[0]])
             with contextlib.suppress(*REFUSALS):
-                getattr(torch, name)(*held, lr=rate, **given)
+                getattr(torch, name)(*held, lr=rate, **keywords)
 
 
 def _unscale(x: Tensor) -> None:

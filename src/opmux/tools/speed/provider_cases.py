@@ -57,17 +57,17 @@ class Cases:
 
     def read(self, op: str, text: str) -> Sizes:
         """Parse a shape of the command line."""
-        found, names = arguments.shape(text, LARGEST), self.names.split()
-        if len(found) != len(names) or 0 in found:
+        sizes, names = arguments.shape(text, LARGEST), self.names.split()
+        if len(sizes) != len(names) or 0 in sizes:
             raise arguments.BadOption(
                 f"--shape {text!r} does not fit {op}. Allowed: {' x '.join(names)}, none of them 0"
             )
-        return found
+        return sizes
 
 
 def _new(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
-    made = torch.randn(shape, device=device, dtype=torch.float32 if dtype.itemsize == 1 else dtype)
-    return made.mul_(shape[-1] ** -0.5).to(dtype)
+    values = torch.randn(shape, device=device, dtype=torch.float32 if dtype.itemsize == 1 else dtype)
+    return values.mul_(shape[-1] ** -0.5).to(dtype)
 
 
 def _linear(dtype: torch.dtype, device: torch.device, m: int, n: int, k: int) -> tuple:
@@ -114,9 +114,9 @@ def _ends(rows: int, groups: int, device: torch.device) -> Tensor:
     return torch.cat([cuts, torch.tensor([rows])]).to(device, torch.int32)
 
 
-def _grouped(dtype: torch.dtype, device: torch.device, rows: int, n: int, k: int, groups: int, turned: bool) -> tuple:
-    b = _new(dtype, device, groups, *((n, k) if turned else (k, n)))
-    return _new(dtype, device, rows, k), b, _ends(rows, groups, device), turned
+def _grouped(dtype: torch.dtype, device: torch.device, rows: int, n: int, k: int, groups: int, trans_b: bool) -> tuple:
+    b = _new(dtype, device, groups, *((n, k) if trans_b else (k, n)))
+    return _new(dtype, device, rows, k), b, _ends(rows, groups, device), trans_b
 
 
 def _grouped_bwd(dtype: torch.dtype, device: torch.device, rows: int, n: int, k: int, groups: int) -> tuple:
@@ -165,8 +165,8 @@ def _general(
 def _backward(forward: str, make: Callable[..., tuple]) -> Callable[..., tuple]:
     """The arguments of a backward: those of the forward, its results, and their gradient."""
 
-    def made(*given: Any, **options: Any) -> tuple:
-        q, k, v, *rest = make(*given, **options)
+    def made(*sizes: Any, **options: Any) -> tuple:
+        q, k, v, *rest = make(*sizes, **options)
         o, lse = specs.functions[f"opmux::{forward}"](q, k, v, *rest)
         return torch.randn_like(o), q, k, v, o, lse, *rest
 
@@ -174,10 +174,10 @@ def _backward(forward: str, make: Callable[..., tuple]) -> Callable[..., tuple]:
 
 
 def _decode(
-    dtype: torch.dtype, device: torch.device, batch: int, heads: int, kv_heads: int, keys: int, dim: int, kept: Any
+    dtype: torch.dtype, device: torch.device, batch: int, heads: int, kv_heads: int, keys: int, dim: int, cache: Any
 ) -> tuple:
     pages = -(-keys // PAGE)
-    k, v = (_new(kept or dtype, device, batch * pages, PAGE, kv_heads, dim) for _ in range(2))
+    k, v = (_new(cache or dtype, device, batch * pages, PAGE, kv_heads, dim) for _ in range(2))
     table = torch.randperm(batch * pages).view(batch, pages).to(device, torch.int32)
     lengths = torch.full((batch,), keys, device=device)
     return _new(dtype, device, batch, 1, heads, dim), k, v, lengths, table, None, None, None, -1, 0.0, None
@@ -197,7 +197,7 @@ OPTIONS = tuple(
     for left, cap, s in ((-1, 50.0, False), (4095, 50.0, False), (127, 0.0, True))
 )
 HEADS = "batch heads kv_heads tokens dim"
-# What models call most comes first: if the time runs out, the others are not measured.
+# The ops that models call most come first: if the time runs out, the others are not measured.
 TIMED: dict[str, tuple[Cases, ...]] = {
     "linear": (Cases("m n k", _linear, PRODUCTS),),
     "attention": (Cases(HEADS, _attention, ATTENTION, CAUSAL),),
@@ -212,14 +212,14 @@ TIMED: dict[str, tuple[Cases, ...]] = {
         Cases("m n k", _scaled, PRODUCTS, ({"by_rows": True, "fast": True},)),
     ),
     "block_scaled_gemm": (Cases("m n k", _blocks, PRODUCTS, ({"a_rows": 1, "b_rows": 128},)),),
-    "grouped_mm": (Cases("rows n k groups", _grouped, GROUPS, ({"turned": True}, {"turned": False})),),
+    "grouped_mm": (Cases("rows n k groups", _grouped, GROUPS, ({"trans_b": True}, {"trans_b": False})),),
     "grouped_mm_wgrad": (Cases("rows n k groups", _wgrad, GROUPS),),
     "grouped_mm_bwd": (Cases("rows n k groups", _grouped_bwd, GROUPS),),
     "gemm": (
         Cases("m n k", _gemm, PRODUCTS, ({"trans": "nt"},)),
         Cases("m n k", _gemm, TRAINED, ({"trans": "nn"}, {"trans": "tn"})),
     ),
-    "attention_decode": (Cases("batch heads kv_heads keys dim", _decode, DECODE, ({"kept": None}, {"kept": E4M3})),),
+    "attention_decode": (Cases("batch heads kv_heads keys dim", _decode, DECODE, ({"cache": None}, {"cache": E4M3})),),
     "mla_decode": (Cases("batch heads keys", _mla, LATENT),),
     "attention_varlen": (Cases(HEADS, _varlen, ATTENTION, CAUSAL),),
     "attention_varlen_bwd": (Cases(HEADS, _backward("attention_varlen", _varlen), ATTENTION, CAUSAL),),
@@ -240,8 +240,8 @@ class TimedCall:
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        words = [str(v) if isinstance(v, str) else f"{k}={v}" for k, v in self.options.items() if v is not None]
-        return " ".join([self.op, "x".join(map(str, self.sizes)), dtype_name(self.dtype), *words])
+        options = [str(v) if isinstance(v, str) else f"{k}={v}" for k, v in self.options.items() if v is not None]
+        return " ".join([self.op, "x".join(map(str, self.sizes)), dtype_name(self.dtype), *options])
 
     def arguments(self, device: torch.device) -> tuple:
         return self.cases.make(self.dtype, device, *self.sizes, **self.options)

@@ -47,11 +47,11 @@ def run(
     file: Path | None,
 ) -> int:
     """Time the calls; write the result to the cache, or to `file`."""
-    wanted = [_op(name) for name in ops] or list(TIMED)
+    names = [_op(name) for name in ops] or list(TIMED)
     if shapes and not ops:
-        raise arguments.BadOption("--shape needs an OP: its sizes mean something else for each")
+        raise arguments.BadOption("--shape needs an OP: its sizes have another meaning for each op")
     at, kinds = arguments.device(device), [arguments.dtype(d, _DTYPES) for d in dtypes or ("bfloat16",)]
-    todo = list(calls(wanted, list(shapes), kinds))
+    todo = list(calls(names, list(shapes), kinds))
     console, start = screen.out(), time.monotonic()
     chip, clock, rows = chip_of(at.type), Clock(at.type), list[tuple[TimedCall, CallTimes]]()
     console.print(f"[bold]{len(todo)} calls on {chip}[/]")
@@ -68,26 +68,26 @@ def run(
                 lost = f"{call}: {error}"
                 break
             bar.advance(task)
-    found = merged(row for _, row in rows)
+    times = merged(row for _, row in rows)
     more = {"seconds": round(time.monotonic() - start)}
-    kept: Path | None = file
+    stored: Path | None = file
     if file is not None:
-        screen.write(file, provider_speed.FILES.text(chip, found, more))
-    elif found:
-        kept = provider_speed.store(chip, found, more)
+        screen.write(file, provider_speed.FILES.text(chip, times, more))
+    elif times:
+        stored = provider_speed.store(chip, times, more)
     _report(console, rows)
     left = len(todo) - len(rows)
     console.print(
-        f"{len(rows)} calls measured, {len(found)} classes with a choice"
+        f"{len(rows)} calls measured, {len(times)} classes with a choice"
         + (f"; no time for {left} calls" if left else ""),
         style="bold",
     )
-    words = f"kept in {kept}" if kept is not None else "not kept: there is no home directory"
+    message = f"stored in {stored}" if stored is not None else "not stored: there is no home directory"
     console.print(
-        words if found or file is not None else "nothing to keep: no op has two implementations here", style="dim"
+        message if times or file is not None else "nothing to store: no op has two implementations here", style="dim"
     )
     if lost:
-        raise DeviceLost(f"the device is lost, what was measured before is kept: {lost}")
+        raise DeviceLost(f"the device is lost; the measurements before that are stored: {lost}")
     return 0
 
 
@@ -137,9 +137,9 @@ class Trial:
     def runs(self, impl_id: str) -> bool:
         """Whether the implementation accepts the call; compiles it if necessary."""
         with self._alone(impl_id):
-            found = get_default_manager().explain(self.spec.key, *self.args)
-        if found.chosen is None:
-            self.refused[impl_id] = next(v.reason for v in found.verdicts if v.impl.impl_id == impl_id)
+            explanation = get_default_manager().explain(self.spec.key, *self.args)
+        if explanation.chosen is None:
+            self.refused[impl_id] = next(v.reason for v in explanation.verdicts if v.impl.impl_id == impl_id)
             return False
         return self._attempt(impl_id, lambda call: call()) is not None
 
@@ -149,7 +149,7 @@ class Trial:
             self.us.setdefault(impl_id, []).append(us)
 
     def _attempt(self, impl_id: str, run: Callable[[Callable[[], Any]], Any]) -> Any:
-        """The result of `run`; None if the implementation fails, and the reason is kept."""
+        """The result of `run`; if the implementation fails, None, and `refused` has the reason."""
         fn = specs.functions[self.spec.key]
         try:
             with self._alone(impl_id), torch.no_grad():
@@ -188,8 +188,8 @@ def _report(console: Console, rows: list[tuple[TimedCall, CallTimes]]) -> None:
     for call, row in rows:
         first, *others = sorted(row.times.items(), key=lambda item: item[1]) or [("", 0.0)]
         near = lambda us, best=first[1]: "bold" if us <= MARGIN * best else ""
-        words = Text(", ").join(Text(f"{i} {us / first[1]:.2f}x", near(us)) for i, us in others)
-        table.add_row(str(call), first[0], f"{first[1]:.1f}" if first[0] else "", words)
+        ratios = Text(", ").join(Text(f"{i} {us / first[1]:.2f}x", near(us)) for i, us in others)
+        table.add_row(str(call), first[0], f"{first[1]:.1f}" if first[0] else "", ratios)
     console.print(table)
     for why in dict.fromkeys(f"{call.op}: {i}: {why}" for call, row in rows for i, why in row.refused.items()):
         console.print(Text(f"  not timed: {why[:200]}", "yellow"))

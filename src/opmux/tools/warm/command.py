@@ -55,7 +55,7 @@ def run(options: WarmOptions) -> int:
 
 def _report(workload: Workload, at: At, result: Result, seconds: float, jobs: int) -> int:
     out = screen.out()
-    where = "" if at.here else f", which is not here: {at.cores} multiprocessors are assumed"
+    where = "" if at.here else f", which is not present: {at.cores} multiprocessors are assumed"
     out.print(Text(f"{workload.name} on {at.chip}{where}"))
     parts = [
         f"{result.compiled} compiled",
@@ -69,7 +69,7 @@ def _report(workload: Workload, at: At, result: Result, seconds: float, jobs: in
         out.print(Text(f"failed: {name}: {reason}"))
     if result.stopped:
         out.print(Text(f"{workload.name} was not run to its end: {result.stopped}"))
-        out.print(Text("Kernels that it launches first after that are compiled when it runs."))
+        out.print(Text("Kernels that it launches only after that point are compiled when it runs."))
         if not workload.may_stop:
             out.print(Text("If it stops there on a CPU too, sizes in its config contradict each other."))
     if result.too_large:

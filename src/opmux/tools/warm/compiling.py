@@ -100,26 +100,26 @@ def compile_for(
     result = Result()
     failed: dict[str, str] = {}  # by key
     for number in range(passes):
-        with compile_ahead.listing(failed) as found:
+        with compile_ahead.listing(failed) as listed:
             result.stopped = _stopped(step)
-        todo = list(found.missing.values())
+        todo = list(listed.missing.values())
         if number == 0:
-            result.cached = len(found.cached)
+            result.cached = len(listed.cached)
             # Cached kernels too: if the cache was filled on a machine without the chip, their launchers may be missing.
-            todo += list(found.cached.values()) if at.here else []
-        known = result.kernels + len(found.missing)
+            todo += list(listed.cached.values()) if at.here else []
+        known = result.kernels + len(listed.missing)
         show(result.kernels, known, "")
         if not todo:
             break
         with contextlib.closing(compile_ahead.compile_all(todo, jobs, launchers=at.here, needed=needed)) as outcomes:
             for kernel, outcome in outcomes:
-                if kernel.key in found.missing:
+                if kernel.key in listed.missing:
                     result.record(kernel.name, outcome)
                     result.too_large += number == passes - 1 and kernel.shared_memory() > at.shared
                     show(result.kernels, known, kernel.name)
                 if outcome not in (compile_ahead.COMPILED, compile_ahead.THERE):
                     failed[kernel.key] = outcome
-        if not found.missing or not needed():
+        if not listed.missing or not needed():
             break
     return result
 
@@ -143,8 +143,8 @@ def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     of_torch, of_ours = Path(torch.__file__).parent, Path(__file__).parents[2]
     below = ("<", *(f"{folder}{os.sep}" for folder in (of_torch, of_torch.with_name("triton"), of_ours)))
-    found = [f for f in frames if not f.filename.startswith(below)] or frames
-    return f"{found[-1].filename}:{found[-1].lineno}"
+    outside = [f for f in frames if not f.filename.startswith(below)] or frames
+    return f"{outside[-1].filename}:{outside[-1].lineno}"
 
 
 # ---- the chip -------------------------------------------------------------------------------------------------------
@@ -157,11 +157,11 @@ def target(chip: str | None, index: int = 0) -> At:
     """
     from ...kernels.lib.compile_only import CHIPS, CORES, target_of
 
-    here = _in_another_process(index)
-    if chip is None and here is None:
+    local = _in_another_process(index)
+    if chip is None and local is None:
         raise BadOption(f"this machine has no GPU: name a chip with --chip. Allowed: {_allowed()}")
-    if here is not None and chip in (None, here.arch):
-        return here
+    if local is not None and chip in (None, local.arch):
+        return local
     assert chip is not None
     try:
         target_of(chip)
@@ -193,11 +193,11 @@ def _in_another_process(index: int) -> At | None:
         finally:
             os._exit(0)
     os.close(send)
-    with os.fdopen(receive, "rb") as told:
-        text = told.read()
+    with os.fdopen(receive, "rb") as pipe:
+        text = pipe.read()
     os.waitpid(child, 0)
-    found = json.loads(text or "null")
-    return None if found is None else At(Chip(*found["chip"]), found["shared"], found["cores"], True)
+    chip = json.loads(text or "null")
+    return None if chip is None else At(Chip(*chip["chip"]), chip["shared"], chip["cores"], True)
 
 
 def _here(index: int) -> dict[str, Any] | None:

@@ -22,12 +22,12 @@ def config_of(what: str) -> Any:
 
     path = Path(what)
     try:
-        there = path.exists()
+        exists = path.exists()
     except (OSError, ValueError):  # a name that no file can have
-        there = False
-    if what in CONFIG_MAPPING and not there:
+        exists = False
+    if what in CONFIG_MAPPING and not exists:
         return CONFIG_MAPPING[what]()
-    if not there:
+    if not exists:
         close = nearest(what, list(CONFIG_MAPPING.keys()))
         hint = f": did you mean '{close}'?" if close else "."
         raise BadOption(
@@ -38,8 +38,8 @@ def config_of(what: str) -> Any:
     if not file.exists():
         raise BadOption(f"{quoted(what)} has no config.json. Allowed: the folder of a model, as transformers saves it")
     try:
-        given = json.loads(file.read_text(encoding="utf-8"))
-        kind = given.pop("model_type")
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        kind = fields.pop("model_type")
     except (ValueError, KeyError, AttributeError, RecursionError, TypeError):
         raise BadOption(
             f"{quoted(str(file))} is not the config of a model: it must be JSON with a model_type, as transformers "
@@ -50,7 +50,7 @@ def config_of(what: str) -> Any:
             f"{quoted(str(file))}: transformers {transformers.__version__} has no model_type {quoted(str(kind))}"
         )
     try:
-        return CONFIG_MAPPING[kind].from_dict(given)
+        return CONFIG_MAPPING[kind].from_dict(fields)
     except Exception as error:  # transformers' checks of values
         raise BadOption(f"{quoted(str(file))}: {first_line(error)}") from None
 

@@ -50,11 +50,11 @@ def _run(name: str, args: list[str], seconds: float) -> None:
     try:
         with _limited(seconds), _a_gpu_without_memory(), contextlib.redirect_stdout(sys.stderr):
             runpy.run_path(name, run_name="__main__")
-    except SystemExit as left:
-        if left.code not in (None, 0):
-            raise Stopped(f"it exits with {left.code}") from left
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise Stopped(f"it exits with {stop.code}") from stop
     except Enough:
-        raise Stopped(f"{seconds:g} s are over (--seconds)") from None
+        raise Stopped(f"the time limit of {seconds:g} s was reached (--seconds)") from None
     finally:
         sys.argv[:], sys.path[:] = argv, path
 
@@ -76,7 +76,7 @@ def _limited(seconds: float) -> Iterator[None]:
 @contextlib.contextmanager
 def _a_gpu_without_memory() -> Iterator[None]:
     """Make torch report one CUDA device; tensors that are put there become meta tensors."""
-    says = {
+    answers = {
         "is_available": True,
         "device_count": 1,
         "is_bf16_supported": True,
@@ -87,7 +87,7 @@ def _a_gpu_without_memory() -> Iterator[None]:
         "get_device_name": "meta",
     }
     with contextlib.ExitStack() as stack:
-        for name, value in says.items():
+        for name, value in answers.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *args, value=value, **kwargs: value))
         stack.enter_context(device_translation.translating_to(META))
         yield

@@ -1,4 +1,4 @@
-"""The C++ kernels as Python functions. They are built and loaded when the first one is called, never before.
+"""The C++ kernels as Python functions. The first call of one loads them, or has another process compile them.
 
 A kernel returns None for a call that it does not support (see kernels.cpp), and that becomes NotSupported: the op's
 reference then computes it, or says what is wrong with the arguments. If the kernels cannot be built, one warning says
@@ -20,10 +20,12 @@ from ....core.errors import NotSupported
 from ....core.lock import ForkSafeLock
 from ....core.log import logger
 from ....core.registry import BackendImplKind
-from ....cpp import build
+from ....cpp import background, build
 from ....settings import CPP
 
 NAME = "cpu_kernels"
+COMPILE = f"from {__name__} import compile; compile()"
+COMPILING = "another process compiles the cpu kernels now"
 NAMESPACE = "opmux_cpu"
 OFF = f"C++ is off ({CPP.name}=0)"
 SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "rows.h", "packs.h")]
@@ -41,11 +43,17 @@ OPENMP = re.compile(r"lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so|dylib)[^/]*$")
 
 
 class _NativeState:
-    """Whether the library is loaded, or why it cannot be."""
+    """Whether the library is loaded, or why it is not."""
 
-    lock = ForkSafeLock().arm()  # a process may fork while another thread compiles
+    lock = ForkSafeLock().arm()  # a process may fork while another thread loads
     loaded = False
-    reason: str | None = None
+    reason: str | None = None  # it cannot be built
+    compiling = False  # another process compiles it now
+    compiled = False  # another process has compiled it
+
+
+# The thread that waits for the compiler does not exist in a forked child.
+_NativeState.lock.after_fork.append(lambda: setattr(_NativeState, "compiling", False))
 
 
 def flags() -> tuple[str, ...]:
@@ -91,28 +99,64 @@ def available() -> bool | str:
     """True, or why there are no kernels, as far as known; builds nothing."""
     if not CPP.get():
         return OFF
-    return True if _NativeState.reason is None else _NativeState.reason
+    return COMPILING if _NativeState.compiling else _NativeState.reason or True
 
 
 def load(name: str) -> Callable[..., Any]:
-    """A kernel by its name. Builds all kernels if that was never done on this machine."""
+    """A kernel by its name.
+
+    If the kernels were never compiled on this machine, another process starts to compile them now. Until it is done,
+    this raises NotSupported, and torch's own ops run.
+    """
     if not CPP.get():
         raise NotSupported(OFF)
     with _NativeState.lock.held:
-        tried = _NativeState.loaded or _NativeState.reason is not None
-        if not tried:
-            try:
-                build.load(NAME, SOURCES, flags=flags())
-                _NativeState.loaded = True
-            except build.CannotBuild as error:
-                _NativeState.reason = f"the cpu kernels cannot be built: {error}"
-    if _NativeState.reason is not None:
-        if not tried:
-            logger.warning("%s. Ops on the CPU are left to torch's own", _NativeState.reason)
-            get_default_manager().invalidate("the cpu kernels cannot be built")
-        raise NotSupported(_NativeState.reason)
+        changed = not _NativeState.compiling and not _NativeState.loaded and _NativeState.reason is None
+        if changed:
+            _load_or_compile()
+    if not _NativeState.loaded:
+        if changed:
+            _choose_again()
+        raise NotSupported(str(available()))
     op = getattr(getattr(torch.ops, NAMESPACE), name).default
     return getattr(op, "_op", op)  # what the OpOverload calls: saves 0.6 us
+
+
+def _load_or_compile() -> None:
+    try:
+        if _NativeState.compiled or is_built() or not _compile_elsewhere():
+            build.load(NAME, SOURCES, flags=flags())
+            _NativeState.loaded = True
+    except build.CannotBuild as error:
+        _NativeState.reason = f"the cpu kernels cannot be built: {error}"
+
+
+def _compile_elsewhere() -> bool:
+    """Compile the kernels in another process; False if none can be started."""
+    try:
+        background.run(COMPILE, _compiled)
+    except OSError as error:
+        logger.debug("the cpu kernels are not compiled in the background: %s", error)
+        return False
+    _NativeState.compiling = True
+    return True
+
+
+def _compiled(error: str) -> None:
+    """Called in a thread when the other process has ended."""
+    with _NativeState.lock.held:
+        _NativeState.compiling, _NativeState.compiled = False, True
+        if error:
+            _NativeState.reason = f"the cpu kernels cannot be built: {error}"
+    _choose_again()
+
+
+def _choose_again() -> None:
+    if _NativeState.reason is not None:
+        logger.warning("%s. Ops on the CPU are left to torch's own", _NativeState.reason)
+    elif _NativeState.compiling:
+        logger.info("another process compiles the C++ kernels of the CPU; until then torch's own ops run")
+    get_default_manager().invalidate("the cpu kernels were compiled, or cannot be")
 
 
 # Without *args: packing and unpacking them takes as long as everything else here.

@@ -54,7 +54,7 @@ def plain(t: Tensor) -> Tensor:
 def settled(t: Tensor, like: Tensor) -> Tensor:
     """A tensor with the dtype and memory layout of another; itself if it has both."""
     packed = t.permute(spec.order(like))
-    return t if t.dtype == like.dtype and packed.is_contiguous() else spec.room(like, t.shape[3]).copy_(t)
+    return t if t.dtype == like.dtype and packed.is_contiguous() else spec.empty_result(like, t.shape[3]).copy_(t)
 
 
 def flash_when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
@@ -399,7 +399,7 @@ def _packed_options(rows: SequencePacking, q: Tensor, k: Tensor, options: tuple[
 def laid(t: Tensor, like: Tensor, seq_first: bool) -> Tensor:
     if not seq_first:
         return settled(t, like)
-    return t if t.transpose(1, 2).is_contiguous() else spec.room(like, t.shape[3], True).copy_(t)
+    return t if t.transpose(1, 2).is_contiguous() else spec.empty_result(like, t.shape[3], True).copy_(t)
 
 
 @library("attention_general", "flash", dtypes=HALVES, min_arch="sm_80", when=general_when)

@@ -1,7 +1,7 @@
 """Tiles on VENDOR_TITLE's chips, where they differ from the defaults: {tunable: {size: value or function(args)}}.
 
-`args` holds the facts that the kernel gives (n, dtype, ...), "arch", and the current sizes; None keeps a size.
-`opmux tune --list` shows every tunable. A chip whose programs work in a buffer of their own may start from
+`args` has the facts that the kernel passes (n, dtype, ...), "arch", and the current sizes; None leaves a size
+unchanged. `opmux tune --list` shows every tunable. If each program of the chip has its own buffer, start from
 `opmux.backends.buffers.rules(vendor_info)`.
 """
 

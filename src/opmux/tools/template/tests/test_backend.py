@@ -47,6 +47,6 @@ def test_an_op_agrees_with_its_reference(name, dtype):
 def test_the_package_is_found():
     from opmux.machine import vendors
 
-    found = vendors.get("VENDOR_NAME")
-    assert found is not None, f"install it first, or see what is wrong: {vendors.broken()}"
-    assert (found.device, found.module) == ("DEVICE_NAME", "PACKAGE_NAME")
+    package = vendors.get("VENDOR_NAME")
+    assert package is not None, f"install it first, or see what is wrong: {vendors.broken()}"
+    assert (package.device, package.module) == ("DEVICE_NAME", "PACKAGE_NAME")

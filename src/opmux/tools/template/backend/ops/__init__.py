@@ -1,4 +1,4 @@
-"""Ops for VENDOR_TITLE's chips: what is exported under the name of an op runs there instead of the kernel for any chip.
+"""Ops for VENDOR_TITLE's chips: a function exported under an op's name runs there instead of the kernel for any chip.
 
 Names are those of `opmux.ops`; other names are added there unchanged. Ops of torch are listed as rows instead:
 

@@ -1,6 +1,6 @@
-"""silu_mul: the example of an op. Write what suits the chip, or delete the file and its line in `__init__.py`.
+"""silu_mul: an example of an op. Write a kernel for the chip, or delete the file and its line in `__init__.py`.
 
-Its backward is still the kernel for any chip: a forward saves what the op declares, so any backward can use it.
+Its backward is still the kernel for any chip: every forward saves what the op declares, so any backward can use it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ kernel = Launcher(_silu_mul, sizes="n")
 
 @tunable("VENDOR_NAME.silu_mul")
 def tiles_of(dtype: torch.dtype) -> Tiles:
-    """The default; heuristics_config_utils.py and `opmux tune` may say otherwise."""
+    """The default; heuristics_config_utils.py and `opmux tune` may override it."""
     return Tiles(threads=128, BLOCK=1024)
 
 
 @host_code(spec.silu_mul)
 def silu_mul(a: Tensor, b: Tensor) -> Plan:
-    """Called once for each dtype, shape, stride and device of the tensors: do all that takes time here."""
+    """Called once for each dtype, shape, stride and device of the tensors: do all slow work here."""
     y, n = OutputSpec.of(a.shape, a.dtype), a.numel()
     if n == 0:
         return Plan({"y": y})

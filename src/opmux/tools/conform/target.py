@@ -30,7 +30,7 @@ class NeedsFreshProcess(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class ConformTarget:
     package: Package
     device: torch.device
     how: str
@@ -52,29 +52,29 @@ class Place:
         name, device = self.package.name, self.package.device
         if self.simulated:
             return (
-                f"{name} on a SIMULATED {device}: no such device is here. Host memory, interpreted kernels; "
-                f"what runs is {name}'s code, and nothing is said of its chips or its compiler"
+                f"{name} on a SIMULATED {device}: this machine has no such device. Host memory, interpreted kernels; "
+                f"this checks {name}'s code, not its chips or its compiler"
             )
         if self.direct:
             return (
-                f"{name}'s functions called directly on CPU tensors, kernels interpreted: no {device} takes part. "
+                f"{name}'s functions called directly on CPU tensors, kernels interpreted: no {device} is used. "
                 f"Dispatch, torch.compile and ATen are not checked"
             )
         return f"{name} on {self.device}: {chip(self.device)}"
 
 
-def find(vendor: str | None, device: str | None) -> Place:
+def find(vendor: str | None, device: str | None) -> ConformTarget:
     """The requested vendor (by default this machine's), and where its impls can run."""
     package = _vendor(vendor)
-    asked = None if device is None else _device(device, package)
-    if asked is not None and asked.type == "cpu" != package.device:
-        return Place(package, asked, DIRECT)
+    requested = None if device is None else _device(device, package)
+    if requested is not None and requested.type == "cpu" != package.device:
+        return ConformTarget(package, requested, DIRECT)
     if package.device in ("cpu", *devices.accelerators()):
-        whose = devices.vendor_of(package.device)
-        if whose is None or whose.name == package.name:
-            return Place(package, _there(asked or torch.device(package.device)), DEVICE)
+        owner = devices.vendor_of(package.device)
+        if owner is None or owner.name == package.name:
+            return ConformTarget(package, _with_valid_index(requested or torch.device(package.device)), DEVICE)
         raise BadOption(
-            f"--vendor {package.name}: the {package.device} of this machine is {whose.name}'s. "
+            f"--vendor {package.name}: the {package.device} of this machine is {owner.name}'s. "
             f"OPMUX_VENDOR={package.name} says otherwise; {_on_cpu(package)}"
         )
     if package.device in NOT_SIMULATED or package.info.key != "PrivateUse1":
@@ -82,7 +82,7 @@ def find(vendor: str | None, device: str | None) -> Place:
             f"--vendor {package.name}: this machine has no {package.device}, and a device type of torch's own cannot "
             f"be simulated. Run it on the chip; {_on_cpu(package)}"
         )
-    return Place(package, asked or torch.device("cpu"), SIMULATED)
+    return ConformTarget(package, requested or torch.device("cpu"), SIMULATED)
 
 
 def _on_cpu(package: Package) -> str:
@@ -91,23 +91,23 @@ def _on_cpu(package: Package) -> str:
 
 def _vendor(name: str | None) -> Package:
     if name is None:
-        found = devices.vendor_of(devices.infer_device())
-        if found is None:
+        package = devices.vendor_of(devices.infer_device())
+        if package is None:
             known = ", ".join(sorted(vendors.known()))
             raise BadOption(f"there is no accelerator here to check: name a vendor by --vendor. Known: {known}")
-        return found
-    found = vendors.get(name)
-    if found is None:
+        return package
+    package = vendors.get(name)
+    if package is None:
         get_default_manager().prepare()  # a plugin may define the vendor
-        found = vendors.get(name)
-    if found is None:
+        package = vendors.get(name)
+    if package is None:
         left_out = [f"({module} is skipped: {why})" for module, why in vendors.broken().items() if name in module]
         raise UnknownName("vendor", name, list(vendors.known()), hint=" ".join(left_out))
-    return found
+    return package
 
 
 def _device(text: str, package: Package) -> torch.device | None:
-    """The device of --device; None for one that has to be simulated first, as torch does not know its name."""
+    """The device of --device; None if it must be simulated first, because torch does not know its name."""
     kind, _, index = text.strip().casefold().partition(":")
     allowed = list(dict.fromkeys((package.device, "cpu")))
     if kind not in allowed or (index and not index.isdigit()):
@@ -118,7 +118,7 @@ def _device(text: str, package: Package) -> torch.device | None:
         return None
 
 
-def _there(device: torch.device) -> torch.device:
+def _with_valid_index(device: torch.device) -> torch.device:
     count = 1 if device.type == "cpu" else torch.get_device_module(device).device_count()
     if (device.index or 0) >= count:
         allowed = f"{device.type}:0 to {device.type}:{count - 1}"
@@ -127,34 +127,34 @@ def _there(device: torch.device) -> torch.device:
 
 
 @contextmanager
-def ready(place: Place) -> Iterator[Place]:
+def ready(target: ConformTarget) -> Iterator[ConformTarget]:
     """Set the device up: simulate it if necessary, and select the vendor if several share the device type."""
-    if place.interpreted:
+    if target.interpreted:
         if launch.compiles():
             raise NeedsFreshProcess
         launch.interpret()
     before, threads = os.environ.get(VENDOR.name), torch.get_num_threads()
-    if place.interpreted:
+    if target.interpreted:
         torch.set_num_threads(1)  # Python takes most of the time, and forked workers cannot use the parent's threads
-    os.environ[VENDOR.name] = place.package.name
+    os.environ[VENDOR.name] = target.package.name
     try:
-        if place.simulated:
-            simulate(place.package.device)
-            place = Place(place.package, torch.device(place.package.device, 0), SIMULATED)
-        if place.interpreted:
-            _interpret_rightly()
-        _look_again()
-        with _tiles_of(place):
-            yield place
+        if target.simulated:
+            simulate(target.package.device)
+            target = ConformTarget(target.package, torch.device(target.package.device, 0), SIMULATED)
+        if target.interpreted:
+            _install_interpreter()
+        _probe_again()
+        with _tiles_of(target):
+            yield target
     finally:
         torch.set_num_threads(threads)
         os.environ.pop(VENDOR.name, None)
         if before is not None:
             os.environ[VENDOR.name] = before
-        _look_again()
+        _probe_again()
 
 
-def _interpret_rightly() -> None:
+def _install_interpreter() -> None:
     if importlib.util.find_spec("triton") is not None:
         from ...kernels.lib import interpret, quick_interpret
 
@@ -162,16 +162,16 @@ def _interpret_rightly() -> None:
         quick_interpret.install()
 
 
-def _tiles_of(place: Place) -> AbstractContextManager[None]:
+def _tiles_of(target: ConformTarget) -> AbstractContextManager[None]:
     """Use the vendor's own tiles for interpreted kernels: the interpreter has no chip whose tiles would apply."""
-    if not place.interpreted or importlib.util.find_spec("triton") is None:
+    if not target.interpreted or importlib.util.find_spec("triton") is None:
         return nullcontext()
     from ...kernels.lib import config
 
-    arch = None if place.direct else devices.arch_of(place.device.type)
-    return config.as_on(devices.Chip(place.package.name, arch))
+    arch = None if target.direct else devices.arch_of(target.device.type)
+    return config.as_on(devices.Chip(target.package.name, arch))
 
 
-def _look_again() -> None:
+def _probe_again() -> None:
     devices.forget()
     HERE.changed()
