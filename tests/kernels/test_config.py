@@ -276,8 +276,8 @@ def test_files_are_read_once(tiles, folder, monkeypatch):
 
     folder('{"made_up.rows": {"num_warps": 4}}', TRIALS)
     reads = []
-    stock = yaml.load
-    monkeypatch.setattr(yaml, "load", lambda *args: reads.append(args) or stock(*args))
+    yaml_load = yaml.load
+    monkeypatch.setattr(yaml, "load", lambda *args: reads.append(args) or yaml_load(*args))
     with config.as_on(ACME):
         for n in (100, 1000, 1001):
             tiles(n=n, dtype=BF16)
