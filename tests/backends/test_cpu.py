@@ -22,6 +22,7 @@ from opmux.backends._cpu.ops import native
 from opmux.core import specs
 from opmux.core.errors import NotSupported
 
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(ops.OPS)
@@ -31,14 +32,6 @@ FORWARDS = [n for n in OURS if specs.find(f"opmux::{n}").grad]
 NO_ROWS = (" t", "swapped", "step", "expanded", "dim=0", "dim=1", "dim=-2", "5, 1)", "layout=t", "casting")
 # Every kernel, whether it is exported or not: a kernel that is slower than torch today may be faster later.
 KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    try:
-        native.load("rms_norm")
-    except NotSupported as error:
-        pytest.skip(str(error))
 
 
 def spec_of(name):

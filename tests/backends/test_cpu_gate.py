@@ -20,18 +20,11 @@ from opmux.backends._cpu.ops import native
 from opmux.core import specs
 from opmux.core.errors import NotSupported
 
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(ops.OPS)
 KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    try:
-        native.load("rms_norm")
-    except NotSupported as error:
-        pytest.skip(str(error))
 
 
 class Wrapper(torch.Tensor):
