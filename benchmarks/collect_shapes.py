@@ -75,9 +75,9 @@ def hf(name: str, config: str, **sizes: Any) -> Callable[[], torch.nn.Module]:
     def build() -> torch.nn.Module:
         import transformers
 
-        config_ = getattr(transformers, config)(**sizes)
-        config_._attn_implementation = "eager"
-        return getattr(transformers, name)(config_)
+        sized = getattr(transformers, config)(**sizes)
+        sized._attn_implementation = "eager"
+        return getattr(transformers, name)(sized)
 
     return build
 

@@ -98,9 +98,9 @@ def measure(overload: str, call: Callable[[], object]) -> dict[str, float]:
                 samples.append(timed(call))
                 launched += launching.launched() - before
     ratio = lambda column: statistics.median(b / a for a, b in zip(times["native"], times[column], strict=True))
-    row_ = {f"{column}_us": round(min(found), 2) for column, found in times.items()}
-    row_ |= {"ratio": round(ratio("ours"), 3), "off_ratio": round(ratio("off"), 3)}
-    return row_ | {"from_cpp": round(launched / (PAIRS * CALLS), 2)}
+    record = {f"{column}_us": round(min(found), 2) for column, found in times.items()}
+    record |= {"ratio": round(ratio("ours"), 3), "off_ratio": round(ratio("off"), 3)}
+    return record | {"from_cpp": round(launched / (PAIRS * CALLS), 2)}
 
 
 def main() -> None:

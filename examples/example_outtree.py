@@ -18,7 +18,7 @@ import opmux
 from opmux.core import get_default_manager, log
 
 
-def whose(op, *args):
+def implementation_of(op, *args):
     """The implementation of an op that runs for these arguments, and its package."""
     verdict = next(v for v in opmux.explain(op, *args).verdicts if v.status == "chosen")
     return f"{verdict.impl}\n    from {verdict.origin}"
@@ -38,6 +38,6 @@ tex_out, _, tex_rsigma = opmux.ops.rmsnorm_fwd(x, weight, 1e-5, None, None, torc
 print(f"opmux.ops:    out {tuple(tex_out.shape)}, rsigma {tuple(tex_rsigma.shape)}")
 print(f"the same numbers: {torch.equal(out, tex_out) and torch.equal(rsigma.flatten(), tex_rsigma)}")
 
-print(f"rmsnorm_fwd: {whose('rmsnorm_fwd', x, weight)}")
-print(f"silu_mul, 64 columns: {whose('silu_mul', x, x)}")
-print(f"silu_mul, 63 columns: {whose('silu_mul', x[:, 1:], x[:, 1:])}")
+print(f"rmsnorm_fwd: {implementation_of('rmsnorm_fwd', x, weight)}")
+print(f"silu_mul, 64 columns: {implementation_of('silu_mul', x, x)}")
+print(f"silu_mul, 63 columns: {implementation_of('silu_mul', x[:, 1:], x[:, 1:])}")

@@ -22,6 +22,7 @@ from opmux.backends._cpu.ops import native
 from opmux.core import specs
 from opmux.core.errors import NotSupported
 
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(ops.OPS)
@@ -33,6 +34,7 @@ NO_ROWS = (" t", "swapped", "step", "expanded", "dim=0", "dim=1", "dim=-2", "5, 
 KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
 
 
+<<<<<<< ours
 @pytest.fixture(scope="module", autouse=True)
 def built():
     try:
@@ -42,6 +44,17 @@ def built():
         pytest.skip(str(error))
 
 
+||||||| base
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    try:
+        native.load("rms_norm")
+    except NotSupported as error:
+        pytest.skip(str(error))
+
+
+=======
+>>>>>>> theirs
 def spec_of(name):
     return specs.find(f"opmux::{name}")
 

@@ -20,12 +20,14 @@ from opmux.backends._cpu.ops import native
 from opmux.core import specs
 from opmux.core.errors import NotSupported
 
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(ops.OPS)
 KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
 
 
+<<<<<<< ours
 @pytest.fixture(scope="module", autouse=True)
 def built():
     try:
@@ -35,6 +37,17 @@ def built():
         pytest.skip(str(error))
 
 
+||||||| base
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    try:
+        native.load("rms_norm")
+    except NotSupported as error:
+        pytest.skip(str(error))
+
+
+=======
+>>>>>>> theirs
 class Wrapper(torch.Tensor):
     """A wrapper subclass, like Transformer Engine's Float8Tensor and DTensor: a shape without memory."""
 

@@ -61,9 +61,9 @@ def impls(arch):
     [("sm_80", "flash flash_attn"), ("sm_90", "cudnn hopper flash flash_attn"), ("sm_75", "flash flash_attn")],
 )
 def test_each_arch_is_offered_its_impls_in_order_of_priority(arch, attention):
-    vendor_ops_ = impls(arch)
+    offered = impls(arch)
     by_op = {}
-    for impl in sorted(vendor_ops_.impls, key=lambda i: (-i.priority, i.impl_id.rpartition(".")[2])):
+    for impl in sorted(offered.impls, key=lambda i: (-i.priority, i.impl_id.rpartition(".")[2])):
         ours = impl.impl_id.startswith("default.flagos")
         assert impl.kind is (BackendImplKind.DEFAULT if ours else BackendImplKind.VENDOR)
         assert impl.vendor == "nvidia" and impl.devices == {"cuda"}
@@ -74,7 +74,7 @@ def test_each_arch_is_offered_its_impls_in_order_of_priority(arch, attention):
     assert by_op["opmux::linear"] == by_op["opmux::linear_bwd"] == ["cublas"]
     assert by_op["opmux::batch_norm"] == by_op["opmux::batch_norm_bwd"] == ["cudnn"]
     assert by_op["opmux::rms_norm"] == by_op["opmux::silu_mul_bwd"] == ["flag_gems", "liger_kernel"]
-    assert vendor_ops_.extras == {}
+    assert offered.extras == {}
 
 
 def test_shipped_times_name_existing_implementations():

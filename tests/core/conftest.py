@@ -24,8 +24,8 @@ def clean_plugins():
 
 
 @pytest.fixture
-def plug():
-    """`plug(...)`: register impls in the default registry for one test."""
+def add_impl():
+    """`add_impl(...)`: register impls in the default registry for one test."""
     from opmux.core import OpImpl, get_default_manager
 
     registry = get_default_manager().registry

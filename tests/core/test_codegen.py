@@ -35,7 +35,7 @@ def test_sources_with_equal_names_keep_their_own_lines():
     assert again.__code__.co_filename == first.__code__.co_filename != other.__code__.co_filename
 
 
-def test_an_error_inside_an_op_shows_the_generated_lines(plug):
+def test_an_error_inside_an_op_shows_the_generated_lines(add_impl):
     def fails(*args):
         raise RuntimeError("no kernel")
 
@@ -46,10 +46,10 @@ def test_an_error_inside_an_op_shows_the_generated_lines(plug):
             run()
         return "".join(traceback.format_exception(caught.value))
 
-    plug("rms_norm", "vendor.acme", BackendImplKind.VENDOR, fails, vendor="acme", when=lambda *a: True)
+    add_impl("rms_norm", "vendor.acme", BackendImplKind.VENDOR, fails, vendor="acme", when=lambda *a: True)
     text = shown(lambda: opmux.ops.rms_norm(x, w))
     for line in ("return _t({})", "_returned = _run({})", "return _fall_back("):
         assert line.format("x, weight, eps, offset, casting") in text
-    plug("gelu_tanh_bwd", "vendor.acme", BackendImplKind.VENDOR, fails, vendor="acme")
+    add_impl("gelu_tanh_bwd", "vendor.acme", BackendImplKind.VENDOR, fails, vendor="acme")
     text = shown(lambda: opmux.ops.gelu_tanh(x).sum().backward())
     assert 'File "<opmux backward of gelu_tanh' in text and "_returned = _target(_grad_y, x)" in text

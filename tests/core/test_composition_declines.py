@@ -34,13 +34,13 @@ def whole():
 
 
 @pytest.fixture
-def declining(plug):
+def declining(add_impl):
     """The only impl of the part that the policy allows; it declines every call."""
 
     def never(x):
         raise NotSupported("not for this tensor")
 
-    plug(KEYS[0], "default.flagos", BackendImplKind.DEFAULT, never)
+    add_impl(KEYS[0], "default.flagos", BackendImplKind.DEFAULT, never)
 
 
 def test_a_part_without_an_implementation_is_not_a_failure(whole, declining, caplog):

@@ -204,7 +204,7 @@ MARKS = "from pathlib import Path\nPath('imported').touch()\n" + REGISTER
 
 
 @pytest.fixture
-def marking(site):
+def import_marker(site):
     """An installed plugin in a package. The plugin and the package record their import."""
     site.module("pack_top.__init__", "from pathlib import Path\nPath('imported').touch()\n")
     site.module("pack_top.plug", MARKS)
@@ -218,31 +218,31 @@ NAMES = ["Acme-Ops", "acme-ops", "acme_ops", "acme.ops", "ACME__OPS", "other, ac
 INSIDE = ["acme-plug", "acme_plug", "pack_top.plug", "pack_top", "ACME-PLUG"]
 
 
-def test_a_plugin_loads_without_lists(marking):
+def test_a_plugin_loads_without_lists(import_marker):
     assert ids(load()) == ["vendor.acme"]
-    assert marking.exists()
+    assert import_marker.exists()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_blocked_plugin_is_not_imported(name, marking, monkeypatch, log):
+def test_a_blocked_plugin_is_not_imported(name, import_marker, monkeypatch, log):
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", name)
     assert len(load()) == 0
-    assert not marking.exists() and "pack_top" not in sys.modules
+    assert not import_marker.exists() and "pack_top" not in sys.modules
     (plugin,) = discovery.plugins()
     assert (plugin.status, plugin.reason) == ("blocked", "named in OPMUX_BLOCK_PLUGINS")
     assert not [p for p in problems(log) if "other" not in p]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_allowed_plugin_loads(name, marking, monkeypatch):
+def test_an_allowed_plugin_loads(name, import_marker, monkeypatch):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", name)
     assert ids(load()) == ["vendor.acme"]
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_lists_match_distribution_names_only(name, marking, monkeypatch, log):
+def test_lists_match_distribution_names_only(name, import_marker, monkeypatch, log):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", name)
-    assert len(load()) == 0 and not marking.exists()
+    assert len(load()) == 0 and not import_marker.exists()
     (messages,) = [
         p for p in problems(log) if p.startswith(f"OPMUX_ALLOW_PLUGINS names '{name}', which is neither a dist")
     ]
@@ -252,7 +252,7 @@ def test_lists_match_distribution_names_only(name, marking, monkeypatch, log):
     assert ids(load()) == ["vendor.acme"]
 
 
-def test_an_unknown_entry_is_reported_once(marking, monkeypatch, log):
+def test_an_unknown_entry_is_reported_once(import_marker, monkeypatch, log):
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", "acme-opps,elsewhere")
     load()
     load()
@@ -264,38 +264,38 @@ def test_an_unknown_entry_is_reported_once(marking, monkeypatch, log):
 
 
 @pytest.mark.parametrize("blank", ["", " ", ","])
-def test_a_blank_allow_list_allows_none(blank, marking, monkeypatch):
+def test_a_blank_allow_list_allows_none(blank, import_marker, monkeypatch):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", blank)
     load()
-    assert not marking.exists() and states() == {"acme-plug": "blocked"}
+    assert not import_marker.exists() and states() == {"acme-plug": "blocked"}
 
 
-def test_an_allowed_module_loads_even_if_its_distribution_is_not_allowed(marking, name_modules, monkeypatch):
+def test_an_allowed_module_loads_even_if_its_distribution_is_not_allowed(import_marker, name_modules, monkeypatch):
     name_modules("pack_top.plug")
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", "pack_top.plug")
     assert ids(load()) == ["vendor.acme"]
     assert states() == {"acme-plug": "blocked", "pack_top.plug": "loaded"}
 
 
-def test_a_plugin_that_is_not_allowed_is_not_imported(marking, monkeypatch):
+def test_a_plugin_that_is_not_allowed_is_not_imported(import_marker, monkeypatch):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", "other")
     assert len(load()) == 0
-    assert not marking.exists()
+    assert not import_marker.exists()
     (plugin,) = discovery.plugins()
     assert (plugin.status, plugin.reason) == ("blocked", "not in OPMUX_ALLOW_PLUGINS (other)")
 
 
-def test_block_beats_allow(marking, monkeypatch):
+def test_block_beats_allow(import_marker, monkeypatch):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", "acme-ops")
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", "acme.ops")
     load()
-    assert not marking.exists()
+    assert not import_marker.exists()
 
 
-def test_an_empty_allow_list_in_the_file_allows_none(marking):
+def test_an_empty_allow_list_in_the_file_allows_none(import_marker):
     Path("opmux.toml").write_text("allow_plugins = []")
     load()
-    assert not marking.exists()
+    assert not import_marker.exists()
     assert states() == {"acme-plug": "blocked"}
 
 

@@ -618,7 +618,7 @@ def test_a_when_is_checked_even_for_proven_calls(op, buffer):
         assert results == [{"vendor"}] * 5 + [{"ref"}] * 4
 
 
-def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypatch):
+def test_after_a_refusal_the_next_impl_is_called_directly(add_impl, caplog, monkeypatch):
     """The loop over candidates takes 100 times as long as a call: only the first call and an error use it."""
     calls, fails = [], []
 
@@ -629,9 +629,9 @@ def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypa
         return x + 1
 
     own = {"vendor": "acme", "outside": False}
-    plug("opmux::relu", "vendor.acme", VENDOR, lambda x: x + 3, when=lambda x: x.shape[0] < 4 or "too long", **own)
-    plug("opmux::relu", "vendor.acme.b", VENDOR, second, when=lambda x: x.shape[0] < 6 or "too long", **own)
-    plug("opmux::relu", "vendor.acme.c", VENDOR, lambda x: x + 2, **own)
+    add_impl("opmux::relu", "vendor.acme", VENDOR, lambda x: x + 3, when=lambda x: x.shape[0] < 4 or "too long", **own)
+    add_impl("opmux::relu", "vendor.acme.b", VENDOR, second, when=lambda x: x.shape[0] < 6 or "too long", **own)
+    add_impl("opmux::relu", "vendor.acme.c", VENDOR, lambda x: x + 2, **own)
     loops, run = [], dispatch.Chain.run
     monkeypatch.setattr(dispatch.Chain, "run", lambda *a, **k: loops.append(1) or run(*a, **k))
     relu, x = specs.functions["opmux::relu"], {n: torch.zeros(n) for n in (3, 5, 7)}

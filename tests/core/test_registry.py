@@ -151,9 +151,10 @@ def test_an_impl_with_an_incompatible_signature_is_rejected(fn, words):
         get_default_manager().registry.register_impl(OpImpl("rms_norm", "vendor.x", VENDOR, "x", fn))
 
 
-def test_every_call_path_passes_the_ops_defaults(plug):
-    plug("rms_norm", "vendor.exact", VENDOR, lambda x, weight, eps, offset: (x * eps, x.sum() * offset), vendor="exact",
-         when=lambda x, weight, eps, offset: eps == 1e-6)  # fmt: skip
+def test_every_call_path_passes_the_ops_defaults(add_impl):
+    exact = lambda x, weight, eps, offset: (x * eps, x.sum() * offset)
+    when = lambda x, weight, eps, offset: eps == 1e-6
+    add_impl("rms_norm", "vendor.exact", VENDOR, exact, vendor="exact", when=when)
     x, w, manager = torch.ones(4), torch.ones(4), get_default_manager()
     with opmux.policy("vendor"):
         for call in (
@@ -168,9 +169,9 @@ def test_every_call_path_passes_the_ops_defaults(plug):
 
 
 @pytest.mark.parametrize("when", [None, lambda x, weight, eps, offset: eps == 1e-6], ids=["always", "when"])
-def test_an_impl_without_a_new_argument_gets_only_calls_with_its_default(plug, when):
+def test_an_impl_without_a_new_argument_gets_only_calls_with_its_default(add_impl, when):
     mine = lambda x, weight, eps, offset: (torch.full_like(x, 7.0), x.new_ones(x.shape[:-1], dtype=torch.float32))
-    plug("rms_norm", "vendor.acme", VENDOR, mine, vendor="acme", when=when)
+    add_impl("rms_norm", "vendor.acme", VENDOR, mine, vendor="acme", when=when)
     x, weight = torch.randn(3, 8, dtype=torch.bfloat16), torch.randn(8, dtype=torch.bfloat16)
     with opmux.policy("vendor"):
         assert opmux.ops.rms_norm(x, weight)[0].eq(7).all()
@@ -201,14 +202,14 @@ def test_a_builtin_without_a_signature_is_accepted():
     assert fit(torch.ops.aten.add).refusal is None
 
 
-def test_a_foreign_norms_result_is_reshaped_for_the_op(plug):
+def test_a_foreign_norms_result_is_reshaped_for_the_op(add_impl):
     """A call by name returns the impl's result unchanged; the op itself returns its own form."""
 
     def pair(input, weight, eps=1e-5, **rest):
         rstd = torch.rsqrt(input.pow(2).mean(-1, keepdim=True) + eps)
         return input * rstd * weight, rstd
 
-    plug("rmsnorm_fwd", "vendor.pair", VENDOR, pair, vendor="pair")
+    add_impl("rmsnorm_fwd", "vendor.pair", VENDOR, pair, vendor="pair")
     x, w = torch.randn(3, 2, 8), torch.randn(8)
     with opmux.policy("vendor"):
         out = opmux.ops.rmsnorm_fwd(x, w, 1e-5, None, None, torch.float32, 0, False)
@@ -233,7 +234,7 @@ def test_a_composition_lists_its_parts():
     assert {"opmux::rms_norm", "opmux::rms_norm_fp8", "opmux::fp8_cast_into"} < set(specs.find("rmsnorm_fwd").parts)
 
 
-def test_a_composition_gets_the_impls_of_its_parts(plug):
+def test_a_composition_gets_the_impls_of_its_parts(add_impl):
     """A vendor with the primitive also has tex's op; choosing the reference binds references at every level."""
     calls = []
 
@@ -243,7 +244,7 @@ def test_a_composition_gets_the_impls_of_its_parts(plug):
 
     x, w = torch.randn(3, 8), torch.randn(8)
     reference = tex_norm(x, w)[0]
-    plug("rms_norm", "vendor.acme", VENDOR, mine, vendor="acme")
+    add_impl("rms_norm", "vendor.acme", VENDOR, mine, vendor="acme")
     ids = [i.impl_id for i in get_default_manager().resolve_candidates("rmsnorm_fwd")]
     assert ids == ["vendor.acme", "reference.torch"]
     assert tex_norm(x, w)[0].eq(5).all() and calls == ["mine"]
@@ -254,18 +255,18 @@ def test_a_composition_gets_the_impls_of_its_parts(plug):
     assert calls == ["mine"]
 
 
-def test_a_declining_part_falls_back_inside_the_composition(plug):
+def test_a_declining_part_falls_back_inside_the_composition(add_impl):
     x, w = torch.randn(3, 8), torch.randn(8)
     reference = tex_norm(x, w)[0]
-    plug("rms_norm", "default.flagos.x", DEFAULT, lambda *a: 1 / 0, when=lambda x, *a: "not on a Sunday")
+    add_impl("rms_norm", "default.flagos.x", DEFAULT, lambda *a: 1 / 0, when=lambda x, *a: "not on a Sunday")
     torch.testing.assert_close(tex_norm(x, w)[0], reference)
     with opmux.policy(strict=True), pytest.raises(NotSupported, match="not on a Sunday"):
         tex_norm(x, w)
 
 
-def test_an_impl_of_the_composition_itself_has_priority(plug):
-    plug("rms_norm", "vendor.acme", VENDOR, lambda *a: 1 / 0, vendor="acme")
-    plug("rmsnorm_fwd", "vendor.acme", VENDOR, lambda *a: [a[0], None, a[0][:, 0]], vendor="acme")
+def test_an_impl_of_the_composition_itself_has_priority(add_impl):
+    add_impl("rms_norm", "vendor.acme", VENDOR, lambda *a: 1 / 0, vendor="acme")
+    add_impl("rmsnorm_fwd", "vendor.acme", VENDOR, lambda *a: [a[0], None, a[0][:, 0]], vendor="acme")
     x = torch.randn(3, 8)
     with opmux.policy("vendor"):
         assert tex_norm(x, torch.ones(8))[0] is x
@@ -294,10 +295,10 @@ def test_impl_tags_are_registered_in_the_default_manager():
 # ---- explain and the log --------------------------------------------------------------------------------------------
 
 
-def test_explain_returns_data_and_prints_one_screen(plug):
+def test_explain_returns_data_and_prints_one_screen(add_impl):
     fields = dict(vendor="acme", supported_dtypes={torch.bfloat16})
-    plug("rms_norm", "vendor.acme", VENDOR, lambda *a: a, **fields)
-    plug(
+    add_impl("rms_norm", "vendor.acme", VENDOR, lambda *a: a, **fields)
+    add_impl(
         "rms_norm", "vendor.bolt", VENDOR, lambda *a: a, vendor="bolt", when=lambda x, *a: x.shape[-1] % 8 == 0 or "odd"
     )
     x, w = torch.ones(3, 7), torch.ones(7)
@@ -311,7 +312,9 @@ def test_explain_returns_data_and_prints_one_screen(plug):
         assert opmux.explain("rms_norm", x[:, :0], w[:0]).chosen.impl_id == "vendor.bolt"
         # no tensor is given, so no dtype is unsupported
         assert opmux.explain("rms_norm").chosen.impl_id == "vendor.acme"
-        plug("rms_norm", "vendor.cut", VENDOR, lambda *a: a, vendor="cut", priority=9, when=lambda x, *a: x.shape[9])
+        add_impl(
+            "rms_norm", "vendor.cut", VENDOR, lambda *a: a, vendor="cut", priority=9, when=lambda x, *a: x.shape[9]
+        )
         assert "raised IndexError" in str(opmux.explain("rms_norm", x, w))
     text = str(report)
     assert len(text.splitlines()) < 24 and "takes bfloat16" in text and "policy prefer=vendor" in text
@@ -345,10 +348,10 @@ def test_selections_are_logged(caplog):
     ]
 
 
-def test_the_digest_changes_with_the_selection(plug):
+def test_the_digest_changes_with_the_selection(add_impl):
     before = opmux.digest()
     assert before == opmux.digest() and len(before) == 32
-    plug("rms_norm", "vendor.acme", VENDOR, lambda *a: a, vendor="acme")
+    add_impl("rms_norm", "vendor.acme", VENDOR, lambda *a: a, vendor="acme")
     assert opmux.digest() != before
     with opmux.policy(deny="acme"):
         assert opmux.digest() == before

@@ -32,9 +32,9 @@ WRONG = {
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_result_is_a_failure_that_names_the_impl(plug, name, grad, caplog):
+def test_a_wrong_result_is_a_failure_that_names_the_impl(add_impl, name, grad, caplog):
     spoil, words = WRONG[name]
-    plug("rms_norm", "vendor.acme", VENDOR, lambda *a, **k: spoil(*right(*a, **k)), vendor="acme")
+    add_impl("rms_norm", "vendor.acme", VENDOR, lambda *a, **k: spoil(*right(*a, **k)), vendor="acme")
     x, w = torch.randn(3, 8, requires_grad=grad), torch.randn(8)
     with opmux.policy("vendor"):
         y, rstd = opmux.ops.rms_norm(x, w)
@@ -45,14 +45,14 @@ def test_a_wrong_result_is_a_failure_that_names_the_impl(plug, name, grad, caplo
         opmux.ops.rms_norm(x, w)
 
 
-def test_only_the_first_calls_of_a_dtype_and_shape_class_are_checked(plug):
+def test_only_the_first_calls_of_a_dtype_and_shape_class_are_checked(add_impl):
     state = {"late": False, "calls": 0}
 
     def fn(x):
         state["calls"] += 1
         return x[:1] if state["late"] else torch.nn.functional.silu(x)
 
-    plug("opmux::silu", "vendor.acme", VENDOR, fn, vendor="acme")
+    add_impl("opmux::silu", "vendor.acme", VENDOR, fn, vendor="acme")
     with opmux.policy("vendor"):
         for _ in range(3):
             opmux.ops.silu(torch.ones(4))
@@ -87,13 +87,13 @@ def test_results_with_a_data_dependent_size_are_not_checked():
         specs.remove(new_op.spec)
 
 
-def test_an_impls_errors_cause_a_fallback_and_the_callers_do_not(plug):
+def test_an_impls_errors_cause_a_fallback_and_the_callers_do_not(add_impl):
     """An error of any type that the reference does not raise is the impl's fault."""
 
     def fn(x, *rest):
         raise ValueError("acme: no plan for this size")
 
-    plug("rms_norm", "vendor.acme", VENDOR, fn, vendor="acme")
+    add_impl("rms_norm", "vendor.acme", VENDOR, fn, vendor="acme")
     with opmux.policy("vendor"):
         x, w = torch.randn(3, 8), torch.randn(8)
         torch.testing.assert_close(opmux.ops.rms_norm(x, w)[0], right(x, w)[0])
@@ -104,7 +104,7 @@ def test_an_impls_errors_cause_a_fallback_and_the_callers_do_not(plug):
     assert len(get_default_manager().failures()) == 1
 
 
-def test_a_quantizer_and_a_quantized_output_are_restored(plug):
+def test_a_quantizer_and_a_quantized_output_are_restored(add_impl):
     """tex's quantize writes its output and the quantizer's amax; both are restored after a failure."""
     from opmux.faces.tex.tensors import Float8Quantizer
 
@@ -123,8 +123,8 @@ def test_a_quantizer_and_a_quantized_output_are_restored(plug):
         tensors["scale_inv"] = output._scale_inv.item()
         return output
 
-    plug("tex::quantize", "vendor.bad", VENDOR, bad, vendor="bad", priority=2)
-    plug("tex::quantize", "vendor.good", VENDOR, good, vendor="good", priority=1)
+    add_impl("tex::quantize", "vendor.bad", VENDOR, bad, vendor="bad", priority=2)
+    add_impl("tex::quantize", "vendor.good", VENDOR, good, vendor="good", priority=1)
     quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), torch.float8_e4m3fn)
     with opmux.policy("reference"):
         output = tex.quantize(torch.zeros(4), quantizer)

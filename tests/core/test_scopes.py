@@ -342,7 +342,7 @@ def test_many_policies_are_evicted_from_the_cache(manager):
         assert which(manager) == "late"
 
 
-def test_the_policy_of_the_forward_selects_the_backward(plug):
+def test_the_policy_of_the_forward_selects_the_backward(add_impl):
     """The backward uses the scope of the forward, also on another thread and after the scope."""
     calls = []
 
@@ -350,7 +350,7 @@ def test_the_policy_of_the_forward_selects_the_backward(plug):
         calls.append(threading.current_thread().name)
         return torch.full_like(x, 7.0), torch.full_like(weight, 7.0)
 
-    plug("rms_norm_bwd", "vendor.seven", BackendImplKind.VENDOR, fake_bwd, vendor="seven")
+    add_impl("rms_norm_bwd", "vendor.seven", BackendImplKind.VENDOR, fake_bwd, vendor="seven")
     x = torch.randn(3, 4, requires_grad=True)
     w = torch.ones(4, requires_grad=True)
     with opmux.policy("vendor"):
@@ -367,9 +367,11 @@ def test_the_policy_of_the_forward_selects_the_backward(plug):
     assert calls == ["elsewhere"] and not x.grad.eq(7).any()
 
 
-def test_the_error_for_a_non_tensor_names_the_argument_inside_a_scope(plug):
+def test_the_error_for_a_non_tensor_names_the_argument_inside_a_scope(add_impl):
     """An impl for one dtype makes the call check the dtype first, in a function that the scope's policy selects."""
-    plug("rms_norm", "vendor.acme", BackendImplKind.VENDOR, lambda *a: a, vendor="acme", supported_dtypes={torch.half})
+    add_impl(
+        "rms_norm", "vendor.acme", BackendImplKind.VENDOR, lambda *a: a, vendor="acme", supported_dtypes={torch.half}
+    )
     for scope in (policy_context(SelectionPolicy()), opmux.policy("vendor")):
         with scope, torch.no_grad(), pytest.raises(TypeError, match="x must be a Tensor; got list"):
             opmux.ops.rms_norm([1.0], torch.ones(1))

@@ -357,17 +357,17 @@ def test_an_unknown_backend_stops_only_tex_ops(variable, strict, setenv):
         assert "'torch'" in str(caught.value)
 
 
-def test_a_registered_backend_runs(setenv, plug):
-    plug("rmsnorm_fwd", "vendor.acme", VENDOR, fake_fwd, vendor="acme")
+def test_a_registered_backend_runs(setenv, add_impl):
+    add_impl("rmsnorm_fwd", "vendor.acme", VENDOR, fake_fwd, vendor="acme")
     setenv(TE_BACKEND="Acme")
     assert call_tex()[0].eq(7).all()
     setenv(TE_BACKEND="torch")
     assert not call_tex()[0].eq(7).any()
 
 
-def test_a_backend_with_only_a_primitive_runs(setenv, plug):
+def test_a_backend_with_only_a_primitive_runs(setenv, add_impl):
     """Impls that a composition gets from its parts make a backend like any other."""
-    plug("rms_norm", "vendor.acme", VENDOR, fake_norm, vendor="acme")
+    add_impl("rms_norm", "vendor.acme", VENDOR, fake_norm, vendor="acme")
     setenv(TE_FL_PREFER="reference")
     assert not call_tex()[0].eq(7).any()
     setenv(TE_BACKEND="acme")
@@ -485,8 +485,8 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("message", "words"), UNKNOWN)
-def test_an_unknown_name_in_code_raises_and_suggests_the_nearest(message, words, plug):
-    plug("gelu", "vendor.acme", VENDOR, torch.nn.functional.gelu, vendor="acme")
+def test_an_unknown_name_in_code_raises_and_suggests_the_nearest(message, words, add_impl):
+    add_impl("gelu", "vendor.acme", VENDOR, torch.nn.functional.gelu, vendor="acme")
     prefer = [message["prefer"]] if "prefer" in message else []
     rest = {k: v for k, v in message.items() if k != "prefer"}
     call_tex()
@@ -508,8 +508,8 @@ def test_unknown_vendors_in_code_give_a_warning(caplog):
     assert sorted(re.findall(r"'(\w+)'", " ".join(warnings(caplog)))) == ["nobody", "noone"]
 
 
-def test_known_names_give_no_warning(setenv, plug, caplog):
-    plug("gelu", "vendor.acme", VENDOR, torch.nn.functional.gelu, vendor="Acme")
+def test_known_names_give_no_warning(setenv, add_impl, caplog):
+    add_impl("gelu", "vendor.acme", VENDOR, torch.nn.functional.gelu, vendor="Acme")
     setenv(
         TE_FL_PER_OP="GELU=vendor:ACME|impl:Vendor.Acme|*;opmux::rms_norm=reference",
         TE_FL_ALLOW_VENDORS="aCME",

@@ -352,9 +352,8 @@ def gradients(results: Any, wrt: list[Tensor], via: torch.dtype) -> list[Tensor 
 
 
 def cotangent(t: Tensor, index: int, via: torch.dtype) -> Tensor:
-    cotangent = numpy.random.default_rng(index).standard_normal(
-        tuple(t.shape)
-    )  # not drawn by torch, whose calls are recorded
+    # not drawn by torch, whose calls are recorded
+    cotangent = numpy.random.default_rng(index).standard_normal(tuple(t.shape))
     return torch.from_numpy(numpy.asarray(cotangent)).to(via).to(t.dtype).to(t.device)
 
 

@@ -190,8 +190,8 @@ def test_efficient_attention_backward_accepts_packed_sequences(mask):
     args = (do[None], q[None], k[None], v[None], None, o[None], cu_q, cu_k, max(lengths), max(keys), lse)
     result = adapters.efficient_attention_backward(bwd, *args, 0.0, None, None, mask, False)
     for want in wants:
-        for got, (rows_, exact) in zip(result, want, strict=False):
-            close(got[0, rows_], exact, 1e-4)
+        for got, (row_slice, exact) in zip(result, want, strict=False):
+            close(got[0, row_slice], exact, 1e-4)
 
 
 def test_fused_attention_leaves_unsupported_calls_to_torch():

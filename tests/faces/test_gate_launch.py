@@ -90,10 +90,10 @@ class FakeDevice:
                 return self.status
         word = lambda i, kind: ctypes.cast(params[i], ctypes.POINTER(kind))[0]
         pointers = 3 if function > 100 else 2
-        pointers_ = [word(i, ctypes.c_uint64) for i in range(pointers)]
+        addresses = [word(i, ctypes.c_uint64) for i in range(pointers)]
         n, scale = word(pointers, ctypes.c_int32), word(pointers + 1, ctypes.c_double)
         assert not word(pointers + 2, ctypes.c_uint64) and not word(pointers + 3, ctypes.c_uint64)  # scratch memory
-        self.kernel(name, pointers_[0], pointers_[1] if pointers == 3 else 0, pointers_[-1], n, scale)
+        self.kernel(name, addresses[0], addresses[1] if pointers == 3 else 0, addresses[-1], n, scale)
         return 0
 
 
@@ -104,18 +104,18 @@ def fake_device(monkeypatch):
         yield from overridden(new_device)
 
 
-def overridden(device_):
+def overridden(driver_device):
     lib = torch.library.Library("aten", "IMPL")
     gates = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in device_.names:
+        for name in driver_device.names:
             one = gate.Gate("cpu", OverloadSchema(name), "CPU", launches=True)
-            lib.impl(name, device_.override(name), "CPU")
+            lib.impl(name, driver_device.override(name), "CPU")
             one.install()
             gates.append(one)
-    gate.select(frozenset(device_.names), None)
-    yield device_
+    gate.select(frozenset(driver_device.names), None)
+    yield driver_device
     gate.select(frozenset(), None)
     for one in gates:
         one.remove()

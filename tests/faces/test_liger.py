@@ -633,10 +633,8 @@ def test_chunked_losses_match_their_formula():
     alone, _ = chunked_loss.LigerFusedLinearDPOLoss(beta=0.2, use_ref_model=False)(w, x, target, None, ref, ref_w)
     torch.testing.assert_close(alone, functional.liger_fused_linear_dpo(x, w, target, beta=0.2)[0])
     for name, count in (("CPO", 7), ("SimPO", 7), ("ORPO", 9)):
-        module = getattr(chunked_loss, f"LigerFusedLinear{name}Loss")()(w, x, target)
-        assert (
-            module[0].requires_grad and len(module[1]) == count and more[4] == 0 != module[1][4]
-        )  # value 4 is the NLL loss
+        loss, values = getattr(chunked_loss, f"LigerFusedLinear{name}Loss")()(w, x, target)
+        assert loss.requires_grad and len(values) == count and more[4] == 0 != values[4]  # value 4 is the NLL loss
     chosen = torch.tensor([True, False, True, False])
     kto = torch.where(chosen, 1 - torch.sigmoid(0.1 * ratio), 1 - torch.sigmoid(-0.1 * ratio)).mean()
     loss, more = chunked_loss.LigerFusedLinearKTOLoss(use_ref_model=True)(x, w, target, None, chosen, ref, ref_w)

@@ -528,8 +528,8 @@ def test_no_mask_is_created_if_attention_does_not_need_it(monkeypatch):
     options = ({}, {"position_ids": packed}, {"attention_mask": padded})
     expected = [trained(model, **option)[0].loss for option in options]
     opmux.patch_model(model)
-    for way, loss_ in zip(options, expected, strict=True):
-        close(trained(model, **way)[0].loss, loss_)
+    for kwargs, want in zip(options, expected, strict=True):
+        close(trained(model, **kwargs)[0].loss, want)
     assert expected[0] != expected[1] != expected[2]
     calls = []
     attend = torch.nn.functional.scaled_dot_product_attention

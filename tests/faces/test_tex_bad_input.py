@@ -22,8 +22,8 @@ SAYS_WHAT_IT_NEEDS = re.compile(r"\w+: needs ").search
 def sample(spec):
     """Arguments of a valid call: the function's first sample in the first dtype that has one."""
     for dtype in (torch.bfloat16, torch.float32, torch.float16, torch.uint8):
-        for sample_ in spec.samples(dtype, CPU):
-            return list(spec.signature.bind(*sample_.args, **sample_.kwargs).arguments.items())
+        for one in spec.samples(dtype, CPU):
+            return list(spec.signature.bind(*one.args, **one.kwargs).arguments.items())
     raise AssertionError(f"{spec.name} has no sample")
 
 

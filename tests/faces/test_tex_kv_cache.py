@@ -119,15 +119,15 @@ def test_multi_tensor_transpose_matches_permute(fmt):
     turn = lambda t: t.permute(1, 2, 0, 3) if fmt == "sbhd" else t.permute(0, 2, 1, 3)
     for t, got in zip(inputs, call("multi_tensor_transpose_to_bhsd", inputs, fmt), strict=True):
         assert got is None if t is None else got.is_contiguous() and torch.equal(got, turn(t))
-    outputs_ = [
+    buffers = [
         torch.ones(*turn(inputs[0]).shape[:3], 8).half(),
         None,
         torch.ones(turn(inputs[2]).shape, dtype=torch.uint8),
     ]
-    outputs = call("multi_tensor_transpose_to_bhsd", inputs, original_format=fmt, outputs=outputs_)
-    assert all(a is b for a, b in zip(outputs, outputs_, strict=True))
-    assert torch.equal(outputs_[0][..., :D], turn(inputs[0])) and outputs_[0][..., D:].eq(0).all()
-    assert torch.equal(outputs_[2], turn(inputs[2]))
+    outputs = call("multi_tensor_transpose_to_bhsd", inputs, original_format=fmt, outputs=buffers)
+    assert all(a is b for a, b in zip(outputs, buffers, strict=True))
+    assert torch.equal(buffers[0][..., :D], turn(inputs[0])) and buffers[0][..., D:].eq(0).all()
+    assert torch.equal(buffers[2], turn(inputs[2]))
 
 
 def test_multi_tensor_pad_last_dim_pads_with_zeros():

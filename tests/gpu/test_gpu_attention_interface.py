@@ -47,11 +47,11 @@ def inputs(padded, length=300):
     return {"input_ids": ids, "attention_mask": visible}
 
 
-def step(model, inputs_):
+def step(model, batch):
     """The logits of all tokens except padding, and the gradients of one step."""
     model.train()
     model.zero_grad()
-    logits = model(**inputs_).logits[inputs_["attention_mask"].bool()]
+    logits = model(**batch).logits[batch["attention_mask"].bool()]
     logits.float().square().mean().backward()
     return logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 

@@ -182,8 +182,8 @@ def test_the_hopper_block_gemm_agrees_with_the_reference(m, n, k):
     for dtype in (BF16, F32, F16):
         for kinds in ((E4M3, E4M3), (E5M2, E4M3)):
             a, b = (new(rows, k, dtype=kind).view(torch.uint8) for rows, kind in zip((m, n), kinds))
-            for scales_, bias in ((s, None), (by_columns, new(n, dtype=dtype))):
-                args = (a, b, *scales_, *kinds, bias, 1, 128, dtype)
+            for scaling, bias in ((s, None), (by_columns, new(n, dtype=dtype))):
+                args = (a, b, *scaling, *kinds, bias, 1, 128, dtype)
                 assert agree("block_scaled_gemm", HOPPER, args, f"{dtype} {kinds}") is not None
     moved = torch.empty(m * k + 1, dtype=torch.uint8, device=CUDA)[1:].view(m, k).copy_(a)  # not aligned
     run = lambda x: impl_of("block_scaled_gemm", HOPPER).fn(x, b, *s, *kinds, None, 1, 128, BF16)

@@ -21,9 +21,9 @@ ADAM, SGD = tuple(optim.ADAM.values()), tuple(optim.SGD.values())
 
 @pytest.fixture(scope="module")
 def kernels():
-    from opmux.kernels import optim as found
+    from opmux.kernels import optim
 
-    return found
+    return optim
 
 
 def tensors(value):
@@ -180,15 +180,18 @@ def test_adam_through_the_dispatcher_agrees_with_the_reference(kernels):
 
 
 def test_dropout_equals_the_reference_bit_for_bit():
-    from opmux.kernels import dropout as found
+    from opmux.kernels import dropout as dropout_kernels
 
     for shape, dtype in (((1000, 4096), torch.bfloat16), ((37, 48), torch.float16), ((16,), torch.float32)):
         x, seed = torch.randn(shape, device=CUDA).to(dtype), torch.tensor([11, 12], device=CUDA)
-        for seed_ in (seed, seed.cpu()):
-            got, want = found.philox_dropout_bits(x, seed_, 0.3), dropout.philox_dropout_bits.reference(x, seed_, 0.3)
+        for either in (seed, seed.cpu()):
+            got, want = (
+                dropout_kernels.philox_dropout_bits(x, either, 0.3),
+                dropout.philox_dropout_bits.reference(x, either, 0.3),
+            )
             assert torch.equal(got[1], want[1])
             torch.testing.assert_close(got[0], want[0])
-        back = found.dropout_bits_bwd(x, got[1], 0.3)
+        back = dropout_kernels.dropout_bits_bwd(x, got[1], 0.3)
         torch.testing.assert_close(back, dropout.dropout_bits_bwd.reference(x, got[1], 0.3))
 
 

@@ -41,15 +41,15 @@ def split(name, args):
     return bound.args, bound.kwargs
 
 
-def reference(name, args_, named):
+def reference(name, positional, named):
     """torch's result. For gradients in 16 bits it is computed in float32, because torch rounds intermediate steps of
     some ops.
     """
-    halves = [a.dtype for a in args_ if isinstance(a, torch.Tensor) and a.dtype in (torch.float16, torch.bfloat16)]
+    halves = [a.dtype for a in positional if isinstance(a, torch.Tensor) and a.dtype in (torch.float16, torch.bfloat16)]
     if name.endswith("_backward") and halves:
-        wide = [a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args_]
+        wide = [a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in positional]
         return spec.ops[name].spec.reference(*wide, **named).to(halves[0])
-    return spec.ops[name].spec.reference(*args_, **named)
+    return spec.ops[name].spec.reference(*positional, **named)
 
 
 def agree(name, args, slack=1.0):

@@ -25,8 +25,8 @@ ON_THE_HOST |= {
 
 def sample(spec):
     for dtype in (torch.bfloat16, torch.float32, torch.float16, torch.uint8):
-        for sample_ in spec.samples(dtype, DEVICE):
-            return sample_
+        for one in spec.samples(dtype, DEVICE):
+            return one
     raise AssertionError(f"{spec.name} has no sample")
 
 

@@ -239,9 +239,8 @@ def test_candidates_come_from_the_vendors_yaml(tiles, folder):
     assert len(candidates) == 2 + 8 + 2
     usual = dict(BLOCK_M=2, BLOCK_N=4096, FAST=True)
     assert candidates[0] == (Tiles(128, 2, **usual | {"BLOCK_M": 1}), "")
-    assert candidates[1][1].startswith(
-        "BLOCK_N = 1024 with n = 4096"
-    )  # does not suit such long rows, but is not an error
+    # the second one does not suit such long rows, but is not an error
+    assert candidates[1][1].startswith("BLOCK_N = 1024 with n = 4096")
     assert candidates[2][0] == Tiles(128, 3, **usual | {"BLOCK_M": 1})
     assert [t.threads for t, _ in candidates[2:10]] == [128, 256] * 4
     assert [t["FAST"] for t, _ in candidates[2:10]] == [True, True, False, False] * 2
@@ -276,8 +275,8 @@ def test_files_are_read_once(tiles, folder, monkeypatch):
 
     folder('{"made_up.rows": {"num_warps": 4}}', TRIALS)
     reads = []
-    stock = yaml.load
-    monkeypatch.setattr(yaml, "load", lambda *args: reads.append(args) or stock(*args))
+    yaml_load = yaml.load
+    monkeypatch.setattr(yaml, "load", lambda *args: reads.append(args) or yaml_load(*args))
     with config.as_on(ACME):
         for n in (100, 1000, 1001):
             tiles(n=n, dtype=BF16)

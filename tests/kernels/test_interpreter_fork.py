@@ -15,7 +15,7 @@ import os, signal, threading, time, torch, triton, triton.language as tl
 from opmux.kernels.lib import interpret
 
 interpret.install()
-stock = tl.load
+original_load = tl.load
 
 
 @triton.jit
@@ -27,15 +27,15 @@ def double(x_ptr, N: tl.constexpr):
 double[(1,)](torch.ones(4), N=4)  # so that no thread is in an import when the process forks
 for _ in range(3):  # one of them is in a launch, the others wait for the lock
     threading.Thread(target=lambda: double[(10**9,)](torch.ones(4), N=4), daemon=True).start()
-while tl.load is stock:
+while tl.load is original_load:
     time.sleep(0.01)
 child = os.fork()
 if not child:
     signal.alarm(60)
-    restored = tl.load is stock
+    restored = tl.load is original_load
     x = torch.ones(4)
     double[(1,)](x, N=4)
-    os._exit(0 if restored and tl.load is stock and x.tolist() == [2.0] * 4 else 1)
+    os._exit(0 if restored and tl.load is original_load and x.tolist() == [2.0] * 4 else 1)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 print("child", status, flush=True)
 os._exit(0)

@@ -737,9 +737,9 @@ def test_batched_gradients_match(fake_device):
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
     batch = torch.randn(5, 3, 8)
-    grads_ = torch.autograd.grad(rms(x, w), (x, w), batch, is_grads_batched=True)
+    batched = torch.autograd.grad(rms(x, w), (x, w), batch, is_grads_batched=True)
     each = [truth(x, w, one)[1:] for one in batch]
-    close(grads_, [torch.stack(g) for g in zip(*each, strict=True)])
+    close(batched, [torch.stack(g) for g in zip(*each, strict=True)])
     assert fake_device.from_cpp == ["rms_norm"]
 
 

@@ -52,9 +52,9 @@ def arguments(spec):
 
 def with_kind(spec, name, kind):
     """The arguments, with argument `name` in another layout; None if torch has no such tensor."""
-    arguments_ = arguments(spec)
+    by_name = arguments(spec)
     try:
-        return {**arguments_, name: KINDS[kind](arguments_[name])}
+        return {**by_name, name: KINDS[kind](by_name[name])}
     except (RuntimeError, NotImplementedError, ValueError, IndexError):
         return None
 

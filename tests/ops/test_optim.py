@@ -234,9 +234,9 @@ def test_numpy_numbers_are_accepted():
     numpy = pytest.importorskip("numpy")
     of_numpy = {float: numpy.float32, int: numpy.int64, bool: numpy.bool_}
     for name, numbers in (("multi_tensor_adam", optim.ADAM), ("multi_tensor_sgd", optim.SGD)):
-        numbers_ = [of_numpy[type(v)](v) for v in numbers.values()]
+        as_numpy = [of_numpy[type(v)](v) for v in numbers.values()]
         results = []
-        for values in (numbers_, [v.item() for v in numbers_]):
+        for values in (as_numpy, [v.item() for v in as_numpy]):
             lists = [grads(i, weights()) for i in range(4 if name.endswith("adam") else 3)]
             lists[-1] = [t.abs() for t in lists[-1]]
             getattr(optim, name)(0, flag(), lists, *values)

@@ -137,16 +137,16 @@ def test_gradients_without_degrees_of_freedom_equal_torchs(name, correction, val
 def test_integers_equal_torchs(dtype):
     x = (torch.randint(0, 2, (4, 6)) if dtype is torch.bool else torch.randint(0, 100, (4, 6))).to(dtype)
     for dim in (0, 1, None):
-        dim_ = dims(x, dim)
+        torch_dim = dims(x, dim)
         same = lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0)
-        same(ops.sum(x, dim), torch.sum(x, dim_))
+        same(ops.sum(x, dim), torch.sum(x, torch_dim))
         same(ops.prod(x, dim), torch.prod(x.long().flatten()) if dim is None else torch.prod(x, dim))
-        same(ops.amax(x, dim), torch.amax(x, dim_))
+        same(ops.amax(x, dim), torch.amax(x, torch_dim))
         same(ops.count_nonzero(x, dim), torch.count_nonzero(x, dim))
-        same(ops.any(x, dim), torch.any(x.bool(), dim_))
-        same(ops.all(x, dim), torch.all(x.bool(), dim_))
-        torch.testing.assert_close(ops.logsumexp(x, dim), torch.logsumexp(x, dim_))
-        torch.testing.assert_close(ops.mean(x, dim, dtype=torch.float32), torch.mean(x, dim_, dtype=torch.float32))
+        same(ops.any(x, dim), torch.any(x.bool(), torch_dim))
+        same(ops.all(x, dim), torch.all(x.bool(), torch_dim))
+        torch.testing.assert_close(ops.logsumexp(x, dim), torch.logsumexp(x, torch_dim))
+        torch.testing.assert_close(ops.mean(x, dim, dtype=torch.float32), torch.mean(x, torch_dim, dtype=torch.float32))
         if dtype is not torch.bool:
             same(ops.argmin(x, dim), torch.argmin(x, dim))
         if dim is not None:

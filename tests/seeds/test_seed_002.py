@@ -225,9 +225,8 @@ def test_unimplemented_operators_use_the_default(report):
 def test_exports_replace_the_names_of_the_namespace(report):
     assert report.names == [True, True, True, True]
     assert max(max(each) for each in getattr(report, "by name")) < 1e-5
-    assert (
-        getattr(report, "by name calls") == ["forward", "backward"] * 3
-    )  # our autograd.Function calls the vendor's op
+    # our autograd.Function calls the vendor's op
+    assert getattr(report, "by name calls") == ["forward", "backward"] * 3
     assert report.swiglu < 1e-6
 
 

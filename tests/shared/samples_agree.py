@@ -11,7 +11,7 @@ from opmux.core import specs
 from opmux.core.spec import Tol
 
 
-def assert_samples_agree(op: Any, dtype: torch.dtype, device: torch.device) -> None:
+def assert_samples_agree(op: Any, dtype: torch.dtype, device: torch.device, equal_nan: bool = False) -> None:
     """Assert that all samples of an op agree with the reference, on the device and within the op's tolerance."""
     as_list = lambda r: list(r) if isinstance(r, tuple) else [r]
     for sample in op.spec.samples(dtype, device):
@@ -23,4 +23,4 @@ def assert_samples_agree(op: Any, dtype: torch.dtype, device: torch.device) -> N
             got, want = sample.args[0], theirs[0]
         for a, b in zip(as_list(got), as_list(want), strict=True):
             tol = op.spec.tol.get(b.dtype, Tol(0, 0))
-            torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol, equal_nan=True)
+            torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol, equal_nan=equal_nan)

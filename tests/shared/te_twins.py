@@ -279,11 +279,11 @@ def near(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, allowe
 
 def choose_attention(chosen: str, setenv: Callable[[str, str], None]) -> None:
     """Leave the layer one attention backend: FUSED (ours) or UNFUSED (the layer's own torch code)."""
-    from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention as found
+    from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention as module_of_layer
 
     for name in ("FUSED", "UNFUSED", "FLASH"):
         setenv(f"NVTE_{name}_ATTN", str(int(name == chosen)))
-    found._attention_backends["backend_selection_requires_update"] = True
+    module_of_layer._attention_backends["backend_selection_requires_update"] = True
 
 
 def offloaded(te: Any, modules: list[Any], x: Tensor, dy: Tensor, enabled: bool) -> tuple[list[Tensor], float]:

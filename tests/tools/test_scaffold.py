@@ -101,9 +101,8 @@ def test_a_package_can_be_created_in_another_folder(cli, tmp_path, where):
     out = Path(where).parent
     result = cli("new-backend", "acme", "--device", "npu", "--out", str(out))
     assert result.exit_code == 0 and (tmp_path / where / "pyproject.toml").is_file()
-    assert (
-        shlex.split(printed(result.stdout)[0])[-1] == where
-    )  # relative to the current folder, as a user would type it
+    # relative to the current folder, as a user would type it
+    assert shlex.split(printed(result.stdout)[0])[-1] == where
     assert (tmp_path / where).stat().st_mode & 0o777 == 0o755
     assert not [p for p in (tmp_path / where).parent.iterdir() if p.name.startswith(".")]
 
