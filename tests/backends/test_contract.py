@@ -868,10 +868,10 @@ found["known"] = "acme" in vendors.known()
 def test_conform_lists_functions_that_implement_no_op(case):
     """`opmux conform` has no reference to compare them with."""
     code = """
-from opmux.tools.conform.place import DIRECT, Place
+from opmux.tools.conform.target import DIRECT, ConformTarget
 from opmux.tools.conform.subject import extras_of, rows_of
-place = Place(vendors.get("acme"), torch.device("cpu"), DIRECT)
-found["extras"], found["rows"] = list(extras_of(place)), list(rows_of(place))
+target = ConformTarget(vendors.get("acme"), torch.device("cpu"), DIRECT)
+found["extras"], found["rows"] = list(extras_of(target)), list(rows_of(target))
 """
     text = "def mine(x):\n    return x\ndef get_specific_ops():\n    return (('mm', lambda self, mat2: self),)\n"
     got = case(code, acme={"__init__.py": info(), "ops/__init__.py": text + "__all__ = ['mine']\n"})

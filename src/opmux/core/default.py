@@ -95,9 +95,9 @@ class DefaultManager(OpManager):
             raise
         self._drop(row)
 
-    def _drop(self, row: Tagged) -> None:
+    def _drop(self, dropped: Tagged) -> None:
         with lock.held:
-            tagged[:] = [one for one in tagged if one is not row]
+            tagged[:] = [declaration for declaration in tagged if declaration is not dropped]
 
     def prepare(self, announce: bool = True) -> bool:
         done = super().prepare(announce)
@@ -150,10 +150,10 @@ class DefaultManager(OpManager):
             for key in spec.bases:
                 self.load_kernels(specs.by_key.get(key))
             return
-        for one in () if spec is None else (spec, *spec.parts.values()):
-            if one.family not in self._families_loaded:
-                specs.load_implementers(one.family)
-                self._families_loaded.add(one.family)  # last: if interrupted before, the next call imports again
+        for op in () if spec is None else (spec, *spec.parts.values()):
+            if op.family not in self._families_loaded:
+                specs.load_implementers(op.family)
+                self._families_loaded.add(op.family)  # last: if interrupted before, the next call imports again
 
     def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         spec = specs.get(key)

@@ -203,7 +203,7 @@ def _waits_for(thread: int | None, me: int | None) -> bool:
         visited.add(thread)
         waits = blocking.get(thread)
         locks = waits if isinstance(waits, list) else [waits]  # a list since Python 3.12
-        owners = [owner for one in locks if (owner := getattr(one, "owner", None)) is not None]
+        owners = [owner for import_lock in locks if (owner := getattr(import_lock, "owner", None)) is not None]
         if me in owners:
             return True
         thread = next(iter(owners), thread)
@@ -223,8 +223,8 @@ def _forget_other_threads() -> None:
             locks.pop(name, None)
             sys.modules.pop(name, None)
     for thread in [t for t in _open if t != me]:
-        for one in reversed(_open.pop(thread)):
-            one.roll_back()
+        for transaction in reversed(_open.pop(thread)):
+            transaction.roll_back()
 
 
 lock.after_fork.append(_forget_other_threads)

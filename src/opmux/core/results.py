@@ -22,17 +22,17 @@ def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
     except Exception as error:
         logger.debug("results of '%s' are not checked, its fake kernel fails: %s", spec.name, error)
         return None
-    right, got = _flat(expected), _flat(results)
-    if len(right) != len(got):
-        return f"returned {len(got)} results; the op has {len(right)}: {', '.join(spec.out)}"
-    names = spec.out if len(spec.out) == len(right) else tuple(f"result {i}" for i in range(len(right)))
-    for at, (name, one, other) in enumerate(zip(names, right, got, strict=True)):
-        if at and spec.namespace.torchs and isinstance(other, Tensor) and isinstance(one, Tensor):
-            one = one.to(other.dtype)  # torch's fake kernels return a wrong dtype for statistics of half precision
-        if isinstance(one, Tensor) and _described(one) != _described(other):
-            return f"returned {_described(other)} as '{name}'; expected {_described(one)}"
-        if one is None and other is not None:
-            return f"returned {_described(other)} as '{name}'; expected None"
+    declared, returned = _flat(expected), _flat(results)
+    if len(declared) != len(returned):
+        return f"returned {len(returned)} results; the op has {len(declared)}: {', '.join(spec.out)}"
+    names = spec.out if len(spec.out) == len(declared) else tuple(f"result {i}" for i in range(len(declared)))
+    for at, (name, want, got) in enumerate(zip(names, declared, returned, strict=True)):
+        if at and spec.namespace.torchs and isinstance(got, Tensor) and isinstance(want, Tensor):
+            want = want.to(got.dtype)  # torch's fake kernels return a wrong dtype for statistics of half precision
+        if isinstance(want, Tensor) and _described(want) != _described(got):
+            return f"returned {_described(got)} as '{name}'; expected {_described(want)}"
+        if want is None and got is not None:
+            return f"returned {_described(got)} as '{name}'; expected None"
     return None
 
 

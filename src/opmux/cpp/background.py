@@ -112,7 +112,7 @@ def cores_of_rank() -> int:
 
 def module_path() -> list[str]:
     """sys.path for another process; Python ignores entries that are not strings, such as a Path."""
-    return [one for one in sys.path if isinstance(one, str)]
+    return [entry for entry in sys.path if isinstance(entry, str)]
 
 
 def in_main_thread(call: Callable[[], None]) -> None:
@@ -149,7 +149,7 @@ def _in_main_thread(call: Callable[[], None], imports: dict[str, float]) -> None
 
 def _is_busy(imports: dict[str, float]) -> bool:
     """Whether this thread must not be interrupted now. `imports`: when each unfinished import was first found here."""
-    if any(one.held._is_owned() for one in locks):  # type: ignore[attr-defined]
+    if any(fork_lock.held._is_owned() for fork_lock in locks):  # type: ignore[attr-defined]
         return True
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:

@@ -79,16 +79,16 @@ def watch(device: str) -> Iterator[SeenCalls]:
         yield seen
     after = Counter(simulator.fallbacks())
     after.subtract(before)
-    left = Counter({name.removeprefix("aten::"): n for name, n in after.items() if n > 0})
-    rows = [_row(name, calls, device, left) for name, calls in counts.items()]
-    rows += [CoverageRow(name, n, CPU, "cpu fallback") for name, n in left.items() if n > 0]
+    fallbacks = Counter({name.removeprefix("aten::"): n for name, n in after.items() if n > 0})
+    rows = [_row(name, calls, device, fallbacks) for name, calls in counts.items()]
+    rows += [CoverageRow(name, n, CPU, "cpu fallback") for name, n in fallbacks.items() if n > 0]
     order = list(STYLES)
     seen.rows = sorted(rows, key=lambda r: (order.index(r.where), -r.calls, r.op))
 
 
-def _row(name: str, calls: int, device: str, left: Counter[str]) -> CoverageRow:
-    if left[name] >= calls:  # our kernel declined every call
-        left[name] -= calls
+def _row(name: str, calls: int, device: str, fallbacks: Counter[str]) -> CoverageRow:
+    if fallbacks[name] >= calls:  # our kernel declined every call
+        fallbacks[name] -= calls
         return CoverageRow(name, calls, CPU, "native")
     chosen = _chosen(name, device)
     if chosen is None or chosen.kind is BackendImplKind.REFERENCE:

@@ -79,10 +79,10 @@ class Gaps:
     limit: float
 
     @classmethod
-    def between(cls, one: Run, other: Run, limit: float) -> Gaps:
+    def between(cls, first: Run, second: Run, limit: float) -> Gaps:
         return cls(
-            largest(relative(a, b) for a, b in zip(one.losses[:HORIZON], other.losses[:HORIZON], strict=True)),
-            largest(grad_gap(a, b) for a, b in zip(one.first_grads, other.first_grads, strict=True)),
+            largest(relative(a, b) for a, b in zip(first.losses[:HORIZON], second.losses[:HORIZON], strict=True)),
+            largest(grad_gap(a, b) for a, b in zip(first.first_grads, second.first_grads, strict=True)),
             limit,
         )
 
@@ -98,9 +98,9 @@ def run(steps: int, device: str | None, dtype: str, seed: int) -> int:
     counted = [Counted(op) for op in (opmux_ops.rms_norm, opmux_ops.add_rms_norm, opmux_ops.silu_mul)]
     plain, ours = Run("plain torch"), Run("opmux")
     with screen.progress("loss") as bar, _quiet_and_deterministic(at):
-        tasks = [bar.add_task(f"{one.name:<11}", total=steps, start=False, loss="     -") for one in (plain, ours)]
-        for one, ops, task in ((plain, llama.PLAIN, tasks[0]), (ours, _ops(*counted), tasks[1])):
-            train(one, llama.build(size, ops, seed, at, kind), batches, bar, task)
+        tasks = [bar.add_task(f"{r.name:<11}", total=steps, start=False, loss="     -") for r in (plain, ours)]
+        for record, ops, task in ((plain, llama.PLAIN, tasks[0]), (ours, _ops(*counted), tasks[1])):
+            train(record, llama.build(size, ops, seed, at, kind), batches, bar, task)
     gaps = Gaps.between(plain, ours, TOLERANCE[dtype_name(kind)])
     console = screen.out()
     _show_head(console, size, at, kind, steps, seed)
@@ -134,7 +134,7 @@ def _ops(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted) -> llama.L
     )
 
 
-def train(one: Run, model: llama.Llama, batches: Tensor, bar: Progress, task: TaskID) -> None:
+def train(record: Run, model: llama.Llama, batches: Tensor, bar: Progress, task: TaskID) -> None:
     """Train with AdamW, one batch per step, and record the run in `one`."""
     device = batches.device
     bar.start_task(task)
@@ -146,17 +146,17 @@ def train(one: Run, model: llama.Llama, batches: Tensor, bar: Progress, task: Ta
         start = time.perf_counter()
         loss = llama.loss_of(model, batch)
         loss.backward()
-        if not one.first_grads:
+        if not record.first_grads:
             # Adam is insensitive to a constant factor in a gradient: the losses would not show such an error.
-            one.first_grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            record.first_grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
         optimizer.zero_grad()
         _wait(device)
-        one.seconds.append(time.perf_counter() - start)
-        one.losses.append(loss.item())
-        bar.update(task, advance=1, loss=f"{one.losses[-1]:6.4f}")
+        record.seconds.append(time.perf_counter() - start)
+        record.losses.append(loss.item())
+        bar.update(task, advance=1, loss=f"{record.losses[-1]:6.4f}")
     if device.type == "cuda":
-        one.peak = torch.cuda.max_memory_allocated(device)
+        record.peak = torch.cuda.max_memory_allocated(device)
 
 
 def _wait(device: torch.device) -> None:
@@ -199,10 +199,10 @@ def _show_head(
 def _show_calls(console: Console, counted: list[Counted], device: torch.device, dtype: torch.dtype, steps: int) -> None:
     columns = ("op", "implementation", "kind", "vendor", ("calls", {"justify": "right"}))
     table = screen.table(*columns, ("a step", {"justify": "right"}))
-    for one in counted:
-        back = one.spec.gradient.backward
-        for spec, calls in ((one.spec, one.forward), (back, one.backward)):
-            impl = chosen(spec, one.shape, dtype, device)
+    for op in counted:
+        back = op.spec.gradient.backward
+        for spec, calls in ((op.spec, op.forward), (back, op.backward)):
+            impl = chosen(spec, op.shape, dtype, device)
             cells = ("nothing", "", "") if impl is None else (impl.impl_id, str(impl.kind), impl.vendor or "")
             style = "" if impl is None else screen.KIND_STYLES[impl.kind.value]
             table.add_row(spec.name, Text(cells[0], style), *cells[1:], str(calls), f"{calls / steps:g}")
@@ -220,9 +220,9 @@ def chosen(spec: Spec, shape: tuple[int, ...], dtype: torch.dtype, device: torch
 def _show_runs(console: Console, plain: Run, ours: Run) -> None:
     names = ("first loss", "last loss", "ms a step (median)", "peak memory")
     table = screen.table("run", *((name, {"justify": "right"}) for name in names))
-    for one in (plain, ours):
-        peak = "n/a" if one.peak is None else f"{one.peak / 2**20:.1f} MiB"
-        table.add_row(one.name, f"{one.losses[0]:.6f}", f"{one.losses[-1]:.6f}", f"{one.step_ms:.1f}", peak)
+    for record in (plain, ours):
+        peak = "n/a" if record.peak is None else f"{record.peak / 2**20:.1f} MiB"
+        table.add_row(record.name, f"{record.losses[0]:.6f}", f"{record.losses[-1]:.6f}", f"{record.step_ms:.1f}", peak)
     console.print(table)
 
 

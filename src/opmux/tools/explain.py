@@ -106,7 +106,7 @@ def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> lis
         lifted = (TypeError, AttributeError) if impl.parts else ()
         stack.enter_context(contextlib.suppress(NotSupported, *lifted))
         impl.call(*args, **kwargs)
-    distinct = {one.key: one for one in calls}.values()
+    distinct = {call.key: call for call in calls}.values()
     return [{"tunable": a.key, "tiles": str(a.choice.tiles), "from": a.choice.source} for a in distinct]
 
 

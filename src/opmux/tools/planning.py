@@ -228,7 +228,7 @@ class _Pattern:
             with contextlib.suppress(ValueError):
                 position, formulas = size_classes.key_formulas(words, other, sizes)
                 related.append((sum(f.plus != 0 for f in formulas.values()), len(formulas), position, formulas))
-        return min(related, key=lambda one: one[:2])[2:] if related else None
+        return min(related, key=lambda candidate: candidate[:2])[2:] if related else None
 
 
 def _covers(entry: tuple[int, SizeClass, list[int]], words: list[int]) -> bool:
@@ -276,7 +276,7 @@ class Worker:
             sizes = [i for i in range(count) if masks[i // 64] >> i % 64 & 1]
             for position, size_class, stream in self._classes(known, slot, words, sizes, planned):
                 lists = [(at, *formula) for at, formula in size_class.formulas.items()]
-                numbers = (word for one in lists for word in one)
+                numbers = (word for formula in lists for word in formula)
                 head = 1 + position, size_class.low, size_class.high, size_class.sizes().step, len(lists)
                 yield _packed(CLASS, slot, epoch, *head, *numbers, *stream)
         if known.refused >= REFUSALS:

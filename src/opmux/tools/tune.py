@@ -87,7 +87,7 @@ class TuneCase:
                 self.run()
             except (TypeError, ValueError, NotImplementedError) as error:  # the kernel refuses the arguments
                 raise arguments.BadOption(f"{self}: {error}") from None
-        return list({one.key: one for one in calls}.values())
+        return list({call.key: call for call in calls}.values())
 
     def disagreement(self) -> str:
         """How the result differs from the reference's, or "". Runs twice: the second call replays a recorded launch."""
@@ -140,12 +140,12 @@ def _of_vendor(spec: Spec, chip: Chip | None) -> OpImpl | None:
     return next((i for i in impls if i.kind is BackendImplKind.DEFAULT and i.fn.__module__ in tuned), None)
 
 
-def trials_for(one: TunableCall, chip: Chip | None) -> list[TileTrial]:
+def trials_for(call: TunableCall, chip: Chip | None) -> list[TileTrial]:
     """The current tiles, the default, and the vendor's configs, without duplicates."""
-    trials = [TileTrial(one.choice.tiles, one.choice.source)]
-    listed = [] if chip is None else one.tunable.candidates(chip, **one.facts)
+    trials = [TileTrial(call.choice.tiles, call.choice.source)]
+    listed = [] if chip is None else call.tunable.candidates(chip, **call.facts)
     for trial in (
-        TileTrial(one.tunable.default(**one.facts), "default"),
+        TileTrial(call.tunable.default(**call.facts), "default"),
         *(TileTrial(tiles, "tune_configs", reason=why) for tiles, why in listed),
     ):
         if all(trial.tiles != known.tiles for known in trials):
@@ -165,28 +165,28 @@ class Tuner:
     bench: Bench = median_ms
     held: dict[str, Tiles] = field(default_factory=dict)
 
-    def tune(self, one: TunableCall, tick: Callable[[float | None], None] = lambda best: None) -> TuneOutcome:
+    def tune(self, call: TunableCall, tick: Callable[[float | None], None] = lambda best: None) -> TuneOutcome:
         """Time every trial; `tick` gets the best time so far after each."""
-        out = TuneOutcome(one, trials_for(one, self.chip))
+        out = TuneOutcome(call, trials_for(call, self.chip))
         present, *others = out.trials
-        self._time(one.key, present)
+        self._time(call.key, present)
         if present.ms is None and self.case.slack == 1.0:
             self.case.slack = LONG_SUM
-            self._time(one.key, present)
+            self._time(call.key, present)
         if present.ms is None:
-            raise OpmuxError(f"{self.case}: {one.key} with its current tiles cannot be timed: {present.reason}")
+            raise OpmuxError(f"{self.case}: {call.key} with its current tiles cannot be timed: {present.reason}")
         best = present.ms
         tick(best)
         for trial in others:
             if not trial.reason:
-                self._time(one.key, trial)
+                self._time(call.key, trial)
             best = min(best, trial.ms or best)
             tick(best)
         fastest = min((t for t in others if t.ms is not None), key=lambda t: t.ms or 0.0, default=None)
         if fastest is not None:
-            out.times = self._side_by_side(one.key, present.tiles, fastest.tiles)
+            out.times = self._side_by_side(call.key, present.tiles, fastest.tiles)
             if out.times[1] < out.times[0] * (1 - GAIN):
-                out.best, self.held[one.key] = fastest, fastest.tiles
+                out.best, self.held[call.key] = fastest, fastest.tiles
         return out
 
     def _time(self, key: str, trial: TileTrial) -> None:
@@ -200,11 +200,11 @@ class Tuner:
                 trial.reason = in_one_line(error, 2000)
                 self._check_device(trial)
 
-    def _side_by_side(self, key: str, one: Tiles, other: Tiles) -> tuple[float, float]:
+    def _side_by_side(self, key: str, current: Tiles, other: Tiles) -> tuple[float, float]:
         """Medians of three interleaved rounds, so that a drifting clock does not affect the comparison."""
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(3):
-            for tiles, into in zip((one, other), times, strict=True):
+            for tiles, into in zip((current, other), times, strict=True):
                 with self._using(key, tiles):
                     into.append(self.bench(self.case.run))
         return statistics.median(times[0]), statistics.median(times[1])
@@ -256,16 +256,16 @@ def _tune_case(console: Console, case: TuneCase, chip: Chip | None) -> None:
     calls = case.plan()
     if not calls:
         console.print(f"{case}: its kernel has no tunables")
-    for one in calls:
+    for call in calls:
         with screen.progress("best") as bar:
-            task = bar.add_task(f"{case} {one.tunable.name}", total=len(trials_for(one, chip)), best="     -")
+            task = bar.add_task(f"{case} {call.tunable.name}", total=len(trials_for(call, chip)), best="     -")
             show = lambda best: bar.update(task, advance=1, best=f"{best:.4f} ms")  # noqa: B023 - used at once
-            outcome = tuner.tune(one, show)
+            outcome = tuner.tune(call, show)
         _show_outcome(console, case, outcome)
         if outcome.best is not None and chip is not None:
-            changes = outcome.best.tiles.changes(one.tunable.default(**one.facts))
+            changes = outcome.best.tiles.changes(call.tunable.default(**call.facts))
             before, after = outcome.times
-            stored = tuning.store(chip, {one.key: tuning.Entry(changes, after, before, case.spec.name, str(case))})
+            stored = tuning.store(chip, {call.key: tuning.Entry(changes, after, before, case.spec.name, str(case))})
             console.print(
                 f"  stored in {stored}" if stored is not None else "  not stored: see the warning", style="dim"
             )
@@ -277,9 +277,9 @@ def _tune_case(console: Console, case: TuneCase, chip: Chip | None) -> None:
 
 def _show_plan(console: Console, case: TuneCase, chip: Chip | None) -> None:
     console.print(f"[bold]{case}, as on {chip or 'an unknown chip'}[/]: nothing is run")
-    for one in case.plan():
-        table = screen.table("", "tiles", "from", "", title=escape(one.key))
-        trials = trials_for(one, chip)
+    for call in case.plan():
+        table = screen.table("", "tiles", "from", "", title=escape(call.key))
+        trials = trials_for(call, chip)
         for i, trial in enumerate(trials):
             table.add_row("*" if i == 0 else "", str(trial.tiles), trial.source, Text(trial.reason, "yellow"))
         console.print(table)
@@ -371,16 +371,16 @@ def show_list(chip: str | None) -> int:
     console.print(f"[bold]tiles on {at if at is not None else 'this machine: no accelerator, defaults apply'}[/]")
     cached = [k.partition("[")[0] for k in (tuning.entries(at) if at is not None else {})]
     table = screen.table("tunable", "asked by", ("cache", {"justify": "right"}), "heuristics", "to try", "about")
-    for name, one in sorted(config.tunables.items()):
+    for name, tunable in sorted(config.tunables.items()):
         rules = None if at is None else tile_files.heuristics(at, name)
         trials = None if at is None else tile_files.candidates(at, name)
         table.add_row(
             name,
-            " ".join(one.facts),
+            " ".join(tunable.facts),
             str(cached.count(name) or ""),
             "" if rules is None else f"{_folder(rules)}: {' '.join(rules.given)}",
             "" if trials is None else f"{_folder(trials)}: {len(trials.given)}",
-            Text((one.__doc__ or "").partition("\n")[0], "dim"),
+            Text((tunable.__doc__ or "").partition("\n")[0], "dim"),
         )
     console.print(table)
     for name, files in sorted((tile_files.names_in_files(at) if at is not None else {}).items()):

@@ -126,8 +126,8 @@ def _list(cases: list[BenchCase], choice: ProviderChoice, notes: list[str]) -> N
     for name, op_cases in by_op.items():
         shapes = ", ".join(dict.fromkeys(sizes(c.shape) for c in op_cases))
         dtypes = ", ".join(dict.fromkeys(dtype_name(c.dtype) for c in op_cases))
-        who = ", ".join(p.name for p in choice.of_op(op_cases[0].spec))
-        table.add_row(Text(name), op_cases[0].spec.family, shapes, dtypes, Text(who))
+        names = ", ".join(p.name for p in choice.of_op(op_cases[0].spec))
+        table.add_row(Text(name), op_cases[0].spec.family, shapes, dtypes, Text(names))
     console = screen.out()
     console.print(table)
     for note in notes:

@@ -182,8 +182,8 @@ class ConformPlan:
         return None if self.depth.full else FEW if subject.own else 1
 
 
-def _has_numbers(one: Drawn) -> bool:
-    return all(t.numel() for t in one.results.values() if isinstance(t, torch.Tensor))
+def _has_numbers(sample: Drawn) -> bool:
+    return all(t.numel() for t in sample.results.values() if isinstance(t, torch.Tensor))
 
 
 def check_names(names: list[str]) -> tuple[str, ...]:

@@ -163,11 +163,11 @@ def cut(shape: tuple[int, ...], limit: int) -> tuple[int, ...] | None:
     n = torch.Size(shape).numel()
     if n <= limit:
         return shape
-    one = n // shape[0]
-    first = max(min(shape[0], 2), limit // one)  # a variance needs two rows
-    if shape[0] % 32 == 0 and 32 * one <= 4 * limit:
+    row_size = n // shape[0]
+    first = max(min(shape[0], 2), limit // row_size)  # a variance needs two rows
+    if shape[0] % 32 == 0 and 32 * row_size <= 4 * limit:
         first = max(32, first // 32 * 32)
-    return (first, *shape[1:]) if one * first <= 16 * limit else None
+    return (first, *shape[1:]) if row_size * first <= 16 * limit else None
 
 
 TINY = ((32, 64), (2, 32, 2, 2))  # shapes to find out which dtypes an op supports

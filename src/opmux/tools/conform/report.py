@@ -55,7 +55,7 @@ def report(record: ConformRecord, known: list[Gap]) -> Group:
     parts += _coverage(record)
     parts += _refusals(record)
     parts += [Text(f"note: {note}", "dim") for note in record.notes]
-    parts += [Text(str(one), "yellow") for one in record.unchecked]
+    parts += [Text(str(entry), "yellow") for entry in record.unchecked]
     parts += _gaps(record)
     parts += _failures(record)
     parts.append(Text(f"{record.headline()} ({record.seconds:.0f} s)", "bold red" if record.failures else "bold green"))
@@ -128,8 +128,8 @@ def _coverage(record: ConformRecord) -> list[Any]:
     table.add_row(Text("together", "bold"), *_figures(record.covered(), places))
     if record.rest_of_aten:
         table.add_row(Text("the rest of ATen", "dim"), *_figures(record.rest_of_aten, places))
-    left = [r.op for r in record.coverage if r.where == CPU]
-    lines = [Text(f"on the CPU: {screen.some(left)}", "yellow")] if left else []
+    on_cpu = [r.op for r in record.coverage if r.where == CPU]
+    lines = [Text(f"on the CPU: {screen.some(on_cpu)}", "yellow")] if on_cpu else []
     reasons: dict[str, list[str]] = {}
     for row in record.coverage:
         if row.why is not None and row.where in (NATIVE, CPU, NOWHERE):
@@ -153,14 +153,14 @@ def _refusals(record: ConformRecord) -> list[Any]:
     refusals: dict[tuple[str, str, str], list[ImplRefusal]] = {}
     for result in record.results:
         if result.check == "values" and (result.own or result.status == REFUSED):
-            for one in result.refusals:
-                refusals.setdefault((result.op, one.impl, one.stage), []).append(one)
+            for refusal in result.refusals:
+                refusals.setdefault((result.op, refusal.impl, refusal.stage), []).append(refusal)
     table = screen.table("op", "impl", ("samples", {"justify": "right"}), "dtypes", "why", title="refused")
     for (op, impl, stage), some in list(refusals.items())[:SHOWN]:
-        dtypes = ", ".join(dict.fromkeys(d for one in some for d in one.dtypes))
+        dtypes = ", ".join(dict.fromkeys(d for refusal in some for d in refusal.dtypes))
         more = f" (and {len(some) - 1} more reasons)" if len(some) > 1 else ""
         why = Text(f"{stage}: {some[0].reason}{more}")
-        table.add_row(Text(op), Text(impl), str(sum(one.samples for one in some)), dtypes, why)
+        table.add_row(Text(op), Text(impl), str(sum(refusal.samples for refusal in some)), dtypes, why)
     hidden = len(refusals) - table.row_count
     more_line = [Text(f"{hidden} more impls refuse some of their samples: --json and --html have them all", "dim")]
     return [table, *(more_line if hidden else [])] if refusals else []

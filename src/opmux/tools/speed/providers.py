@@ -76,10 +76,10 @@ def run(
     elif times:
         stored = provider_speed.store(chip, times, more)
     _report(console, rows)
-    left = len(todo) - len(rows)
+    unmeasured = len(todo) - len(rows)
     console.print(
         f"{len(rows)} calls measured, {len(times)} classes with a choice"
-        + (f"; no time for {left} calls" if left else ""),
+        + (f"; no time for {unmeasured} calls" if unmeasured else ""),
         style="bold",
     )
     message = f"stored in {stored}" if stored is not None else "not stored: there is no home directory"
