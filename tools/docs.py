@@ -88,7 +88,7 @@ def settings_page() -> str:
         lines.append(f"| `{k.name}` | {also} | {k.kind.name} | `{example}` | {default} | {doc} |")
     lines += [
         "",
-        "Precedence of choice: the vendor lists filter first; then a scope (`opmux.policy`), `opmux.set_policy`,",
+        "Order of precedence: the lists of allowed and denied vendors, a scope (`opmux.policy`), `opmux.set_policy`,",
         "`OPMUX_PER_OP`, `OPMUX_BACKEND`, `OPMUX_PLUGIN`, `OPMUX_PREFER`, `OPMUX_PREFER_VENDOR`, the file.",
         "",
         "```toml",

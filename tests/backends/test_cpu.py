@@ -34,27 +34,6 @@ NO_ROWS = (" t", "swapped", "step", "expanded", "dim=0", "dim=1", "dim=-2", "5, 
 KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
 
 
-<<<<<<< ours
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    try:
-        native.compile()
-        native.load("rms_norm")
-    except NotSupported as error:
-        pytest.skip(str(error))
-
-
-||||||| base
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    try:
-        native.load("rms_norm")
-    except NotSupported as error:
-        pytest.skip(str(error))
-
-
-=======
->>>>>>> theirs
 def spec_of(name):
     return specs.find(f"opmux::{name}")
 

@@ -27,27 +27,6 @@ NAMES = sorted(ops.OPS)
 KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
 
 
-<<<<<<< ours
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    try:
-        native.compile()
-        native.load("rms_norm")
-    except NotSupported as error:
-        pytest.skip(str(error))
-
-
-||||||| base
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    try:
-        native.load("rms_norm")
-    except NotSupported as error:
-        pytest.skip(str(error))
-
-
-=======
->>>>>>> theirs
 class Wrapper(torch.Tensor):
     """A wrapper subclass, like Transformer Engine's Float8Tensor and DTensor: a shape without memory."""
 

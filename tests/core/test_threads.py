@@ -217,7 +217,7 @@ def test_a_fork_while_another_thread_registers_is_safe():
 
 @needs_fork
 def test_a_forked_child_does_not_repeat_discovery():
-    """Nor registration, nor the parent's log lines."""
+    """A forked child can register impls, and does not print the parent's log lines again."""
     out = run(
         """
         import logging, os, sys

@@ -151,7 +151,7 @@ DECLINED = (
     ("std_mean.correction", (ROWS, [1]), {"correction": 4}, "no degrees of freedom"),
     ("var_mean.correction", (ROWS, [0, 1]), {"correction": 12.5}, "no degrees of freedom"),
     ("std.correction", (torch.tensor(1.0),), {}, "no degrees of freedom"),
-    ("var.correction", (torch.empty(0, 5), [1]), {}, "no degrees of freedom"),  # torch divides by zero elements
+    ("var.correction", (torch.empty(0, 5), [1]), {}, "no degrees of freedom"),  # torch divides by 0 elements
     ("logsumexp", (ROWS, []), {}, "no dimension"),
     ("prod.dim_int", (torch.ones((1,) * 65), 3), {}, "64 dimensions at most"),
     ("linalg_vector_norm", (ROWS, 1j), {}, "ord must be a number"),

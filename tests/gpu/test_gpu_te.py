@@ -163,7 +163,7 @@ def test_checkpointed_activations_are_recomputed_bit_for_bit(te, recipes, recipe
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-def test_the_layers_own_triton_kernels_stay_on_cuda(te):
+def test_triton_kernels_of_the_layers_are_not_replaced_on_cuda(te):
     from transformer_engine.pytorch.triton import permutation
 
     assert permutation.make_row_id_map.__closure__ is None

@@ -98,7 +98,7 @@ def test_q_and_k_take_one_launch_with_wide_loads(name):
             getattr(kernels, name)(q, k, table, table, "bhsd", "bshd", False, False)
         (kernel,) = built
         lines = kernel.asm["ptx"].splitlines()
-        # 128 threads: 16-byte stores for q's many heads, 4-byte stores for k's few; two halves of each
+        # 128 threads: 16-byte stores for q, which has many heads, 4-byte stores for k; each head in two halves
         assert [sum(f"st.global.{width}" in line for line in lines) for width in ("v4.b32", "b32")] == [2, 2]
         assert kernel.spills() == 0
         assert not any("ld.global.b16" in line or "st.global.b16" in line for line in lines)

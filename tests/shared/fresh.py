@@ -60,7 +60,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -c code`, `python -m module` or `python file.py`; returns its output and exit status.
 
-    `warm`: fork from a process that has imported all of opmux's families and kernels, for the interpreter. Where tests
+    `warm`: fork from a process that has imported every op and every kernel, to be interpreted. Where tests
     run on a device instead (--triton), `warm` has no effect.
     """
     program, *words = map(str, command)

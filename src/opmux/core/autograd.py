@@ -23,7 +23,7 @@ from .tensors import _PLAIN, _wrapped, is_plain, tensors_in
 if TYPE_CHECKING:
     from .spec import Gradient, Spec
 
-SavedValues = dict[tuple[str, int], Any]  # saved values by their source: ("in" | "look" | "out", index)
+SavedValues = dict[tuple[str, int], Any]  # by source: (in, look or out; index). look: only shape and dtype of an input
 
 # Runs instead of an op's implementation when a gradient is needed. `{special}` is true if an argument is not a plain
 # tensor: a subclass, a functorch wrapper, a wrong type.

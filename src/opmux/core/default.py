@@ -121,7 +121,7 @@ class DefaultManager(OpManager):
         return next(filter(None, (e.remark(key, device, chosen, first) for e in extension.extensions())), "")
 
     def resolve(self, op_name: str) -> Callable[..., Any]:
-        """The op as a function that can be kept; for a primitive, the one in `opmux.ops`."""
+        """The op as a function that may be stored and called later; for a primitive, the function in `opmux.ops`."""
         key = self._key(op_name)
         return specs.functions[key] if Namespace.of_key(key).ours else super().resolve(op_name)
 

@@ -69,7 +69,7 @@ class OpManager:
             return recover(error, args, kwargs)
 
     def resolve(self, op_name: str) -> Callable[..., Any]:
-        """The op as a function that can be kept: it follows later changes of policy and registry."""
+        """The op as a function that may be stored: it follows later changes of policy and registry."""
         return self._open_entry(self._key(op_name)).fn
 
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:

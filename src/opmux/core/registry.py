@@ -351,7 +351,7 @@ class Fit:
 def when_of(spec: Spec | None, impl: OpImpl) -> When | None:
     """An impl's `when`, as a function of all the op's arguments.
 
-    If the impl lacks an added argument, calls must pass that argument's default.
+    If the op was given an argument that the impl does not take, the impl serves calls with that argument's default.
     """
     params = None if spec is None or not spec.added else _parameters(spec, impl)
     lacks = [] if spec is None or params is None else _lacks(spec, params)

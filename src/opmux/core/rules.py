@@ -33,7 +33,7 @@ class ints(Rule):
 
 @dataclass(frozen=True)
 class dims_of(Rule):
-    """A dimension of another argument, as in `dim_of`; or several different dimensions, or None."""
+    """One dimension of another argument (see `dim_of`), a sequence of different ones, or None."""
 
     of: str
 

@@ -451,7 +451,8 @@ class Specs:
         if family in self._loaded:
             return
         try:
-            with _disable_current_modes():  # a tracer must not record the constants of a module, or make them fake
+            # A tracer must neither record a module's constants nor make FakeTensors of them.
+            with _disable_current_modes():
                 module = importlib.import_module(self._modules[family])
         except BaseException:
             self.sweep()

@@ -419,7 +419,7 @@ def _reduced(options: _GRPOOptions, losses: Tensor, mask: Tensor) -> Tensor:
         return losses.sum() / (batch * longest)
     if options.loss_type == "luspo":
         if options.importance_sampling_level == "sequence":
-            return losses.sum() / batch  # mean over the tokens * length = sum
+            return losses.sum() / batch  # losses are divided by the length: this is their mean
         return (losses * lengths).sum() / (batch * length)
     return losses.sum() / _tokens_of_a_process(lengths.sum(), options.num_items_in_batch)
 

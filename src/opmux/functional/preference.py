@@ -2,8 +2,8 @@
 
 Each loss is a formula over the log-probabilities of sequences. `linear_log_probs` computes these with a part of the
 logits in memory at a time, and its backward computes the logits again: four matrix products, where gradients in the
-forward would need three. In return the formulas are plain differentiable torch code, parts may split a batch anywhere,
-and a second backward gives the same gradients.
+forward would need three. In return the formulas are plain differentiable torch code, a batch may be split into parts
+anywhere, and a second backward gives the same gradients.
 
 In a batch of pairs the first half are the chosen sequences and the second half the rejected ones, in the same order.
 Targets are not shifted: `target[b, t]` is the token that `input[b, t]` predicts. The reference model has no gradient.

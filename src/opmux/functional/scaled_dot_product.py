@@ -66,13 +66,13 @@ def attention(
         window: how many keys before and after its own position a query attends to; -1 for all.
         top_left: align the first query with the first key; by default the last query is aligned with the last key.
         bias: added to the scores, [batch or 1, heads or 1, queries or 1, keys]; a bool is a mask, False hides a key.
-            Leading dimensions may be absent. With cu_seqlens_q the sizes are sequences, heads, max_seqlen_q and
-            max_seqlen_k.
+            Leading dimensions may be absent. With cu_seqlens_q its sizes are the number of sequences, heads,
+            max_seqlen_q and max_seqlen_k.
         alibi: the slope of each head, [heads]; True for the standard slopes.
         softcap: scores become softcap * tanh(score / softcap); 0 does not change them.
-        sink: an extra score of each head, [heads], whose value is 0; a number for all heads: 0.0 is the off-by-one
-            softmax.
-        dropout_p: the probability that a probability is dropped. In eval mode pass 0.
+        sink: [heads], an extra score of each head, with a row of zeros in v; or a number for all heads: 0.0 is the
+            off-by-one softmax.
+        dropout_p: the share of probabilities that are set to 0. In eval mode pass 0.
         scale: multiplies q k^T; by default 1 / sqrt(dim).
         layout: "bhsd", "bshd" or "sbhd": the order of batch, heads and sequence.
         cu_seqlens_q: int32 or int64 [sequences + 1]: the start of each packed sequence of q, and the end of the last.

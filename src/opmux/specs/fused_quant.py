@@ -3,7 +3,7 @@
 Each op writes bytes, transposed bytes and scales in the pass that computes the result; it skips outputs that are None,
 and does not write the result itself. With current scaling, block scaling and MXFP8 the result is rounded to x's dtype
 before it is quantized, as if it had been written; with delayed scaling it is not (as in act_fp8). Bytes and scales are
-those of `quant`. MXFP8 has no transposed bytes: the bytes with columnwise scales have the layout of the result.
+those of `quant`. MXFP8's bytes are never transposed, also not those with columnwise scales.
 """
 
 from collections.abc import Callable

@@ -102,7 +102,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        # Rewrite only expressions: literal parts are messages, and `here` converts device names built at run time.
+        # Only the expressions of an f-string: its literal text is a message. `here` converts device names at run time.
         node.values = [v if isinstance(v, ast.Constant) else self.visit(v) for v in node.values]
         return node
 

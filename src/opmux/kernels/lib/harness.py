@@ -145,9 +145,9 @@ def _functions(
     """The op's function, which finds the plan for the dtype, shape and stride of the tensors and calls it, and the
     function for calls from ATen kernels.
 
-    All of the op's arguments are checked against its contract. Those that the plan takes must satisfy the rules in its
-    own annotations too: these say what it supports. Those that it does not take are part of the cache key as well, by
-    value if they have rules, else by type.
+    All of the op's arguments are checked against its contract. Those that the plan takes are checked against the plan's
+    own annotations too, which restrict it to the calls that it supports. The others are part of the cache key as well:
+    by value if they have rules, else by type.
     """
     decides, support = inspect.signature(make, eval_str=True), Support(make)
     others = {a.name: a for a in spec.contract.arguments if a.name not in (*decides.parameters, *varying)}

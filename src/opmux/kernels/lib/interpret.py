@@ -27,7 +27,7 @@ def interpreting() -> bool:
 
 
 def install() -> None:
-    """Fix the interpreter of this process; further calls do nothing."""
+    """Correct the errors of Triton's interpreter in this process; further calls do nothing."""
     global _installed
     if _installed:
         return

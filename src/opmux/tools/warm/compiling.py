@@ -68,7 +68,7 @@ class Result:
 
 
 class Workload(NamedTuple):
-    """What is run to find its kernels."""
+    """The model or script that is run to find the kernels that it uses."""
 
     name: str
     step: Callable[[], None]
