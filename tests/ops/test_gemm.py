@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import opmux
 from opmux.backends._nvidia.ops import cublas
 from opmux.core import get_default_manager
+from opmux.core.policy import get_policy
 from opmux.core.spec import Tol, specs
 from opmux.machine import devices
 from opmux.tuning import provider_speed
@@ -263,8 +264,8 @@ def refusal(monkeypatch):
         candidates = manager.registry.get_implementations(name)
         reasons[name] = next(i for i in candidates if i.impl_id == "default.flagos")
 
-    def ask(name):
-        refused = manager.static_refusal(f"opmux::{name}", reasons[name], "cuda")
+    def ask(name, policy=None):
+        refused = manager.static_refusal(f"opmux::{name}", reasons[name], "cuda", policy)
         return None if refused is None else f"{refused.stage}: {refused.reason}"
 
     with devices.assume("nvidia", "sm_90"):
@@ -285,6 +286,14 @@ def test_our_kernels_run_on_nvidia_only_if_named(refusal):
     for scope in (opmux.policy("flagos"), opmux.policy(per_op={"gemm": "vendor|*"}), opmux.policy(allow=["nvidia"])):
         with scope:
             assert refusal("gemm") is not None
+
+
+def test_a_candidate_is_judged_by_the_policy_that_chose_it(refusal):
+    """A table of candidates may be filled in a thread of autograd, where the scope of the forward is not current."""
+    with opmux.policy(per_op={"gemm": "impl:default.flagos"}):
+        named = get_policy()
+    assert refusal("gemm") is not None
+    assert refusal("gemm", named) is None
 
 
 def test_our_kernels_are_candidates_where_measurements_favour_them(refusal, monkeypatch):

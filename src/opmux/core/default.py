@@ -201,12 +201,14 @@ class DefaultManager(OpManager):
         device_sets = [i.devices for key, token in parts.items() for i in self.registry.impls(key) if matches(token, i)]
         return None if None in device_sets else frozenset().union(*(d for d in device_sets if d is not None)) or None
 
-    def static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
+    def static_refusal(
+        self, key: str, impl: OpImpl, device: str, policy: SelectionPolicy | None = None
+    ) -> Refused | None:
         """Also refuse a composition if no impl of any of its parts can run."""
-        refusal = super().static_refusal(key, impl, device)
+        refusal = super().static_refusal(key, impl, device, policy)
         parts = impl.parts if refusal is None else ()
         refusals = [
-            (part, self.static_refusal(part, i, device))
+            (part, self.static_refusal(part, i, device, policy))
             for part, token in parts
             for i in self.registry.impls(part)
             if matches(token, i)

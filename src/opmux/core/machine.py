@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .choosing import Speeds
 
 # The reason why a vendor's impls of an op come first; or a function that returns the reason, or None if they do not.
-# The function may have an attribute `always`: the reason for ops whose impls have no `when` to decide call by call.
+# The function may have an attribute `always`, the reason for ops whose impls have no `when` to decide call by call, and
+# an attribute `under`, the reason as a function of the policy.
 Preferred = str | Callable[[], str | None]
 
 

@@ -81,7 +81,7 @@ class OpManager:
         self.check_policy(policy, key)
         device = default_device()
         ordered, _ = choose(policy, key, self._impls(key, policy), self.speeds(key, device).measured(None))
-        able = [c.impl for c in ordered if self.static_refusal(key, c.impl, device) is None]
+        able = [c.impl for c in ordered if self.static_refusal(key, c.impl, device, policy) is None]
         failed = [i for i in able if not policy.strict and self.memory.only_failed(key, i.impl_id) is not None]
         return [i for i in able if i not in failed] + failed
 
@@ -112,7 +112,7 @@ class OpManager:
         chosen = barred = None
         for candidate in ordered:
             impl = candidate.impl
-            refusal = self.static_refusal(key, impl, device)
+            refusal = self.static_refusal(key, impl, device, policy)
             if refusal is None:
                 refusal = self._call_refusal(key, impl, first, args, kwargs, policy.strict)
                 if refusal is not None and policy.strict and chosen is None:
@@ -298,20 +298,23 @@ class OpManager:
 
         key_parts = ["device" if len(chips) == 1 else "type"] if by_device else []
         key_parts += ["dtype"] if by_dtype else []
-        spec, tracers = specs.get(key), self._tracer_check(key, ordered, (device,) if device else (*chips, "cpu"))
+        spec, tracers = (
+            specs.get(key),
+            self._tracer_check(key, ordered, (device,) if device else (*chips, "cpu"), policy),
+        )
         own = any(i.call is not i.fn for i in ordered)
         if not key_parts:
             return EntryPlan("", leaf(None), tracers=tracers, own_gradient=own)
         first = tensors.first_tensor if spec is None else spec.first_tensor
         return EntryPlan(" ".join(key_parts), {}, leaf, tracers, first, own)
 
-    def _tracer_check(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> str:
+    def _tracer_check(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...], policy: SelectionPolicy) -> str:
         """Which tracers an entry must check for before it calls these impls: a key of TRACER_CHECKS.
 
         A composition's parts do their own checks. Kernels that check for tracers themselves, such as the C++ ones,
         cannot detect vmap, which passes them plain tensors. Tracers see the op even if a reference is its only impl.
         """
-        runnable = [i for i in ordered if any(self.static_refusal(key, i, d) is None for d in devices)]
+        runnable = [i for i in ordered if any(self.static_refusal(key, i, d, policy) is None for d in devices)]
         kernels = [i for i in runnable if i.kind is not BackendImplKind.REFERENCE and not i.parts]
         if not kernels:
             return "all" if Namespace.of_key(key).ours else ""
@@ -335,7 +338,7 @@ class OpManager:
         for candidate in ordered:
             impl = candidate.impl
             call: Callable[..., Any] | None = impl.call
-            refusal = self.static_refusal(key, impl, device)
+            refusal = self.static_refusal(key, impl, device, policy)
             if refusal is None and typed and spec is not None:
                 fit = Fit.of(spec, impl)
                 call = fit.call
@@ -354,8 +357,10 @@ class OpManager:
                 out.append(refusal)
         return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred, form, typed)
 
-    def static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
-        """Why an impl cannot run on this machine, independent of the tensors."""
+    def static_refusal(
+        self, key: str, impl: OpImpl, device: str, policy: SelectionPolicy | None = None
+    ) -> Refused | None:
+        """Why an impl cannot run on this machine, independent of the tensors. `policy`: by default the current one."""
         if not machine.runs_on(impl.devices, device):
             takes = ", ".join(sorted(impl.devices or ())).replace(machine.ACCELERATOR, "accelerators")
             return Refused(impl, "device", f"runs on {takes}, these tensors are on {device}")
@@ -374,7 +379,7 @@ class OpManager:
                 reason = f"its _is_available() raised {type(error).__name__}: {error}"
             if reason is not None:
                 return Refused(impl, "library", reason)
-        preferred = _yields_to_vendor(key, impl, device)
+        preferred = _yields_to_vendor(key, impl, device, policy or policies.get_policy())
         if preferred is not None:
             return Refused(impl, "library", preferred)
         known = self.memory.failures.get((key, impl.impl_id), {}).get(None)
@@ -580,7 +585,7 @@ def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
     return Refused(impl, "dtype", f"takes {takes}; the first tensor is {tensors.dtype_name(dtype)}")
 
 
-def _yields_to_vendor(key: str, impl: OpImpl, device: str) -> str | None:
+def _yields_to_vendor(key: str, impl: OpImpl, device: str, policy: SelectionPolicy) -> str | None:
     """Why our generic kernel is skipped in favour of the impls of the chip's vendor, or None."""
     if impl.kind is not BackendImplKind.DEFAULT or impl.vendor is not None or impl.outside:
         return None
@@ -593,10 +598,11 @@ def _yields_to_vendor(key: str, impl: OpImpl, device: str) -> str | None:
     if op != key:  # an overload of ATen has no `when`
         why = getattr(why, "always", why)
     try:
-        why = why() if callable(why) else why
+        by_policy = getattr(why, "under", None)  # a function of the policy, if measured times count too
+        why = by_policy(policy) if by_policy is not None else why() if callable(why) else why
     except Exception as error:  # a vendor's code may raise anything
         why = f"get_preferred_ops of {vendor} raised {type(error).__name__}: {error}"
-    if why is None or policies.get_policy().asks_for(impl, op, instead_of=vendor):
+    if why is None or policy.asks_for(impl, op, instead_of=vendor):
         return None
     name = op.rpartition("::")[2]
     return f"{why}: it runs only if a policy names it, by impl:{impl.impl_id} or an order for {name}"

@@ -17,6 +17,7 @@ from ..core import policy as policies
 from ..core.choosing import MARGIN, OURS, Measured, Preference, Speeds
 from ..core.default import get_default_manager
 from ..core.manager import default_device
+from ..core.policy import SelectionPolicy
 from ..machine.devices import Chip
 from .speed_classes import CLASSES
 from .speed_files import SpeedFiles, chip_of
@@ -113,10 +114,14 @@ class LibrariesFirst:
         self.for_some_calls = key in CLASSES and isinstance(why, ForSomeCalls)
 
     def __call__(self) -> str | None:
+        return self.under(policies.get_policy())
+
+    def under(self, policy: SelectionPolicy) -> str | None:
+        """The reason under a policy: a strict one ignores measured times."""
         reason = self.always()
         if self.for_some_calls:
             return None
-        if reason is None or self.key not in CLASSES or policies.get_policy().strict:
+        if reason is None or self.key not in CLASSES or policy.strict:
             return reason
         rows = measured(chip_of(default_device())).get(self.key.rpartition("::")[2], {})
         return None if any(OURS in times and _wins(times) for times in rows.values()) else reason
