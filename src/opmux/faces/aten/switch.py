@@ -1,4 +1,4 @@
-"""The public functions of ATen's face: `enable`, `disable`, `use`, `enabled_ops`, `native`."""
+"""The public functions that override torch's ops: `enable`, `disable`, `use`, `enabled_ops`, `native`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .schema import OverloadSchema, overloads
 Names = str | Iterable[str] | None
 Mode = Literal["auto", "all"]
 MODES = get_args(Mode)
-AT_ONCE, PAUSE = 40, 0.03  # overloads that are registered in one step, and seconds between two steps
+AT_ONCE, PAUSE = 40, 0.03  # overloads registered per step, and seconds between steps
 
 
 class BadMode(OpmuxError, ValueError):
-    """A mode that does not exist."""
+    """The value of `mode` is not one of MODES."""
 
 
 class Selection:
@@ -50,8 +50,8 @@ class Selection:
     def turn_on(self, apply: Callable[[], Any], alone: bool = False) -> None:
         """Register an override for every overload of this selection, then call `apply`; `alone`: remove all others.
 
-        Overloads are chosen without holding the lock, because that loads plugins and kernels. If `disable()` is called
-        or a vendor is registered meanwhile, they are chosen again.
+        Overloads are chosen without holding the lock, because the choice loads plugins and kernels. If `disable()` is
+        called or a vendor is registered meanwhile, `turn_on` chooses again.
         """
         while True:
             generation = engine.generation()
@@ -78,7 +78,7 @@ class Selection:
 
     @property
     def _is_saved(self) -> bool:
-        """Whether the chosen overloads are saved: only auto mode's on a machine with an accelerator."""
+        """Whether the chosen overloads are saved; only auto mode on a machine with an accelerator saves them."""
         return self.auto and self.recorder is None and bool(devices.accelerators()) and saved.usable()
 
     def takes_long(self) -> bool:
@@ -87,7 +87,7 @@ class Selection:
         return accelerated and native_library.must_be_compiled()
 
     def prepare(self) -> list[Callable[[], None]]:
-        """Do the work of `turn_on` that any thread can do; returns the rest, in short steps for the main thread."""
+        """Do the work of `turn_on` that any thread can do; return the rest as short steps for the main thread."""
         generation = engine.generation()
         ready = self._saved(generation)
         if ready is None:  # no earlier process has saved the choice
@@ -115,7 +115,7 @@ class Selection:
         return self._read[1]
 
     def _take(self, selected: saved.Selected) -> None:
-        """Select what an earlier process has saved."""
+        """Use the selection that an earlier process has saved."""
         for device, names in selected.items():
             for name, taken in names.items():
                 decisions.know(name, device, taken.limits, taken.by_python, taken.patient)
@@ -124,7 +124,7 @@ class Selection:
         self.names = frozenset().union(*self.requested.values())
 
     def _save(self, taken: dict[str, frozenset[str]]) -> None:
-        """Save the overloads, unless the next process could not load the kernels of one at its first call."""
+        """Save the overloads, if the next process could load the kernels of each at its first call."""
         if not self._is_saved:
             return
         for device, names in taken.items():
@@ -191,8 +191,8 @@ def enable(
         mode: "auto" overrides an op only if our kernel was measured to be at least as fast as torch's on this chip,
             even if `include` names the op. On a chip that was never measured (`opmux tune --aten`) it overrides
             nothing. "all" overrides every op for which we have a kernel.
-        record: a path or a text file, to which `disable()` or the end of the program writes JSON lines: the overloads
-            that were called, on which implementation, dtype and shapes, how often, and why torch's own kernel ran.
+        record: a path or a text file. `disable()`, or the end of the program, writes JSON lines to it: the overloads
+            that were called, the implementation, dtype and shapes, how often, and why torch's own kernel ran.
         wait: the first time on a machine, auto mode on an accelerator compiles C++ for some 30 s. By default another
             process does that; until then torch's own kernels run, and the result is empty. True waits for it.
 
@@ -267,9 +267,9 @@ def disable() -> None:
 class use:
     """`with opmux.use():` or `@opmux.use(include=["softmax"])`: override torch's ops in a block or function.
 
-    It applies to the whole process, because backward passes run on other threads. Blocks nest, and the innermost one
-    applies; the same object may be entered again. The arguments are the same as `enable`'s; `record` is written at the
-    end of the block.
+    It applies to the whole process, because backward passes run on other threads. Blocks nest, and the innermost block
+    applies; the same object may be entered again. The arguments are those of `enable`; `record` is written at the end
+    of the block.
     """
 
     def __init__(
@@ -413,8 +413,9 @@ def _matching(names: Iterable[str], known: dict[str, Overload]) -> set[str]:
 
 
 def refers_to(pattern: str, name: str, overload: Overload) -> bool:
-    """Whether a name refers to an overload: by its name, its op (all overloads and the in-place form), our op that
-    computes it, a glob, or its family."""
+    """Whether a name refers to an overload: it may be the overload's name, its op (all overloads and the in-place
+    form), our op that computes it, a glob, or its family.
+    """
     if pattern.startswith("family:"):
         return overload.family == pattern.removeprefix("family:").casefold()
     if pattern.endswith(".default"):
