@@ -140,7 +140,7 @@ class Selection:
         taken = self.requested
         if self.auto:
             taken = self._taken()
-            if any(taken.values()) and not native_library.available():  # compiles it; if that fails, fewer are chosen
+            if any(taken.values()) and not native_library.available():  # may compile; if it fails: fewer
                 taken = self._taken()
             _log_choice(self.requested, taken)
         self.names = frozenset().union(*taken.values())
@@ -194,7 +194,8 @@ def enable(
         record: a path or a text file. `disable()`, or the end of the program, writes JSON lines to it: the overloads
             that were called, the implementation, dtype and shapes, how often, and why torch's own kernel ran.
         wait: the first time on a machine, auto mode on an accelerator compiles C++ for some 30 s. By default another
-            process does that; until then torch's own kernels run, and the result is empty. True waits for it.
+            process does that; until then torch's own kernels run, and the result is empty. True waits until it is
+            compiled.
 
     A later call replaces the selection of an earlier one.
     """
@@ -209,7 +210,7 @@ PREPARE = "import opmux; opmux.enable({include!r}, {exclude!r}, wait=True)"
 
 
 def _prepare(selection: Selection) -> bool:
-    """Let another process compile and choose, and enable the selection afterwards; False if none can be started."""
+    """Let another process compile and choose, then enable the selection; False if that process cannot be started."""
 
     def proceed(steps: list[Callable[[], None]]) -> None:
         if _base is not selection:
@@ -311,7 +312,7 @@ def enabled_ops() -> list[str]:
 def native(op: Any) -> Callable[..., Any]:
     """ATen's own kernel of an op, even if it is overridden; `op`: "add.Tensor" or `torch.ops.aten.relu`, for example.
 
-    It runs below autograd, as all kernels do. For a packet (`"add"`) the arguments choose the overload.
+    The kernel runs below autograd. For an op without an overload name (`"add"`) the arguments choose the overload.
     """
     name = _name_of(op)
     if "." not in name and len(overloads(name)) > 1 and not isinstance(op, torch._ops.OpOverload):

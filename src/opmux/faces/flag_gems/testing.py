@@ -40,7 +40,7 @@ def assert_close(
 
 
 def assert_equal(res: Tensor, ref: Tensor, equal_nan: bool = False) -> None:
-    """Assert that both are equal bit for bit."""
+    """Assert that two tensors are equal bit for bit."""
     if res.device != ref.device:
         res, ref = res.cpu(), ref.cpu()
     torch.testing.assert_close(res, ref, atol=0, rtol=0, equal_nan=equal_nan)

@@ -49,7 +49,7 @@ def fused_selective_log_softmax(
 ) -> Tensor:
     """The log-probabilities of the last tokens of input_ids, [batch, length] for logits [batch, length + 1, classes].
 
-    The result is 0 where the mask is 0, and has no gradient.
+    The result is 0 where the mask is 0. It has no gradient.
     """
     length = logits.shape[1] - 1
     ids = input_ids[:, input_ids.shape[1] - length :]
@@ -69,7 +69,7 @@ class LogitsGRPO(
     "vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0",
     reads="inplace reduce",
 ):
-    """Returns (loss, [divergence, share of clipped tokens]), or without `reduce` tokens' (loss, divergence, clipped).
+    """Returns (loss, [divergence, share of clipped tokens]); without `reduce`, (loss, divergence, clipped) per token.
 
     `inplace`, which is True by default, has no effect: the logits are not modified.
     """

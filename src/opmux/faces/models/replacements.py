@@ -40,7 +40,7 @@ class Replacement(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """An RMS norm: the attribute for eps, the offset that is added to the weight, and where it rounds."""
+    """How a class computes an RMS norm: the attribute for eps, the offset added to the weight, and where it rounds."""
 
     eps: str
     offset: float
@@ -82,7 +82,7 @@ class KnownNorm(NamedTuple):
     patched: Forward
 
 
-# Filled before a forward runs: torch.compile can trace the lookup in a dict, but not the recognition of a form.
+# Filled before a forward runs: torch.compile can trace a dict lookup, but not the recognition of a form.
 _norm_of: dict[type[nn.Module], KnownNorm] = {}
 
 
@@ -97,7 +97,7 @@ def remember_norm(cls: type[nn.Module]) -> None:
 
 
 def _fused(module: nn.Module, x: Tensor) -> tuple[Any, ...] | None:
-    """The options of our norm, if it may be computed without calling the module; None if the module must be called."""
+    """The arguments of our norm, which then replaces a call of the module; None if the module must be called."""
     known = _norm_of.get(type(module))
     if known is None or is_changed(module):
         return None
@@ -274,9 +274,9 @@ def batched_experts(original: Forward) -> Forward:
 
 
 def rope_with_tables(rotate: Forward, original: Forward, widens: bool = False) -> Forward:
-    """Replaces a rotary embedding with tables of cosines and sines.
+    """Replaces a rotary embedding that gets tables of cosines and sines.
 
-    `widens`: the original's result gets the dtype of the tables. If it differs from q's, the original runs.
+    `widens`: the original's result has the dtype of the tables. If that differs from q's, the original runs.
     """
 
     @functools.wraps(original)
@@ -337,12 +337,12 @@ def _by_tables(rotate: Forward, widens: bool = False) -> tuple[Callable[[Forward
     return functools.partial(rope_with_tables, rotate, widens=widens), "rope_qk"
 
 
-# Form of a rotary embedding -> a function from the original to ours, and the op that ours calls.
+# Form of a rotary embedding -> a function that wraps the original with ours, and the op that ours calls.
 ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
     "4c3f0b3ce7a4": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # Llama and most others
     "99b60b4acac4": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # part of each head: GLM-4.5, Qwen3-Next
-    "a0fafaa254f8": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # part of each head: Phi-3
-    "4b19c01086c8": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # part of each head: Nemotron
+    "a0fafaa254f8": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # rotates part of each head: Phi-3
+    "4b19c01086c8": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # rotates part of each head: Nemotron
     "a3a41b193d23": _by_tables(rotary.apply_rotary_pos_emb),  # OLMo
     "a76f2182d841": _by_tables(_of_neighbours),  # Cohere
     "4e4c8336d005": _by_tables(rotary.apply_rotary_pos_emb_interleaved, widens=True),  # GLM-4
@@ -426,7 +426,7 @@ def without_mask(original: Forward) -> Forward:
     """In training on whole sequences, skip the mask and tell torch's attention and ours that they are causal.
 
     transformers does the same, but not under torch.compile, where it cannot check whether the positions belong to one
-    sequence. We do it only if no positions are given.
+    sequence. We skip the mask only if no positions are passed.
     """
     maskless = with_globals(original, Values({MASKING: lambda *args, **kwargs: None}))
     names = ("attention_mask", "position_ids", "past_key_values")
@@ -448,7 +448,7 @@ def without_mask(original: Forward) -> Forward:
 
 
 def has_no_gate(original: Any) -> bool:
-    """Whether an MLP is not gated, that is, multiplies nothing: down(act(up(x)))."""
+    """Whether an MLP has no gate, that is, no elementwise product: down(act(up(x)))."""
     definition = parsed(original)
     return definition is not None and not any(isinstance(node, ast.Mult) for node in ast.walk(definition))
 
