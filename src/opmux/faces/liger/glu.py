@@ -91,7 +91,7 @@ class LigerMLPFunction(LigerFunction):
 
 
 class LigerTiledMLPFunction(LigerFunction):
-    """fn(mlp_module, x) in shards of the sequence. `compute_params` has no effect: all parameters get gradients."""
+    """Calls fn(mlp_module, x) on shards of the sequence. All parameters get gradients, whatever `compute_params` is."""
 
     @staticmethod
     def apply(

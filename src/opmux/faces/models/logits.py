@@ -26,7 +26,7 @@ Step = tuple[str, Any]  # ("mul" or "div", number), ("tanh", None) or ("to", arg
 
 
 class LateLogits:
-    """Logits that are not computed yet: a head, its input, and the model's steps (scaling, capping) on the result."""
+    """Logits that are not computed yet: a head, its input, and the steps (scaling, capping) to apply to its result."""
 
     def __init__(
         self, layer: nn.Module, hidden: Tensor, steps: tuple[Step, ...] = (), source: LateLogits | None = None

@@ -58,9 +58,8 @@ def attend(
         module: the attention layer; its `layer_idx` is its index in the cache.
         query: [1, heads, tokens, dim], the new tokens of all requests.
         key: [1, kv_heads, tokens, dim], where kv_heads divides the query's heads.
-        value: as `key`.
-        attention_mask: must be None with a cache: a query attends to the keys of its request, up to its own and within
-        the layer's window.
+        value: like `key`.
+        attention_mask: must be None with a cache: a query attends to the keys of its request, up to its own.
         dropout: must be 0 with a cache.
         scaling: multiplies the scores; by default 1 / sqrt(dim).
         is_causal: without a cache it is False (a layer of an encoder).

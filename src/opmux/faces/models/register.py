@@ -62,7 +62,7 @@ def _ours(config: Any) -> bool:
 
 
 def _switching(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps a manager's choice of attention: a model with "opmux" runs our attention until the manager stops."""
+    """Wraps a manager's choice of attention: models with "opmux" run our paged attention until the manager stops."""
 
     def switch(manager: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         if model.config._attn_implementation == NAME:

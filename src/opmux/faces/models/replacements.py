@@ -1,7 +1,7 @@
-"""Forwards that replace the forwards of `transformers` with a known form.
+"""Replacements for those forwards of `transformers` that have a known form.
 
-Each wraps the original forward, which still runs if ours would compute something else (for example, if the weight has
-another dtype). Submodules are called as before, so that hooks, adapters (PEFT) and sharded parameters (FSDP) work.
+Each wraps the original forward, which still runs if ours would compute something else (for example, because the weight
+has another dtype). Submodules are called as before, so that hooks, adapters (PEFT) and sharded parameters (FSDP) work.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Norm(NamedTuple):
     casting: str
 
     def options(self, module: Any, x: Tensor) -> tuple[Any, ...] | None:
-        """The arguments after x; None if there is no weight, the result has another dtype, or fx traces x."""
+        """The arguments after x; None if there is no weight, the dtypes of x and result differ, or fx traces x."""
         weight = getattr(module, "weight", None)
         if weight is None or not isinstance(x, Tensor) or (weight.dtype is not x.dtype and self.casting != "gemma"):
             return None
@@ -391,7 +391,7 @@ def _unless_replaced(home: types.ModuleType, name: str, original: Forward, ours:
 
 
 def attending(original: Forward) -> Replacement | None:
-    """The replacement for a forward that gets its attention from transformers and decodes with a cache, or None."""
+    """The replacement for a forward that gets its attention from transformers and decodes with a cache; else None."""
     ours = attention.functions_of(original)
     return None if ours is None else _attending(ours)
 

@@ -1,4 +1,4 @@
-"""Names of tex's backends, and the policy tokens for them."""
+"""Names of tex's backends, and the tokens by which policies name them."""
 
 from __future__ import annotations
 
