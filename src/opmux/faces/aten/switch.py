@@ -140,7 +140,8 @@ class Selection:
         taken = self.requested
         if self.auto:
             taken = self._taken()
-            if any(taken.values()) and not native_library.available():  # may compile; if it fails: fewer
+            # `available` may compile the library. If that fails, fewer overloads are chosen.
+            if any(taken.values()) and not native_library.available():
                 taken = self._taken()
             _log_choice(self.requested, taken)
         self.names = frozenset().union(*taken.values())

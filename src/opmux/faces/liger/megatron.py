@@ -111,7 +111,7 @@ def apply_liger_kernel_to_megatron(rms_norm: bool = True, cross_entropy: bool = 
         rms_norm: replace the RMS norms of the local spec provider, and a block's last norm if it is torch's.
         cross_entropy: replace both loss functions for a vocabulary that is split over ranks.
         swiglu: replace the gate of dense MLPs and shared experts. Megatron's gate still runs for fp8 or offloaded
-        inputs.
+            inputs.
     """
     if rms_norm:
         _replace("models.backends", "LocalSpecProvider.layer_norm", _layer_norm)

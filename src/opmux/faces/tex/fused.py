@@ -123,7 +123,7 @@ def with_sums(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor, Any]:
 def norm_quantized(
     call: Any, quantizer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centred: bool
 ) -> tuple[Any, Tensor | None, Tensor] | None:
-    """The quantized layer_norm (`centred`) or rms_norm of x, mean and rstd; None if there is no fused kernel."""
+    """(quantized y, mean, rstd), where y is layer_norm(x) (`centred`) or rms_norm(x); None without a fused kernel."""
     kind = kind_of(quantizer)
     if kind not in ("current", "block", "mxfp8"):
         return None

@@ -152,7 +152,7 @@ def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
 
 
 def with_buffers_of(group: Any) -> Any:
-    """A copy of the group's quantizer whose usages match the group's buffers; the original's may have changed."""
+    """A copy of the group's quantizer whose usages match the group's buffers; the original may have changed."""
     quantizer = group.quantizer.copy()
     quantizer.rowwise_usage = group.rowwise_data is not None
     quantizer.columnwise_usage = group.columnwise_data is not None

@@ -133,7 +133,7 @@ def _with_signature_of(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]
 
 
 def shown_signature(spec: Spec) -> inspect.Signature:
-    """The documented signature: arguments that are optional only for a second calling convention are required."""
+    """The documented signature; arguments that are optional only for a second calling convention are required."""
     if CONVENTIONS.get(spec.name) is not accepts_one_object:
         return spec.signature
     parameters = spec.signature.parameters.values()

@@ -29,7 +29,7 @@ FORMATS: dict[int, str | None] = {
 
 
 class QKVLayout(NamedTuple):
-    """The formats of q and of k and v, which of the three share a buffer, and the dimension that separates them."""
+    """The format of q and that of k and v; which of these tensors share a buffer, and along which dimension."""
 
     q: str
     kv: str
@@ -67,9 +67,9 @@ LAYOUTS: dict[int, QKVLayout] = {
 def as_results(
     call: Any, layout: QKVLayout, values: list[Tensor], dtype: torch.dtype
 ) -> tuple[list[Tensor], Tensor | None]:
-    """dq, dk and dv (already in their formats) contiguous and cast to `dtype`, and their shared buffer.
+    """Make dq, dk and dv (already in their formats) contiguous, in `dtype`; return them and their shared buffer.
 
-    If the layout has one buffer for several of them, they are slices of it; otherwise the buffer is None.
+    If several gradients share a buffer in the layout, they are slices of it; otherwise the buffer is None.
     """
     n, axis = layout.shared, layout.axis
     if n == 1:

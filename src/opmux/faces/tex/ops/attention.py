@@ -219,7 +219,7 @@ def forward_of(
     fmt: str,
     with_max: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute O in its format, S and, if `with_max`, Max, by the fastest primitive that supports the arguments."""
+    """Compute O in its format, S, and Max if `with_max`, by the fastest primitive that supports the arguments."""
     bounds = None if with_max else args.bounds()
     if bounds is not None and not args.padded:
         x, y, z = args.queries(q, args.layout.q), args.keys(k), args.keys(v)

@@ -279,7 +279,7 @@ def product_with_epilogue(
     beta: float,
     fast: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The product with its epilogue (D itself if given), and the input of gelu. gelu_in: multiply by gelu'(gelu_in)."""
+    """The product after its epilogue (in D if given), and gelu's input. With gelu_in, multiply by gelu'(gelu_in)."""
     both_plain = tensor_kind(A) is None and tensor_kind(B) is None
     if both_plain and beta == 0.0 and (not gelu or pre_dtype is dtype):
         a, b = as_matrices(A, B)
