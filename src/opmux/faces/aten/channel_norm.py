@@ -132,7 +132,8 @@ def batch_norm(
     _check_memory_format(input)
     y, mean, rstd, *new = call(input, weight, bias, running_mean, running_var, momentum, eps)
     if running_mean is not None and running_var is not None:
-        # .data: autograd has saved these tensors, and ATen's kernel does not increment their version counters
+        # Write to `.data`, because autograd has saved these tensors, and ATen's kernel does not increment their
+        # versions.
         torch._foreach_copy_([running_mean.data, running_var.data], new)
     if input.is_cpu and not wider:
         mean, rstd = mean.to(input.dtype), rstd.to(input.dtype)
@@ -151,7 +152,7 @@ def _evaluating() -> Fn:
     key, manager = channel_norm.batch_norm_infer.spec.key, get_default_manager()
 
     def call(*args: Any) -> Any:
-        with torch.no_grad():  # torch records the gradient of the ATen op
+        with torch.no_grad():  # autograd already records the ATen op
             return manager.call(key, *args)
 
     return call

@@ -314,7 +314,7 @@ def gains(name: str, speed: Speed) -> tuple[str, float]:
 
 @functools.cache
 def traces() -> dict[str, dict[str, list[tuple[str, int, int]]]]:
-    """For each shipped model: overload -> [dtype, size of the first tensor, calls in a step]."""
+    """For each shipped model: overload -> list of [dtype, size of the first tensor, calls per step]."""
     return json.loads(TRACES.read_text(encoding="utf-8")) if TRACES.is_file() else {}
 
 
@@ -335,7 +335,7 @@ def store(chip: Chip, speeds: Mapping[str, Speed], more: Mapping[str, Any]) -> P
 
 
 def forget() -> None:
-    """Read the files again on next use."""
+    """Forget the measurements; the next use reads the files again."""
     _known.clear()
     for cached in (_decide, measured, traces):
         cached.cache_clear()

@@ -1,8 +1,8 @@
-"""Overrides of torch's ops on a device's dispatch key; each is an entry that checks whether it is enabled.
+"""Overrides of torch's ops on a device's dispatch key; each override is an entry that checks whether it is enabled.
 
-Overrides are registered once. `use()` changes the set of enabled ones for the whole process, because backward passes
-run on other threads; a disabled override calls ATen's original kernel, saved at registration. `disable()` removes the
-overrides.
+Overrides are registered once. `use()` changes the set of enabled overrides for the whole process, because backward
+passes run on other threads. A disabled override calls ATen's original kernel, which is saved at registration.
+`disable()` removes the overrides.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class State:
     def __init__(self) -> None:
         self.on: Any = frozenset()
         self.requested: frozenset[str] = frozenset()
-        self.auto = False  # whether the C++ gate runs our kernels only for the calls that `decisions` selects
+        self.auto = False  # auto mode: the C++ gate runs our kernels only for calls that `decisions` selects
         self.inside: set[int] = set()  # threads that run a reference; overrides are disabled on them
-        self.counts: Counter[str] | None = None  # calls of enabled overloads, inside `counted()`
+        self.counts: Counter[str] | None = None  # counts calls of enabled overloads inside `counted()`
 
     def request(self, names: frozenset[str]) -> None:
         self.requested = names
@@ -157,7 +157,7 @@ class DeviceOverrides:
 
     def _can(self, manager: Any, overload: Overload) -> bool:
         if self.name == "cpu" and not native.exists(overload.shape, self.key):
-            return False  # there is no torch kernel to fall back to, and torch does not call the op on a CPU
+            return False  # torch has no kernel to fall back to, and does not call the op on a CPU
         impls = (*overload.rows.values(), *(i for base in overload.bases for i in manager.registry.impls(base)))
         return any(
             i.kind is not BackendImplKind.REFERENCE
@@ -179,7 +179,7 @@ class DeviceOverrides:
                 for overload in new:
                     self._register_one(overload, lib)
             self._libraries.append(lib)
-        except BaseException:  # a leftover override would be mistaken for ATen's kernel by the next registration
+        except BaseException:  # the next registration would mistake a leftover override for ATen's kernel
             self._destroy([lib], [o.name for o in new])
             self.entries = before
             raise
@@ -326,7 +326,7 @@ def _form(overload: Overload) -> CallingConvention:
 
 _devices: dict[str, DeviceOverrides] = {}
 _chosen: dict[str, dict[str, Overload]] = {}
-_generation = 0  # incremented when overrides are removed or vendors change, which makes registrations stale
+_generation = 0  # incremented when registrations become stale: overrides removed, vendors changed
 
 
 def generation() -> int:
@@ -359,7 +359,7 @@ def register(names: Mapping[str, Iterable[str]]) -> None:
         new = [
             _devices[device].register([o for n, o in chosen[device].items() if n in requested])
             for device, requested in ((d, _with_delegates(n)) for d, n in names.items())
-            if device in _devices  # false if its vendor has been removed meanwhile
+            if device in _devices  # false if the device's vendor has been removed meanwhile
         ]
         _guard(any(new))
 

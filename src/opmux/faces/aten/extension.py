@@ -84,7 +84,7 @@ def _of_the_same_name(key: str, device: str, first: Any) -> str:
 
 
 def _reason(name: str) -> str:
-    """Why neither opmux nor a vendor computes an overload."""
+    """The reason why neither opmux nor a vendor computes an overload."""
     from . import left
 
     return left.reason(name) or "opmux has no kernel for it"

@@ -133,7 +133,7 @@ def make(device: str, shape: OverloadSchema, key: str, family: str = "") -> Gate
 Limits = Mapping[torch.dtype, int]
 Thresholds = Callable[[str, str], tuple[Limits, Limits, bool]]
 
-_made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # contents -> C data, which C++ points to
+_made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # contents -> C data; C++ has pointers to it
 _selections: dict[tuple[frozenset[str], Thresholds | None, int], Any] = {}  # cache, keyed by the arguments of `select`
 
 
@@ -203,7 +203,7 @@ def plan(socket: socket.socket | None) -> None:
 
 
 def waiting() -> int:
-    """How many requests the planner has not answered yet."""
+    """The number of requests that the planner has not answered yet."""
     library = native_library.loaded()
     return 0 if library is None else library.gate_waiting()
 

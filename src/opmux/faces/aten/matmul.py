@@ -78,7 +78,7 @@ def baddbmm(
 
 @adapt("addbmm", over=gemm.matmul)
 def addbmm(call: Fn, self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """The sum over the batch is one product over a longer K: [m, batch * k] by [batch * k, n]."""
+    """Computes the sum over the batch as one product over a longer K: [m, batch * k] by [batch * k, n]."""
     _fit(batch1, batch2, 3, self)
     (batch, m, k), n = batch1.shape, batch2.shape[2]
     wide = batch1.transpose(0, 1).reshape(m, batch * k)
@@ -87,7 +87,7 @@ def addbmm(call: Fn, self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any 
 
 @adapt("mv", over=gemm.matmul)
 def mv(call: Fn, self: Tensor, vec: Tensor) -> Any:
-    """Computed as vec[None] times self^T: a product with one row reads the matrix in long contiguous pieces."""
+    """Computes vec[None] times self^T, because a product with one row reads the matrix in long contiguous pieces."""
     if vec.dim() != 1:
         raise NotSupported("not a vector")
     row = vec[None]
@@ -143,7 +143,7 @@ def _fp8(self: Tensor, mat2: Tensor, rank: int, bias: Tensor | None, out_dtype: 
 
 def _other(op: Any, *args: Any) -> Any:
     """Call another op than the adapter's `call`, through dispatch."""
-    with torch.no_grad():  # torch records the gradient of the ATen op
+    with torch.no_grad():  # autograd already records the ATen op
         return get_default_manager().call(op.spec.key, *args)
 
 
@@ -196,7 +196,7 @@ def grouped_mm(call: Fn, self: Tensor, mat2: Tensor, offs: Tensor | None, bias: 
     """Grouped matrix products, by the dimensions of self and mat2.
 
     2D and 3D: each group of rows of self times one matrix of mat2. 3D and 2D: each matrix of self times one group of
-    columns of mat2. 2D and 2D: one product per group of K. 3D and 3D: a batched product; there are no groups.
+    columns of mat2. 2D and 2D: one product per group of K. 3D and 3D: a batched product without groups.
     """
     if self.dtype is not torch.bfloat16 or mat2.dtype is not self.dtype or out_dtype not in (None, self.dtype):
         raise NotSupported(f"grouped products of {self.dtype} and {mat2.dtype} are left to torch")

@@ -17,19 +17,19 @@ _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 _PASSED_ON = (Tensor, type(None))  # None is an undefined tensor, for example an absent bias
 _NOT_PROMOTING = ("condition", "mask")  # tensors that do not affect type promotion
 
-# Op -> the op that its kernel calls. ATen's kernels of these ops pass their number to the other op as a tensor on the
-# device. torch cannot pass such a tensor to a Python override, so these ops are overridden too, and pass the number.
+# Op -> the op that its ATen kernel calls with a number as a tensor on the device. torch cannot pass such a tensor to a
+# Python override of the other op. So we also override these ops, and our overrides pass the number.
 DELEGATES = {
     "pow.Scalar": "pow.Tensor_Tensor",
     "pow.Scalar_out": "pow.Tensor_Tensor_out",
     "searchsorted.Scalar": "searchsorted.Tensor",
     "searchsorted.Scalar_out": "searchsorted.Tensor_out",
 }
-_ON_ONE_DEVICE = ("searchsorted",)  # ops that reject a 0-dim CPU tensor beside device tensors
+_ON_ONE_DEVICE = ("searchsorted",)  # ops that reject a 0-dim CPU tensor together with device tensors
 
 
 def key_of(device: str) -> str:
-    """torch's dispatch key of a device type; a vendor's package gives it even if torch does not know the device."""
+    """The dispatch key of a device type: that of the vendor's package if there is one, else torch's."""
     package = devices.vendor_of(device)
     return torch._C._dispatch_key_for_device(device) if package is None else package.info.key
 

@@ -1,4 +1,4 @@
-"""ATen's layer norm and RMS norm, and their gradients: the normalized dimensions are flattened for the primitives.
+"""ATen's layer norm and RMS norm, and their gradients. The normalized dimensions are flattened for the primitives.
 
 ATen's statistics keep the normalized dimensions with size 1. They are float32 (float64 for float64), except for a
 half-precision layer norm on the CPU, where they are half precision unless the weight is wider. Only the CPU supports a

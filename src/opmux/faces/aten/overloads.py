@@ -41,7 +41,7 @@ class Overload(Derived):
 
     @property
     def key(self) -> str:  # type: ignore[override]
-        """Includes the overload's name, as in `aten::relu.default`, because `aten::relu` may be one of our ops."""
+        """The key includes the overload's name (`aten::relu.default`), because `aten::relu` may be one of our ops."""
         return f"aten::{self.name if '.' in self.name else f'{self.name}.default'}"
 
     @property
@@ -207,7 +207,7 @@ def _with_when(when: When, base: Spec, impl: OpImpl) -> Callable[..., Any]:
 
 
 def _expressions(shape: OverloadSchema, base: Spec) -> dict[str, str]:
-    """For each argument of our op, an expression: the overload's argument, or the op's default."""
+    """Argument of our op -> the source code of its value: the overload's argument, or the op's default."""
     expressions = {}
     for p in base.signature.parameters.values():
         expressions[p.name] = p.name if p.name in shape.names else repr(p.default)
@@ -309,7 +309,7 @@ def _overload(shape: OverloadSchema, bases: Iterable[str], adapter: Adapter | No
 
 
 def _by_spec() -> Iterator[tuple[OverloadSchema, tuple[str, ...], None]]:
-    """Our ops with ATen's name and arguments: the overloads whose arguments are a subset of the spec's."""
+    """The overloads that have the name of one of our ops, and only arguments that our op has too."""
     for spec in specs:
         if spec.space != "aten":
             continue

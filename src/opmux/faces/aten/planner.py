@@ -1,9 +1,9 @@
 """Starts auto mode's planner, a separate process that plans and compiles the calls that C++ launches.
 
 The second time a call occurs, the gate (native/gate.cpp, planner.h) sends the call's key to the planner, and runs
-torch's own kernel until the planner answers. The planner (tools/planning.py) computes the call on meta tensors with
-Triton's compiler and without a device. It answers with what to launch: kernels, grids and parameters. So a program
-never waits for Python or for a compiler.
+torch's own kernel until the planner answers. The planner (tools/planning.py) runs the call on meta tensors with
+Triton's compiler, without a device. It answers with what to launch: kernels, grids and parameters. So a program never
+waits for Python or for a compiler.
 
 The planner knows this machine's chip, the environment and the settings files, but not what the program sets in code.
 After `set_policy`, or if an implementation is registered, C++ records calls in this process instead (launching.py),
@@ -85,7 +85,7 @@ def _decides_alike() -> bool:
 
 
 def _running() -> socket.socket:
-    """The planner's socket. Starts a planner if none runs, or if it was started with other facts."""
+    """The planner's socket. Starts a planner if none runs, or if the running planner was started with other facts."""
     facts = _facts()
     if _PlannerState.process is not None and _PlannerState.process.poll():
         assert _PlannerState.errors is not None
@@ -159,7 +159,7 @@ def stop() -> None:
     launching.clear()  # ignore answers that arrive later
     process, ours = _PlannerState.process, _PlannerState.socket
     _PlannerState.process = _PlannerState.socket = None
-    if ours is not None:  # C++ closes its own descriptor when the connection ends
+    if ours is not None:  # C++ closes its copy of the descriptor when the connection ends
         ours.shutdown(socket.SHUT_RDWR)
         ours.close()
     if process is not None:  # it exits after its current compilation and removes its files

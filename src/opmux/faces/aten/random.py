@@ -1,9 +1,9 @@
 """ATen's random numbers: each override advances the generator, then calls a primitive. Factories (`rand`) are
 overridden too, because ATen composes them from in-place ops and would write the memory twice.
 
-On the CPU everything is left to torch, because users rely on its exact numbers. Also left to torch: distributions
-without a primitive (`geometric_`, `multinomial`), bounds for which torch warns, and the exponential distribution with
-infinite rate, whose samples are all 0.
+On the CPU everything is left to torch, because users rely on the exact numbers that torch draws there. Also left to
+torch: distributions without a primitive (`geometric_`, `multinomial`), bounds for which torch warns, and the
+exponential distribution with infinite rate, whose samples are all 0.
 """
 
 import math
@@ -68,7 +68,7 @@ def normal(call: Fn, self: Tensor, mean: float = 0.0, std: float = 1.0, *, gener
 
 @adapt("log_normal", "log_normal_", over=random.philox_normal)
 def log_normal(call: Fn, self: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Gen = None) -> Any:
-    """exp of a normal distribution. 16-bit dtypes are left to torch: our exp would read rounded numbers."""
+    """exp of normal samples. 16-bit dtypes are left to torch, because our exp would read samples rounded to 16 bits."""
     if self.dtype not in (torch.float32, torch.float64) or not std > 0:
         raise NotSupported(f"{self.dtype} or a deviation of {std} is left to torch")
     return normal(call, self, mean, std, generator=generator).exp_()
@@ -283,7 +283,7 @@ def randperm(
     device: Any = None,
     pin_memory: Any = None,
 ) -> Any:
-    """Return argsort of random 64-bit numbers. Declines if the dtype cannot hold n - 1, because torch then raises."""
+    """Return argsort of n random 64-bit numbers. Declines if the dtype cannot hold n, because torch then raises."""
     dtype = torch.int64 if dtype is None else dtype
     if dtype not in DIGITS and dtype not in INTS:
         raise NotSupported(f"{dtype} is left to torch")

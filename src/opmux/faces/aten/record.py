@@ -1,4 +1,4 @@
-"""`record=` of `enable` and `use`: which ops ran, on which implementation, how often, on which shapes.
+"""`record=` of `enable` and `use`: records which ops ran, on which implementation, how often, on which shapes.
 
 While a recorder is live, each candidate of an overload is wrapped (`Overload.lifted`). Calls that auto mode leaves to
 torch then go through Python too, so that they are counted. Without a recorder nothing is wrapped and nothing is

@@ -1,9 +1,9 @@
 """ATen's reductions. Calls that the primitive refuses are left to torch: invalid dimensions, dtypes without an order.
 
-Results are contiguous for any strides of x, as the primitives' results are.
+Results are contiguous for any strides of x, in ATen and in our primitives.
 
-`aminmax` is left to torch: two of our reductions would read x twice. Ops that ATen composes from the ops here
-(`var.dim`, `linalg_norm`, `_is_all_true`) call our overrides.
+`aminmax` is left to torch, because we would need two reductions, which read x twice. Ops that ATen composes from the
+ops here (`var.dim`, `linalg_norm`, `_is_all_true`) call our overrides.
 """
 
 import math

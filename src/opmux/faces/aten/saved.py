@@ -1,8 +1,9 @@
-"""Saves the overloads that auto mode enables on this machine, for the next process.
+"""Saves which overloads auto mode enables on this machine, for the next process.
 
-To choose them, auto mode loads every family's specs and kernels, which takes 2 to 3 s. The file name is a digest of
-everything that the choice depends on: opmux's code, the versions of Python, torch and Triton, the chips, settings and
-measured times. Only processes without plugins, and without an implementation or policy set in code, use the file.
+To choose the overloads, auto mode loads the specs and kernels of every family, which takes 2 to 3 s. The file name is a
+digest of everything that the choice depends on: opmux's code, the versions of Python, torch and Triton, the chips,
+settings and measured times. Only processes without plugins, and without an implementation or policy set in code, use
+the file.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def overloads(packet: str) -> tuple[OverloadSchema, ...]:
 
 
 def siblings(shape: OverloadSchema) -> list[OverloadSchema]:
-    """The in-place and `out=` overloads that compute the same as a functional overload from the same arguments."""
+    """The in-place and `out=` overloads with the same arguments and results as a functional overload."""
     near = [*overloads(shape.packet), *overloads(inplace_name(shape.packet))]
     return [s for s in near if s.kind in ("inplace", "out") and _alike(shape, s)]
 

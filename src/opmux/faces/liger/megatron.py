@@ -67,8 +67,7 @@ class LigerMegatronSwiGLU(nn.Module):
     """silu(gate) * up, with the arguments of Megatron's `bias_swiglu_impl`.
 
     Calls that it cannot compute go to `fallback_impl`, Megatron's function; if that is None, they raise. `in_place` has
-    no
-    effect: the input is not modified.
+    no effect: the input is not modified.
     """
 
     def __init__(self, fallback_impl: Callable[..., Tensor] | None = None, in_place: bool = False):

@@ -4,7 +4,7 @@
 """
 
 # pyright: reportIncompatibleMethodOverride=false
-# forward has Liger's names of arguments
+# The arguments of forward have Liger's names.
 
 from __future__ import annotations
 

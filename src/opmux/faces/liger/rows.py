@@ -1,7 +1,7 @@
 """Elementwise and row-wise functions: `liger_kernel`'s relu_squared, softmax, sparsemax and embedding."""
 
 # pyright: reportIncompatibleMethodOverride=false
-# forward has Liger's names of arguments
+# The arguments of forward have Liger's names.
 
 from __future__ import annotations
 

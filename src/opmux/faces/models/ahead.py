@@ -1,4 +1,4 @@
-"""`patch_model(model, example=batch)`: a background process compiles the kernels of a step on the batch.
+"""`patch_model(model, example=batch)`: a background process compiles the kernels that a step on the batch needs.
 
 The process (tools/warm/beside.py) gets the model without its weights, runs the step on meta tensors, and compiles the
 launched kernels into Triton's cache, on all cores. The program does not wait. If it needs a kernel before that is

@@ -2,8 +2,7 @@
 
 In training the loss is computed from the input of a model's head, without logits; the head returns `LateLogits`
 instead. The model's own forward scales or caps these, and passes them to its loss function and its outputs. The outputs
-compute the
-logits on the first read: `outputs.logits`, `outputs["logits"]`, `outputs[1]`, `outputs.to_tuple()`.
+compute the logits on the first read: `outputs.logits`, `outputs["logits"]`, `outputs[1]`, `outputs.to_tuple()`.
 """
 
 from __future__ import annotations
