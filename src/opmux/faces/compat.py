@@ -31,7 +31,7 @@ class Installed:
     """The modules that we provide for a library, and the imported modules that they replaced."""
 
     grant: Grant
-    times: int = 1  # the number of `install` calls that are not undone
+    times: int = 1  # the number of `install` calls that are not yet undone
     displaced: dict[str, types.ModuleType] = field(default_factory=dict)
 
 

@@ -430,7 +430,7 @@ vendors.on_change(forget)
 
 
 def registered(name: str) -> bool:
-    """Whether an overload has an override, enabled or not, on some device."""
+    """Whether an overload has an override, enabled or disabled, on at least one device."""
     return any(name in device.entries for device in _devices.values())
 
 

@@ -45,7 +45,8 @@ class Selection:
         self.names: frozenset[str] = frozenset()  # the overloads that are enabled on at least one device
         self.requested: dict[str, frozenset[str]] = {}  # device type -> the requested overloads that we can compute
         self._of = -1  # `engine.generation()` at the last registration
-        self._read: tuple[int, saved.Selected] | None = None  # `engine.generation()`, and the selection read then
+        # The selection that was last read, and the value of `engine.generation()` at that time.
+        self._read: tuple[int, saved.Selected] | None = None
 
     def turn_on(self, apply: Callable[[], Any], alone: bool = False) -> None:
         """Register an override for every overload of this selection, then call `apply`; `alone`: remove all others.
@@ -145,7 +146,7 @@ class Selection:
                 taken = self._taken()
             _log_choice(self.requested, taken)
         self.names = frozenset().union(*taken.values())
-        return taken if self.recorder is None else self.requested  # calls that are left to torch are counted too
+        return taken if self.recorder is None else self.requested  # the recorder also counts calls left to torch
 
     def _taken(self) -> dict[str, frozenset[str]]:
         by_gate = decisions.gated()
@@ -174,7 +175,7 @@ def _log_choice(requested: dict[str, frozenset[str]], taken: dict[str, frozenset
 
 
 _base: Selection | None = None
-_stack: list[Selection] = []  # the live `use()` blocks; the innermost one is last
+_stack: list[Selection] = []  # the live `use()` blocks; the innermost block is last
 
 
 def enable(
@@ -184,7 +185,7 @@ def enable(
     record: recording.Sink | None = None,
     wait: bool = False,
 ) -> list[str]:
-    """Override torch's own ops with our kernels, for the whole process; returns the names of the overloads.
+    """Override torch's own ops with our kernels, for the whole process; returns the names of the enabled overloads.
 
     Args:
         include, exclude: ATen's names (`add`: all its overloads and in-place forms; `add.Tensor`: that overload), globs
@@ -305,7 +306,7 @@ class use:
 
 
 def enabled_ops() -> list[str]:
-    """The overloads of ATen that currently run our kernels, on some device."""
+    """The overloads of ATen that currently run our kernels on at least one device."""
     live = _live()
     return [] if live is None else sorted(n for n in live.names if engine.registered(n))
 
@@ -353,14 +354,14 @@ def _live() -> Selection | None:
 def _apply() -> None:
     live = _live()
     _record(live)
-    counting = bool(recording.live)  # then each call goes through Python, where the recorder calls `_left_to_torch`
+    counting = bool(recording.live)  # if so, each call goes through Python, where the recorder calls `_left_to_torch`
     engine.STATE.auto = live is not None and live.auto and not counting
     engine.STATE.request(frozenset() if live is None else live.names if not counting else live.every())
     planner.use(engine.STATE.auto and live is not None and bool(live.requested.get(planner.DEVICE)))
 
 
 def _record(live: Selection | None) -> None:
-    """Start and stop recorders: the recorders of `enable` and of all live blocks are active."""
+    """Start and stop recorders, so that the recorders of `enable` and of all live blocks are active."""
     recorders = {s.recorder: s for s in (_base, *_stack) if s is not None and s.recorder is not None}
     before = recording.live
     for recorder in recorders:

@@ -46,7 +46,7 @@ def broadcastable_to(s1: Sequence[int], s2: Sequence[int]) -> bool:
 
 
 def dim_compress(inp: Tensor, dims: int | Sequence[int]) -> Tensor:
-    """A contiguous tensor with these dimensions moved to the end, in order of decreasing stride."""
+    """A contiguous copy, with these dimensions moved to the end in order of decreasing stride."""
     last = sorted([dims] if isinstance(dims, int) else dims, key=inp.stride, reverse=True)
     return inp.permute(*(d for d in range(inp.dim()) if d not in last), *last).contiguous()
 

@@ -126,7 +126,7 @@ def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: fl
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """Write x + residual to `residual` and its rms_norm to `x`; returns both. There is no gradient, as in FlagGems."""
+    """Write x + residual to `residual` and its rms_norm to `x`; return both. No gradient, as in FlagGems."""
     with torch.no_grad():
         rows, n = _rows(x, normalized_shape)
         y, total = norms.add_rms_norm(rows, residual.reshape(rows.shape), weight.reshape(n), eps, casting="gemma")
@@ -172,7 +172,7 @@ def apply_rotary_pos_emb(
     """Rotate q and k by the angles of their positions, whose cosines and sines are rows of `cos` and `sin`.
 
     Args:
-        q: [batch, length, heads, d]; [..., heads, d] with position_ids.
+        q: [batch, length, heads, d]; with position_ids, [..., heads, d].
         k: like q; the number of heads may differ.
         cos: [positions, d/2].
         sin: like cos.

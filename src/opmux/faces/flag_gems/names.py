@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ...core.errors import nearest
 from ..aten import left, overloads
 
-# Module of FlagGems -> ours.
+# Module of FlagGems -> our module.
 MODULES = {
     "flag_gems": "opmux.faces.flag_gems.package",
     "flag_gems.fused": "opmux.faces.flag_gems.fused",
@@ -103,7 +103,7 @@ def functions() -> dict[str, tuple[str, ...]]:
 def selected(requested: Iterable[str]) -> tuple[list[str], list[str]]:
     """Resolve names to overloads; returns them, and hints for names that match no overload.
 
-    A name is one of FlagGems' functions, or an ATen overload or op, which FlagGems itself does not accept.
+    A name is one of FlagGems' functions, or an ATen overload or op (FlagGems itself does not accept the latter).
     """
     known, matches, unknown = functions(), [], []
     all_keys = [key for keys in known.values() for key in keys]

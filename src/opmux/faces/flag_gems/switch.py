@@ -118,7 +118,7 @@ def all_registered_keys() -> list[str]:
 
 
 def all_registered_ops() -> list[str]:
-    """Like `all_registered_keys`, but with the names of FlagGems' functions."""
+    """Like `all_registered_keys`, but returns the names of FlagGems' functions."""
     return sorted({names.function_of(key) for key in switch.enabled_ops()})
 
 
@@ -136,7 +136,7 @@ def _warn_unused(lib: Any, registrar: Any) -> None:
 
 
 def _listed(value: Names, key: str) -> tuple[str, ...]:
-    """Names from an argument, or from a YAML file."""
+    """Names from an argument, which may be the path of a YAML file."""
     if value is None or value == "default":
         return ()
     if not isinstance(value, str):
@@ -202,7 +202,7 @@ atexit.register(_log.close)
 
 
 def _replace_log(record: bool, path: str | Path | None, once: bool) -> None:
-    """Close the log of the last `enable`, and open one if `record`."""
+    """Close the log of the last `enable`; open a new log if `record` is true."""
     _log.close()
     if record:
         _log.enter_context(recorded(path, once))

@@ -30,7 +30,7 @@ def assert_close(
     reduce_dim: int = 1,
     atol: float = 1e-4,
 ) -> None:
-    """Assert that `res` has this dtype and is close to `ref`. The tolerance grows with `reduce_dim`."""
+    """Assert that `res` has this dtype and is close to `ref`. `atol` is multiplied by `reduce_dim`."""
     dtype = torch.float32 if dtype is None else dtype
     assert res.dtype == dtype, f"{res.dtype}, not {dtype}"
     ref = ref.to(dtype)

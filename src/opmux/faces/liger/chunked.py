@@ -1,4 +1,4 @@
-"""`liger_kernel.chunked_loss`: preference, policy and distillation losses over hidden states.
+"""`liger_kernel.chunked_loss`: preference, policy and distillation losses from hidden states.
 
 `compiled` and `chunk_size` have no effect: nothing is compiled, and opmux chooses how many logits to compute at a time.
 """
@@ -52,7 +52,7 @@ class LigerFusedLinearCPOFunction(
     takes="_input, weight, target, bias=None, ignore_index=-100, beta=0.1, alpha=1.0, label_smoothing=0.0, "
     "compute_nll_loss=True, compiled=True, average_log_prob=False, chunk_size=1",
 ):
-    """As LigerFusedLinearDPOFunction."""
+    """Like LigerFusedLinearDPOFunction."""
 
 
 class LigerFusedLinearSimPOFunction(
@@ -61,7 +61,7 @@ class LigerFusedLinearSimPOFunction(
     takes="_input, weight, target, bias=None, ignore_index=-100, beta=0.1, alpha=1.0, label_smoothing=0.0, "
     "compute_nll_loss=False, compiled=True, gamma=0.5, chunk_size=1",
 ):
-    """As LigerFusedLinearDPOFunction."""
+    """Like LigerFusedLinearDPOFunction."""
 
 
 class LigerFusedLinearORPOFunction(
@@ -107,7 +107,7 @@ class LigerFusedLinearGRPOFunction(
 
 
 class DistillationFunction(LigerFunction):
-    """Returns the loss of a student; with `return_soft_hard_loss`, (loss, soft loss, hard loss)."""
+    """Returns the loss of a student, or (loss, soft loss, hard loss) if `return_soft_hard_loss` is set."""
 
     in_ops = False
     kind: ClassVar[str]

@@ -25,7 +25,7 @@ WITHOUT_EFFECT = {"allow_fp32", "chunk_size", "compiled", "m_tiles_per_cluster"}
 
 
 class LigerArguments:
-    """The parameters of a function of Liger, in order, with their defaults."""
+    """The parameters of one of Liger's functions, in order, with their defaults."""
 
     def __init__(self, owner: str, defaults: Mapping[str, Any]):
         self.owner, self.names, self.defaults = owner, tuple(defaults), tuple(defaults.values())
@@ -84,7 +84,7 @@ class LigerArguments:
 
 
 def plain(name: str) -> str:
-    """A name without the leading _ that Liger gives some arguments (`_input`), for comparing names."""
+    """Remove the leading _ that some of Liger's argument names have (`_input`), to compare names."""
     return name.lstrip("_")
 
 
@@ -271,7 +271,7 @@ class LigerModule(nn.Module):
 
 
 def with_gradients(fn: Callable[..., Tensor], *inputs: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
-    """A loss and the gradients of its sum; None for an input that is None or needs no gradient."""
+    """A loss, and the gradient of its sum for each input; None for inputs that are None or need no gradient."""
     with torch.enable_grad():
         leaves = [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in inputs]
         needed = [t for t in leaves if t is not None and t.requires_grad]

@@ -66,7 +66,7 @@ class LigerFusedGateUpSiLUMulFunction(LigerFunction):
 
 
 def swiglu_fused_gate_up_forward(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns y and silu(gate) * up."""
+    """Returns y (the input) and silu(gate) * up."""
     return y, activation.silu_glu(y)
 
 
@@ -175,7 +175,7 @@ class LigerHunyuanV1SwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
 
 
 class LigerFalconH1SwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
-    """A SwiGLU MLP with a factor for the gate and a factor for the result."""
+    """A SwiGLU MLP that multiplies the gate and the result by factors."""
 
     def __init__(self, config: Any):
         super().__init__(config, bias=getattr(config, "mlp_bias", False))
@@ -276,7 +276,7 @@ class LigerFalconH1MLP(LigerMLP):
 
 
 class LigerExperts(Experts):
-    """The experts of a mixture, with the same parameters as transformers' experts."""
+    """The experts of a mixture of experts; the parameters have the same names and shapes as in transformers."""
 
     activations = SILU
 

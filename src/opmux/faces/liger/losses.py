@@ -12,7 +12,7 @@ from ...functional import losses
 from ...nn.losses import CrossEntropyLoss, FusedLinearCrossEntropyLoss
 from .function import Alias, LigerFunction, LigerModule, functional, scaled, with_gradients
 
-IGNORED = -1  # Liger's predicted token for ignored targets
+IGNORED = -1  # for ignored targets, Liger returns this as the predicted token
 
 
 @dataclass

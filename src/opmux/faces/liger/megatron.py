@@ -18,7 +18,7 @@ PATCHED = "__liger_patched__"
 
 
 class LigerMegatronRMSNorm(nn.Module):
-    """An RMS norm with the same constructor as Megatron-Core's norms. `persist_layer_norm` has no effect."""
+    """An RMS norm with the constructor arguments of Megatron-Core's norms. `persist_layer_norm` has no effect."""
 
     def __init__(
         self,

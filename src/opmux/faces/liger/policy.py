@@ -1,4 +1,4 @@
-"""GRPO over logits: `liger_kernel`'s grpo_loss."""
+"""`liger_kernel`'s grpo_loss: GRPO from logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .function import LigerFunction, functional
 
 
 class TokenGRPO(LigerFunction):
-    """Returns (loss, divergence from the reference or None, what was clipped), of each token or reduced."""
+    """Returns (loss, divergence from the reference or None, clipped), reduced or, without `reduce`, per token."""
 
     @classmethod
     def call(cls, args: dict[str, Any]) -> Any:
@@ -31,7 +31,7 @@ class GrpoLossFunction(
     reads="reduce phi_seq",
     inplace="in_place",
 ):
-    """Returns (loss, divergence from the reference or None, what was clipped), of each token or reduced.
+    """Returns (loss, divergence from the reference or None, clipped), reduced or, without `reduce`, per token.
 
     With `inplace` the backward overwrites the logits with their gradient, and a second backward raises.
     """

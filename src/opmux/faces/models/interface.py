@@ -1,4 +1,4 @@
-"""`attn_implementation="opmux"`: attention for models of `transformers`, with every option that they pass.
+"""`attn_implementation="opmux"`: attention for models of `transformers`, with every option that models pass.
 
 The mask is the full bool tensor that transformers creates for "sdpa", so that a model may modify it. A summary of the
 mask (causal, a window, which keys are padding) is an attribute of the tensor. Attention reads the summary instead of

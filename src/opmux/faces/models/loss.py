@@ -1,10 +1,10 @@
 """Computes the loss of a language model from the input of its head, without logits.
 
-The model's own forward runs with a stand-in for `self`: its head returns `LateLogits`, and its loss function accepts
-them. Nothing is stored on the model: only the forward's own variables contain the late logits. So calls on other
-threads, in replicas, interleaved calls and failing calls do not interfere. Hooks that gather the head's weight before
-its forward (FSDP, ZeRO-3) also gather the weight for our loss. Other losses (of routers) and other outputs of the model
-are unchanged.
+The model's own forward runs with a stand-in for `self`. The stand-in's head returns `LateLogits`, and the stand-in's
+loss function accepts them. Nothing is stored on the model: only the forward's own variables contain the late logits. So
+calls on other threads, in replicas, interleaved calls and failing calls do not interfere. Hooks that gather the head's
+weight before its forward (FSDP, ZeRO-3) also gather the weight for our loss. Other losses (of routers) and other
+outputs of the model are unchanged.
 """
 
 from __future__ import annotations

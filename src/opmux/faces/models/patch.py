@@ -231,7 +231,7 @@ class PatchPlan(NamedTuple):
 
 
 def _known(cls: type[nn.Module]) -> Known:
-    """Find a class's replacements. Not cached: a user may replace its forward or a function that it calls."""
+    """Find a class's replacements. Not cached, because a user may replace the forward or a function that it calls."""
     original = own_forward(cls)
     if (replacement := REPLACEMENTS.get(form(original, cls) or "")) is not None:
         return Known(original, (replacement,))
@@ -356,7 +356,7 @@ def _patch(modules: list[nn.Module], plans: dict[type[nn.Module], PatchPlan]) ->
 
 
 def _called(module: Any, name: str) -> str:
-    """Why a patched module still calls this submodule; "" if it is fused."""
+    """Why a patched module still calls this submodule; "" if the submodule is fused."""
     if name == "lm_head":
         if loss.fused_layer(module) is not None:
             return ""

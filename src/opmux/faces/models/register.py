@@ -18,7 +18,7 @@ from .interface import NAME
 from .paged import PREFIXED, SLIDING
 
 # The name of a model's attention during continuous batching. No mask function has this name, so transformers creates no
-# mask. transformers 5.23 uses PREFIXED instead, removes its prefix, and looks up the rest.
+# mask. The name has no prefix, because transformers 5.23 removes the prefix from PREFIXED.
 BATCHED = "opmux_paged"
 OURS = "_opmux"  # attribute that marks a replaced function
 

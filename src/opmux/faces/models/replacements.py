@@ -30,9 +30,9 @@ Forward = Callable[..., Any]
 class Replacement(NamedTuple):
     """How to replace a function of a known form."""
 
-    name: str  # for `include` and `exclude`
-    make: Callable[[Forward], Forward]  # the original -> ours
-    ops: tuple[str, ...]  # the ops that it calls
+    name: str  # its name in `include` and `exclude`
+    make: Callable[[Forward], Forward]  # original forward -> our forward
+    ops: tuple[str, ...]  # the ops that our forward calls
     inner: tuple[str, ...] = ()  # submodules that are called only if they are changed (`is_changed`)
 
 

@@ -160,7 +160,7 @@ class _Sources(importlib.metadata.Distribution):
 
 
 class Loader(importlib.machinery.SourceFileLoader):
-    """Loads a module of the layer from its file."""
+    """Loads a module of the layer from its file, with changes."""
 
     def __init__(self, fullname: str, path: str, chip: SubstituteDevice | None):
         super().__init__(fullname, path)

@@ -1,4 +1,4 @@
-"""Rewrites sources that use "cuda" for another device. Only the compiled code changes, not files and line numbers.
+"""Rewrites sources that use "cuda" for another device. Only the compiled code changes; files and line numbers do not.
 
 | source | rewritten as |
 |---|---|

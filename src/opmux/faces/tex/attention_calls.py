@@ -108,7 +108,7 @@ def dequantized(call: Any, op: str, name: str, value: Any, fmt: str, dtype: torc
 
 
 def sizes(fmt: str, t: Tensor) -> tuple[int, int, int]:
-    """Batch (0 for "thd"), heads and tokens."""
+    """(batch, heads, tokens) of a tensor in a format; batch is 0 for "thd"."""
     if fmt == "thd":
         return 0, t.shape[1], t.shape[0]
     b, h, s, _ = TO_BHSD[fmt]

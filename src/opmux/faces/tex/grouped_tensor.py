@@ -79,7 +79,7 @@ def readable(op: str, name: str, value: Any) -> None:
 
 
 def group_class(like: Any, internal: bool) -> Any:
-    """The class of grouped tensors to use for a quantizer or with another grouped tensor."""
+    """The class of new grouped tensors, for a quantizer or for another grouped tensor `like`."""
     package, dot, rest = type(like).__module__.partition(".pytorch.")
     if not dot or not rest.startswith("tensor."):
         return GroupedTensor

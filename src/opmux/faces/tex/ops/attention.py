@@ -378,7 +378,8 @@ def backward_of(
 ) -> FormattedGradients:
     """Compute the gradients by the fastest primitive that supports the arguments.
 
-    Libraries may sum in any order, unless `deterministic` or `torch.use_deterministic_algorithms` is set.
+    Libraries may sum in any order unless `torch.use_deterministic_algorithms` is set. So if only `deterministic` is
+    set, `masked_backward` computes the gradients.
     """
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
     bounds = args.bounds() if may_differ else None
