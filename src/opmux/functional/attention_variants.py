@@ -249,7 +249,7 @@ def multi_token_attention(
 ) -> Tensor:
     """A convolution over the attention weights of neighboring tokens: tril(conv2d(softmax(causal scores))).
 
-    Keys after a query's own position are masked before the softmax, and are 0 in the result
+    Scores of keys after a query's own position are masked before the softmax, and are 0 in the result
     (https://arxiv.org/abs/2504.00927).
 
     Args:

@@ -1,8 +1,8 @@
-"""Distillation losses from hidden states and last layers of student and teacher, with only a part of the logits in
-memory.
+"""Distillation losses from hidden states and last layers of student and teacher.
 
-The forward computes the gradients while the logits are in memory, like fused_linear_cross_entropy with a reduction; it
-needs four matrix products. The gradients of both losses are added in float32 and then rounded.
+Only a part of the logits is in memory at a time. The forward computes the gradients from each part, like
+fused_linear_cross_entropy with a reduction; it needs four matrix products. The gradients of both losses are added in
+float32 and then rounded.
 """
 
 from __future__ import annotations

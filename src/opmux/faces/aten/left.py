@@ -270,5 +270,5 @@ def stated(name: str) -> bool:
 
 
 def not_yet() -> dict[str, str]:
-    """Overload -> its family in NOT_YET."""
+    """Overload -> its op family in NOT_YET."""
     return {name: family for family, names in NOT_YET.items() for name in names.split()}

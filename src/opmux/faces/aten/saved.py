@@ -43,7 +43,7 @@ Limits = Mapping[torch.dtype, int]
 
 
 class Taken(NamedTuple):
-    """How auto mode uses an overload on a device type: its family, and the results of `decisions.thresholds`."""
+    """How auto mode uses an overload on a device type: its op family, and the results of `decisions.thresholds`."""
 
     family: str
     limits: Limits

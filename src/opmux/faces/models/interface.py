@@ -56,7 +56,7 @@ def attend(
     """Attention as transformers' `AttentionInterface` calls it.
 
     Args:
-        module: the attention layer; its `is_causal` is used if the argument is None.
+        module: the attention layer; its `is_causal` is used if the argument `is_causal` is None.
         query: [batch, heads, queries, dim].
         key: [batch, kv_heads, keys, dim], where kv_heads divides the query's heads.
         value: [batch, kv_heads, keys, dim_v].

@@ -33,7 +33,7 @@ FORWARD_ATTRIBUTES = ("forward", "_old_forward")
 def is_changed(module: nn.Module) -> bool:
     """Whether calling a module does more than its class's forward, because it has hooks or a forward of its own.
 
-    A fused function must not bypass hooks, so it calls such a module instead of computing the module's result.
+    A fused function must not bypass these, so it calls such a module instead of computing the module's result.
     """
     return bool(
         module._forward_hooks
