@@ -1,4 +1,4 @@
-"""Faces: other libraries' interfaces (ATen, tex, Transformer Engine) over our ops.
+"""Other libraries' interfaces (ATen, tex, Transformer Engine, ...), implemented by our ops.
 
-A face never calls a kernel directly.
+These packages never call a kernel directly.
 """

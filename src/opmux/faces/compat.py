@@ -1,4 +1,4 @@
-"""Foreign module names: an unmodified program that imports another library's modules gets ours.
+"""Provides other libraries' module names: an unmodified program that imports them gets opmux's modules.
 
     opmux.compat.install("transformer_engine")     # and opmux.compat.uninstall(...)
     opmux run --as transformer_engine script.py
@@ -23,7 +23,7 @@ LIBRARIES = (LAYER, "liger_kernel", "flag_gems")
 
 
 class CannotServe(OpmuxError, RuntimeError):
-    """A foreign module name that is already taken."""
+    """Another library already provides a module of this name."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Installed:
     """The modules that we provide for a library, and the imported modules that they replaced."""
 
     grant: Grant
-    times: int = 1  # the number of `install` calls that are not undone
+    times: int = 1  # the number of `install` calls that are not yet undone
     displaced: dict[str, types.ModuleType] = field(default_factory=dict)
 
 
@@ -39,7 +39,7 @@ _installed: dict[str, Installed] = {}
 
 
 def install(*libraries: str, shadow: bool = False) -> None:
-    """Provide these libraries' modules, until each `install` is undone by an `uninstall`."""
+    """Provide these libraries' modules until every `install` has been undone by an `uninstall`."""
     for library in libraries:
         if library not in LIBRARIES:
             raise UnknownName("library", library, LIBRARIES, "(libraries whose modules opmux can provide)")
@@ -75,7 +75,7 @@ def _serve(library: str, done: Installed, names: list[str], shadow: bool) -> Non
 
 
 def uninstall(*libraries: str) -> None:
-    """Undo one `install` of each of these libraries; without names, every `install` of all of them.
+    """Undo one `install` of each of these libraries; without names, undo every `install` of all libraries.
 
     It does not undo `import opmux.te`: use `opmux.te.uninstall()`.
     """
@@ -100,7 +100,7 @@ def installed() -> tuple[str, ...]:
 
 
 def _boot(shadow: bool) -> None:
-    """Install NVIDIA's layer over our tex if it has no extension of its own; if already done, keep it installed."""
+    """Install NVIDIA's Python layer over our tex if it lacks its C++ extension; if already installed, keep it."""
     from .te import boot
     from .tex.backends.nvidia import nvidia
 
@@ -110,7 +110,7 @@ def _boot(shadow: bool) -> None:
 
 
 def _hint(name: str, spec: Any) -> None:
-    """Raise with the way to install the layer if only our modules of it exist."""
+    """If the layer is not installed and only our modules exist, raise an error that says how to install it."""
     if spec is None and finder.serves(LAYER) and not name.startswith(PLUGINS):
         from .te import boot
 
@@ -122,7 +122,7 @@ def _hint(name: str, spec: Any) -> None:
 
 
 def _taken(name: str) -> str | None:
-    """The location of a foreign module, unless it is ours."""
+    """The location of the installed module of this name; None if the module is ours."""
     module = sys.modules.get(name)
     if module is not None:
         return None if finder.serves(name) else getattr(module, "__file__", None) or "loaded"

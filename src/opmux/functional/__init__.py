@@ -1,7 +1,7 @@
 """Functions for model code, with gradients: `import opmux.functional as F`.
 
-They are composed from ops, and import only `..specs` and `..core`. A module holds the functions of one kind;
-norms.py is the shortest one to begin with. A module must not have the name of a function.
+They are composed from ops, and import only `..specs` and `..core`. Each module has the functions of one kind; norms.py
+is the shortest, so read it first. A module must not have the name of a function.
 """
 
 from __future__ import annotations

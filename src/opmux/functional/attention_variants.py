@@ -1,4 +1,4 @@
-"""Rarer forms of attention and residual connections: attention residuals, hyper-connections, multi-token and
+"""Less common forms of attention and residual connections: attention residuals, hyper-connections, multi-token and
 neighborhood attention.
 
 No argument is modified, and no function synchronizes with the device.
@@ -63,7 +63,7 @@ def mhc_coeffs(
 
     With m = flat(x) phi / rms(flat(x)), in three parts of S, S and S * S columns:
     h_pre = sigmoid(alpha_pre m_pre + b_pre) + pre_eps, h_post = post_mult * sigmoid(alpha_post m_post + b_post),
-    h_res = Sinkhorn(alpha_res m_res + b_res): a softmax of rows, then columns and rows are alternately normalized.
+    h_res = Sinkhorn(alpha_res m_res + b_res): softmax over rows, then normalize columns and rows alternately.
 
     Args:
         x: the streams of each token, float [..., S, C].
@@ -75,11 +75,12 @@ def mhc_coeffs(
         tmax: how many times columns are divided by their sums.
         rms_eps: added to the mean square of x.
         pre_eps: added to h_pre.
-        sinkhorn_eps: added to the first matrix, and to each sum.
+        sinkhorn_eps: added to the softmax, and to each sum of a row or column.
         post_mult: multiplies h_post.
 
     Returns:
-        h_pre and h_post [..., S], h_res [..., S, S] with a row for each output stream: float32 (float64 for float64).
+        h_pre and h_post [..., S], h_res [..., S, S] with a row for each output stream; all in float32 (float64 for
+        float64).
     """
     _check_streams("mhc_coeffs", x)
     *lead, streams, channels = x.shape
@@ -154,11 +155,11 @@ def mhc_forward(
     post_mult: float = 2.0,
     return_coeffs: bool = False,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """A layer between streams: mhc_coeffs, mhc_pre, the layer, mhc_post_res.
+    """Run a layer between residual streams: mhc_coeffs, mhc_pre, the layer, mhc_post_res.
 
     Args:
         x: float [..., S, C].
-        layer: a function of [..., C] to [..., C]; its input is cast to the dtype of its parameters, if it has any.
+        layer: a function of [..., C] to [..., C]. If it has parameters, its input is cast to their dtype.
         phi: as in mhc_coeffs.
         b: as in mhc_coeffs.
         alpha_pre: as in mhc_coeffs.
@@ -202,7 +203,7 @@ def _normed_product(x: Tensor, phi: Tensor, eps: float) -> Tensor:
     """x phi / rms(x) for each row, in float32 (float64 for float64), without a float32 copy of x."""
     if x.dtype is not phi.dtype:
         x, phi = (t.to(torch.promote_types(torch.promote_types(x.dtype, phi.dtype), torch.float32)) for t in (x, phi))
-    if transforms_active():  # torch.func can transform only torch's ops
+    if transforms_active():  # torch.func can transform only torch's own ops
         v = x.to(torch.promote_types(x.dtype, torch.float32))
         return (v @ phi.to(v.dtype)) * (v.square().mean(-1, keepdim=True) + eps).rsqrt()
     return _NormedProduct.apply(x, phi, eps)
@@ -248,12 +249,12 @@ def multi_token_attention(
 ) -> Tensor:
     """A convolution over the attention weights of neighboring tokens: tril(conv2d(softmax(causal scores))).
 
-    The scores of later keys are masked before the softmax, and set to 0 in the result
+    Scores of keys after a query's own position are masked before the softmax, and are 0 in the result
     (https://arxiv.org/abs/2504.00927).
 
     Args:
         scores: float [batch, channels, queries, keys].
-        weight: float [out, channels / groups, height, width], of the convolution.
+        weight: the weight of the convolution, float [out, channels / groups, height, width].
         bias: float [out].
         stride: as in torch's conv2d.
         padding: as in torch's conv2d.
@@ -282,10 +283,10 @@ def multi_token_attention(
 def neighborhood_attention(
     query: Tensor, key: Tensor, value: Tensor, kernel_size: int = 7, dilation: int = 1, scale: float | None = None
 ) -> Tensor:
-    """Attention of each position to a window of neighbors (https://arxiv.org/abs/2504.16922, in one dimension).
+    """Each position attends to a window of neighbors (https://arxiv.org/abs/2504.16922, in one dimension).
 
-    Position i attends to i + dilation * s, |s| <= kernel_size // 2; at the ends of the sequence the window is cut off.
-    Time and memory grow with length * kernel_size, not with length^2.
+    Position i attends to positions i + dilation * s with |s| <= kernel_size // 2 that are in the sequence. Time and
+    memory grow with length * kernel_size, not with length^2.
 
     Args:
         query: float [batch, heads, length, d].

@@ -1,6 +1,6 @@
-"""Code shared by losses that follow a linear layer and keep only a part of the logits in memory at a time.
+"""Code shared by losses that follow a linear layer and have only a part of the logits in memory at a time.
 
-The forward adds up the layer's gradients part by part, while the part's logits are in memory.
+The forward computes the layer's gradients from each part of the logits while it is in memory, and adds them up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def autocasted(device: torch.device, *tensors: Tensor | None) -> list[Any]:
 
 
 def parts(x: Tensor, weight: Tensor, tensors: int = 1) -> list[slice]:
-    """Split the rows into slices so that `tensors` copies of a slice's logits fit into CHUNK bytes."""
+    """Split the rows into slices; `tensors` tensors as large as a slice's logits fit into CHUNK bytes."""
     rows = max(1, CHUNK // max(1, tensors * weight.shape[0] * x.element_size()))
     rows = rows // 128 * 128 or rows
     return [slice(start, min(start + rows, x.shape[0])) for start in range(0, x.shape[0], rows)]
@@ -52,10 +52,11 @@ def logits_of(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class LinearSums:
-    """The requested gradients of input, weight and bias, added up over parts of the rows.
+    """Sums over parts of the rows: the requested gradients of input, weight and bias.
 
-    The weight's gradient may be added up in a wider dtype than the weight's. A wide sum is stored as two halves, so
-    that the rounded gradient fits into the memory of the first half; a copy would need half as much memory again.
+    The weight's gradient may be summed in a wider dtype than the weight's. A wide sum is stored in two tensors, one per
+    half of the classes. The rounded gradient then fits into the memory of the first tensor; a copy would need half as
+    much memory again.
     """
 
     def __init__(self, x: Tensor, weight: Tensor, needs: Sequence[bool], dtype: torch.dtype):
@@ -70,7 +71,7 @@ class LinearSums:
         self.dbias = [torch.zeros(count, dtype=wide, device=x.device)] if needs[2] else []
 
     def add(self, rows: slice, dlogits: Tensor, ignored: Tensor | None = None) -> None:
-        """Add the gradients of some rows. The input of ignored rows counts as 0: 0 * NaN would be NaN."""
+        """Add the gradients of some rows. Set the input of ignored rows to 0, because 0 * NaN would be NaN."""
         for dx in self.dx:
             torch.mm(dlogits, self.weight, out=dx[rows])
         x = self.x[rows]
@@ -125,12 +126,13 @@ def _round_in_place(wide: Tensor, to: Tensor) -> None:
     source, target, start, end = wide.view(-1), to.view(-1), 0, min(wide.numel(), 2**20)
     while start < wide.numel():
         part = source[start:end]
-        target[start:end] = part.clone() if start == 0 else part  # the target of later parts has been read already
+        # Only the first part overlaps its target. The targets of later parts are memory that has been read already.
+        target[start:end] = part.clone() if start == 0 else part
         start, end = end, min(2 * end, wide.numel())
 
 
 def take_sums(name: str, ctx: Any) -> list[Tensor]:
-    """Take the sums from the forward's context. The gradients reuse their memory, so a second call raises."""
+    """Take the sums from the forward's context. The gradients reuse the memory of the sums, so a second call raises."""
     sums, ctx.sums = ctx.sums, None
     if sums is None:
         raise RuntimeError(

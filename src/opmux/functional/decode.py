@@ -1,6 +1,6 @@
 """Decoding with a cache of keys and values, contiguous or paged; for inference, without gradients.
 
-Nothing synchronizes with the device: lengths and tables stay on it. Only `write_kv_cache` modifies the caches.
+No function synchronizes with the device: lengths and tables stay there. Only `write_kv_cache` modifies the caches.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ def attention_decode(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of the last tokens of each sequence to a cache: o = softmax(s) v, s = q k^T * scale.
+    """The last tokens of each sequence attend to a cache: o = softmax(s) v, s = q k^T * scale.
 
-    Query i of n is token lengths - n + i of its sequence, and attends to the keys up to its own. The cache must already
-    contain the keys and values of the new tokens: see `write_kv_cache`.
+    Query i of n is token lengths - n + i of its sequence, and attends to the keys up to its own position. The cache
+    must already contain the keys and values of the new tokens: see `write_kv_cache`.
 
     Args:
         q: float [batch, queries, heads, dim], with one query or a few.
         k_cache: [batch, max_len, kv_heads, dim], or with a table [pages, page_size, kv_heads, dim]; of q's dtype or
-            float8. Each head serves heads / kv_heads adjacent heads of q.
-        v_cache: [.., dim_v], in the same way.
+            float8. Each head of the cache serves heads / kv_heads adjacent heads of q.
+        v_cache: like k_cache, but with dim_v elements in the last dimension.
         lengths: int [batch], the tokens of each sequence, the new ones included.
         table: int [batch, max_pages], the pages of each sequence, in order.
-        sinks: float [heads], a score for each head that is added to the softmax's denominator and has no value.
-        k_scale: float32, multiplies the keys: one element, or one for each key head.
-        v_scale: float32, multiplies the values, in the same way.
+        sinks: float [heads], an extra score per head; exp(sink) is added to the softmax's denominator only.
+        k_scale: float32, multiplies the keys; one element, or one for each key head.
+        v_scale: like k_scale, but multiplies the values.
         window: how many keys before its own position a query attends to; None for all.
         softcap: scores become softcap * tanh(s / softcap); 0 does not change them.
         scale: multiplies the scores; by default 1 / sqrt(dim).
@@ -68,9 +68,11 @@ def mla_decode(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Multi-head latent attention of the last tokens of each sequence, with absorbed up-projections (DeepSeek).
+    """The last tokens of each sequence attend to a cache: multi-head latent attention with absorbed up-projections
+    (DeepSeek).
 
-    All heads share one cache of latents: keys are its rows, values their first `rank` columns, read once.
+    All heads share one cache of latents. Its rows are the keys, and their first `rank` columns are the values; each row
+    is read once.
 
     Args:
         q: float [batch, queries, heads, dim]: queries times the keys' up-projection, concatenated with the rope part.
@@ -79,7 +81,8 @@ def mla_decode(
         rank: how many columns of the cache are the values.
         table: int [batch, max_pages], the pages of each sequence, in order.
         cache_scale: float32, multiplies the cache; one element.
-        scale: multiplies the scores. Pass the model's: the default 1 / sqrt(dim) is wrong for absorbed projections.
+        scale: multiplies the scores. Pass the model's scale: the default 1 / sqrt(dim) is wrong for absorbed
+            projections.
         return_lse: whether to return lse too.
 
     Returns:
@@ -115,9 +118,9 @@ def write_kv_cache(
         v_cache: modified; [.., dim_v], in the same way.
         lengths: int [batch], the tokens of each sequence, the new ones included.
         table: int [batch, max_pages], the pages of each sequence, in order. Written pages must not be shared.
-        counts: int [batch], how many of the tokens, from the first on, are new; by default all.
-        k_scale: float32, k is divided by it: one element, or one for each head.
-        v_scale: float32, v is divided by it, in the same way.
+        counts: int [batch], how many tokens of k and v are new (the first ones); by default all.
+        k_scale: float32, k is divided by it; one element, or one for each head.
+        v_scale: like k_scale, but v is divided by it.
     """
     _need_no_gradient("write_kv_cache", k=k, v=v, k_cache=k_cache, v_cache=v_cache)
     if k.dim() == 3 and k_cache.dim() == 3 and v is None:
@@ -126,7 +129,7 @@ def write_kv_cache(
 
 
 def _need_no_gradient(op: str, **tensors: Tensor | None) -> None:
-    """Raise if autograd would record the call: there is no backward, so gradients would be lost silently."""
+    """Raise if autograd would record the call, because there is no backward, and gradients would be lost silently."""
     if not torch.is_grad_enabled():
         return
     for name, t in tensors.items():

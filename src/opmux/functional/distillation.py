@@ -1,7 +1,8 @@
-"""Distillation losses from hidden states and last layers of student and teacher; a part of the logits is in memory.
+"""Distillation losses from hidden states and last layers of student and teacher.
 
-The forward computes the gradients while the logits are in memory, as a reduced fused_linear_cross_entropy does: four
-matrix products. The gradients of both losses are added in float32 and then rounded.
+Only a part of the logits is in memory at a time. The forward computes the gradients from each part, like
+fused_linear_cross_entropy with a reduction; it needs four matrix products. The gradients of both losses are added in
+float32 and then rounded.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from . import chunked
 from .losses import assert_classes
 
 NAME = "fused_linear_distillation"
-TENSORS = 4  # tensors as large as a part's logits are in memory at once, so parts are this many times smaller
+TENSORS = 4  # number of tensors as large as a part's logits in memory at once: parts are smaller by this factor
 
 
 class DistillationOutput(NamedTuple):
-    """The loss, and its parts without a gradient: soft (from the teacher) and hard (from the labels)."""
+    """The loss, and its two terms, which have no gradient: soft (from the teacher) and hard (from the labels)."""
 
     loss: Tensor
     soft_loss: Tensor
@@ -54,9 +55,10 @@ def fused_linear_distillation(
     "jsd" is beta * KL(p, m) + (1 - beta) * KL(q, m), m = beta * p + (1 - beta) * q; KL(p, q) for beta = 0 and KL(q, p)
     for beta = 1. "cosine" is beta * (1 - cosine of s and t). The cross entropy uses logits that are not divided by
     temperature. All losses are means over the rows that are not ignored. If the teacher has more classes than the
-    student, the student's logits of those classes are 0.
+    student, the student's logits of the extra classes are 0.
 
-    The forward computes the gradients, and the backward reuses its buffers for them: a second backward raises.
+    The forward computes the gradients, and the backward reuses the forward's buffers for them, so a second backward
+    raises.
 
     Args:
         student_input: float [..., hidden].
@@ -121,7 +123,7 @@ class _DistillationOptions(NamedTuple):
 
 
 # ---- the distance of each row from the teacher's --------------------------------------------------------------------
-# These functions overwrite the student's logits: with their gradient, unless dloss is None.
+# These functions overwrite the student's logits with their gradient, unless dloss is None.
 
 
 def _jsd(
@@ -137,7 +139,7 @@ def _jsd(
 def _cosine(
     student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, settings: _DistillationOptions
 ) -> Tensor:
-    # torch's ops: a fused kernel would save little beside the matrix products. Temperature cancels in a cosine.
+    # Uses torch's ops: beside the matrix products a fused kernel would save little. Temperature cancels in a cosine.
     norm = torch.linalg.vector_norm(student, dim=-1, keepdim=True).clamp(min=1e-12)
     unit, target = student.div_(norm), F.normalize(teacher.to(student.dtype), dim=-1)
     cosine = (unit * target).sum(-1, keepdim=True)

@@ -1,9 +1,9 @@
-"""Distances between distributions: Kullback-Leibler, Jensen-Shannon, total variation; and Jensen-Shannon after two
+"""Distances between distributions: Kullback-Leibler, Jensen-Shannon, total variation. Also Jensen-Shannon after two
 linear layers, which never has all logits in memory.
 
-No argument is modified, nothing synchronizes with the device, and apart from the input no tensor of its size is saved.
-Our kernels compute the gradient of the first argument. If the second argument also needs a gradient, or the loss is not
-reduced, the loss is composed from torch's ops.
+No argument is modified, no function synchronizes with the device, and of the tensors of the input's size only the input
+is saved. Our kernels compute the gradient of the first argument. If the second argument also needs a gradient, or the
+loss is not reduced, the loss is composed from torch's ops.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def jsd(
     beta: float = 0.5,
     ignore_index: int = -100,
 ) -> Tensor:
-    """The generalized Jensen-Shannon divergence of q = exp(input) and p = exp(target), the mean over rows.
+    """The mean over rows of the generalized Jensen-Shannon divergence of q = exp(input) and p = exp(target).
 
     beta * KL(p || m) + (1 - beta) * KL(q || m), m = beta * p + (1 - beta) * q. beta = 0 is KL(p || q), beta = 1 is
     KL(q || p).
@@ -98,7 +98,8 @@ def tvd(
         p: probabilities, float [..., classes].
         q: probabilities, of the shape of p.
         shift_labels: the class of each row, int32 or int64 [...]; rows with ignore_index are ignored.
-        reduction: "batchmean" (over the rows that are not ignored), "mean" (over their elements), "sum" or "none".
+        reduction: "batchmean" (mean over the rows that are not ignored), "mean" (over the elements of these rows),
+            "sum" or "none".
         ignore_index: the label of rows that are ignored.
 
     Returns:
@@ -131,15 +132,15 @@ def fused_linear_jsd(
     temperature: float = 1.0,
     accum_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """jsd of log_softmax(input @ weight.T / temperature) of student and teacher, with a part of the logits in memory.
+    """jsd between log_softmax(input @ weight.T / temperature) of student and teacher, computed in parts.
 
-    The forward computes the student's gradients, and the backward reuses its buffers for them: a second backward
-    through the same loss raises. The teacher gets no gradient.
+    Only a part of the logits is in memory. The forward computes the student's gradients, and the backward reuses the
+    forward's buffers for them, so a second backward through the same loss raises. The teacher gets no gradient.
 
     Args:
         student_input: float [..., hidden].
         student_weight: float [classes, hidden].
-        teacher_input: float [..., the teacher's hidden], as many rows as student_input.
+        teacher_input: float [..., the teacher's hidden], with as many rows as student_input.
         teacher_weight: float [classes, the teacher's hidden].
         shift_labels: as in jsd.
         jsd_beta: beta of jsd.
@@ -184,7 +185,7 @@ def fused_linear_jsd(
 
 
 def _check(op: Any, **args: Any) -> None:
-    """Check the arguments by an op's rules, for a loss composed from torch's ops; torch.compile cannot trace it."""
+    """Check a composed loss's arguments by an op's rules; skipped under torch.compile, which cannot trace the check."""
     if not torch.compiler.is_compiling():
         op.spec.contract.check(args)
 
@@ -216,7 +217,7 @@ def _linear_jsd(
     accum_dtype: torch.dtype,
     needs: list[bool],
 ) -> tuple[Tensor, list[Tensor]]:
-    """The loss and the student's gradients. An opaque op for the same reasons as `_linear_cross_entropy`."""
+    """The loss and the student's gradients. It is an opaque op for the same reasons as `_linear_cross_entropy`."""
     losses = _losses_like(x)
     sums = chunked.LinearSums(x, weight, [*needs, False], accum_dtype)
     factor = torch.ones((), dtype=losses.dtype, device=x.device) / _count(labels, ignore_index, losses)

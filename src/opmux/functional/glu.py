@@ -1,7 +1,7 @@
 """Gated linear units: the activation of a gate times a value.
 
-Forward and backward are one kernel launch each and allocate only their results. The inputs are saved for backward, and
-nothing is overwritten, so a second backward gives the same gradients.
+The forward and the backward each launch one kernel and allocate only their results. The inputs are saved for backward,
+and nothing is overwritten, so a second backward gives the same gradients.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def swiglu(gate: Tensor, up: Tensor, gate_multiplier: float = 1.0, down_multipli
     Args:
         gate: float [...].
         up: like gate.
-        gate_multiplier: a factor of the gate (Falcon-H1). Each factor other than 1 needs one more kernel launch.
-        down_multiplier: a factor of the result.
+        gate_multiplier: multiplies the gate (Falcon-H1). Each multiplier other than 1 costs one more kernel launch.
+        down_multiplier: multiplies the result.
 
     Returns:
-        A tensor like gate, computed in float32 (float64 for float64) and rounded once, and once for each factor.
+        A tensor like gate, computed in float32 (float64 for float64), and rounded once, and once more per multiplier.
     """
     if gate_multiplier != 1.0:
         gate = gate * gate_multiplier

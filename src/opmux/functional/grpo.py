@@ -1,7 +1,7 @@
-"""GRPO and losses derived from it, over hidden states (fused_linear_grpo) or over logits (grpo_loss).
+"""GRPO and losses derived from it, computed from hidden states (fused_linear_grpo) or from logits (grpo_loss).
 
 Both compute the log-probability of each token of the completions, and then apply the same formulas. Tokens outside the
-mask have no loss and no gradient, whatever values the other tensors have at their positions.
+mask have no loss and no gradient, whatever the other tensors contain at their positions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ LEVELS = ("token", "sequence")
 
 
 class GRPOOutput(NamedTuple):
-    """The loss, the divergence from the reference model (None without one), and what was clipped.
+    """The loss, the divergence from the reference model (None without one), and which tokens were clipped.
 
-    Only the loss has a gradient. If reduced, each has one element: the loss as its type says, the others the mean over
-    the tokens of the mask. With reduction="none" each is [batch, length], 0 or False outside the mask.
+    Only the loss has a gradient. If reduced, each field has one element: the loss is reduced by its type, the other
+    fields are means over the tokens of the mask. With reduction="none" each field is [batch, length], and 0 or False
+    outside the mask.
     """
 
     loss: Tensor
@@ -37,7 +38,7 @@ class GRPOOutput(NamedTuple):
 
 
 class _GRPOOptions(NamedTuple):
-    """The options of the formulas; `name` is the public function, for errors."""
+    """The options of the formulas; `name` is the name of the public function in errors."""
 
     name: str
     loss_type: str
@@ -59,7 +60,7 @@ class _GRPOOptions(NamedTuple):
 
 
 class _Tokens(NamedTuple):
-    """The arguments with a value for each token or sequence of the completions."""
+    """The arguments that have a value for each token or each sequence of the completions."""
 
     ids: Tensor
     mask: Tensor | None
@@ -69,7 +70,7 @@ class _Tokens(NamedTuple):
     vllm_is_ratio: Tensor | None
 
     def targets(self) -> Tensor:
-        """The token ids; -100 outside the mask."""
+        """The token ids, with -100 outside the mask."""
         return self.ids if self.mask is None else torch.where(self.mask != 0, self.ids, -100)
 
 
@@ -106,7 +107,7 @@ def fused_linear_grpo(
     reduction: str = "mean",
     accum_dtype: torch.dtype | None = None,
 ) -> GRPOOutput:
-    """Group relative policy optimization over hidden states, with a part of the logits in memory at a time.
+    """Group relative policy optimization from hidden states, with only a part of the logits in memory at a time.
 
     With the log-probability x of a token, ratio = exp(x - old) and its advantage A, the loss of the token is
     -min(min(ratio, delta) * A, clip(ratio, 1 - eps_low, 1 + eps_high) * A) * vllm_is_ratio
@@ -132,10 +133,10 @@ def fused_linear_grpo(
         weight: float [classes, hidden], of the dtype of input.
         completion_ids: int32 or int64 [batch, length].
         advantages: float [batch], or [batch, length].
-        completion_mask: [batch, length], 0 where there is no token; all are tokens if it is None.
+        completion_mask: [batch, length], 0 where there is no token; None if all positions are tokens.
         bias: float [classes].
-        old_logp: the log-probabilities of the policy that generated the completions, [batch, length]; None for the
-            current ones, as constants.
+        old_logp: the log-probabilities of the policy that generated the completions, [batch, length]; None: the current
+            log-probabilities, as constants.
         ref_logp: the log-probabilities of the reference model, [batch, length]. If it is None:
         ref_input: the hidden states of the reference model,
         ref_weight: its last layer's weight,
@@ -145,8 +146,8 @@ def fused_linear_grpo(
         beta: the weight of the divergence from the reference model, which must then be given.
         eps_low: as above.
         eps_high: as above.
-        delta: as above, if it is not None (two-sided clipping); not for cispo, sapo, vespo.
-        temperature: divides the logits, also the reference model's.
+        delta: as above (two-sided clipping); None for no bound. Not for cispo, sapo, vespo.
+        temperature: divides the logits of both models.
         importance_sampling_level: "token", or "sequence": the ratio is exp(mean(x - old)) over a sequence (GSPO); not
             for cispo, sapo, vespo.
         use_bias_correction_kl: multiply the divergence by the ratio.
@@ -158,9 +159,9 @@ def fused_linear_grpo(
         vespo_lambda_neg: as above.
         max_completion_length: for dr_grpo; None for length.
         num_items_in_batch: for dapo, cispo and vespo: the number of tokens of all micro-batches and processes; it is
-            divided by the number of processes. None for the tokens of this batch, averaged over the processes: with
-            torch.distributed this is an all_reduce, so every process must call.
-        reduction: "mean" (by loss_type), or "none": the loss of each token.
+            divided by the number of processes. None: the tokens of this batch, averaged over the processes. With
+            torch.distributed this is an all_reduce, so every process must call the function.
+        reduction: "mean" (as loss_type defines), or "none": the loss of each token.
         accum_dtype: as in linear_log_probs.
 
     Returns:
@@ -222,11 +223,11 @@ def grpo_loss(
     reduction: str = "mean",
     in_place: bool = False,
 ) -> GRPOOutput:
-    """Group relative policy optimization over logits. For the formulas see fused_linear_grpo.
+    """Group relative policy optimization from logits. For the formulas see fused_linear_grpo.
 
     Args:
-        logits: float [batch, length + 1, classes]: logits[b, t] predicts completion_ids[b, t]. The last logits
-            of a sequence are not used; [batch, length, classes] is accepted too.
+        logits: float [batch, length + 1, classes]: logits[b, t] predicts completion_ids[b, t]. The logits at the last
+            position are not used; [batch, length, classes] is accepted too.
         old_logp: as in fused_linear_grpo.
         ref_logp: as in fused_linear_grpo.
         completion_ids: as in fused_linear_grpo.
@@ -291,7 +292,8 @@ def token_log_probs(
     """The log-probability of each target under softmax(logits / temperature).
 
     Args:
-        logits: float [batch, length, classes]. Its length may exceed target's: the rest gets a gradient of 0.
+        logits: float [batch, length, classes]. Its length may exceed target's; the gradient of the extra positions is
+            0.
         target: int32 or int64 [batch, length].
         temperature: divides the logits, in float32.
         ignore_index: targets with this value have log-probability 0, and no gradient.
@@ -345,11 +347,12 @@ def _check(options: _GRPOOptions, tokens: _Tokens, referenced: bool) -> None:
 
 
 def _loss(options: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
-    """The output, from the log-probability x of each token."""
+    """Compute the output from the log-probability x of each token."""
     mask = torch.ones_like(x) if tokens.mask is None else tokens.mask.to(x.dtype)
     keep = mask != 0
     constant = lambda value: value.detach().to(x.dtype)
-    in_mask = lambda value, other=0.0: torch.where(keep, constant(value), other)  # padding is undefined; x is 0 there
+    # Other tensors have undefined values in the padding; x is 0 there.
+    in_mask = lambda value, other=0.0: torch.where(keep, constant(value), other)
     advantage = in_mask(tokens.advantages if tokens.advantages.dim() == 2 else tokens.advantages[:, None])
     log_ratio = x - (x.detach() if tokens.old is None else in_mask(tokens.old))
     if options.importance_sampling_level == "sequence":
@@ -367,7 +370,7 @@ def _loss(options: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
         losses = -4 / slope * torch.sigmoid(slope * (ratio - 1)) * advantage
     elif options.loss_type == "vespo":
         losses = -_vespo_weight(options, log_ratio.detach(), advantage, correction) * advantage * x
-        correction = None  # the weight includes it
+        correction = None  # the weight already includes the correction
     else:
         low, high = 1 - options.eps_low, 1 + options.eps_high
         bounded = ratio if options.delta is None else ratio.clamp(max=options.delta)
@@ -378,7 +381,7 @@ def _loss(options: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
     kl = None
     if options.beta and tokens.ref is not None:
         difference = in_mask(tokens.ref) - x
-        kl = torch.expm1(difference) - difference  # exp(d) - d - 1, without its rounding error near 0
+        kl = torch.expm1(difference) - difference  # exp(d) - d - 1, without its rounding error near d = 0
         kl = kl * ratio if options.use_bias_correction_kl else kl
         losses = losses + options.beta * kl
     losses, clipped = losses * mask, clipped & keep  # expands values of sequences to their tokens
@@ -403,7 +406,7 @@ def _vespo_weight(options: _GRPOOptions, log_ratio: Tensor, advantage: Tensor, c
 
 
 def _chosen(condition: Tensor, yes: float, no: float, dtype: torch.dtype) -> Tensor:
-    """torch.where for two numbers, with a given dtype: torch would use the default dtype."""
+    """torch.where for two numbers, in a given dtype (torch.where itself would use the default dtype)."""
     return torch.where(condition, torch.full_like(condition, yes, dtype=dtype), no)
 
 
@@ -419,7 +422,7 @@ def _reduced(options: _GRPOOptions, losses: Tensor, mask: Tensor) -> Tensor:
         return losses.sum() / (batch * longest)
     if options.loss_type == "luspo":
         if options.importance_sampling_level == "sequence":
-            return losses.sum() / batch  # losses are divided by the length: this is their mean
+            return losses.sum() / batch  # each loss is already divided by the length, so the sum is a mean
         return (losses * lengths).sum() / (batch * length)
     return losses.sum() / _tokens_of_a_process(lengths.sum(), options.num_items_in_batch)
 
@@ -434,7 +437,7 @@ def _tokens_of_a_process(local: Tensor, total: Tensor | float | None) -> Tensor 
             torch.distributed.all_reduce(total)
     if isinstance(total, Tensor):
         return (total.to(local, non_blocking=True) / processes).clamp(min=1)
-    return max(total / processes, 1.0)  # not a tensor: a copy to the device would synchronize
+    return max(total / processes, 1.0)  # a Python number, because a copy to the device would synchronize
 
 
 # ---- log-probabilities of logits ------------------------------------------------------------------------------------
@@ -455,7 +458,7 @@ def _token_log_probs(
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """token_log_probs for one sequence at a time: cutting the last logits off the batch would copy the rest."""
+    """token_log_probs, one sequence at a time: to cut the last position off the whole batch would copy the logits."""
 
     @staticmethod
     def forward(
@@ -477,7 +480,7 @@ class _TokenLogProbs(torch.autograd.Function):
             raise RuntimeError(f"{name}: a second backward with in_place=True: the first wrote over the logits")
         logits, target, lse = ctx.saved_tensors
         dlogits = logits.detach() if in_place else logits.clone(memory_format=torch.contiguous_format)
-        ctx.written, zeros = in_place, torch.zeros_like(lse)  # no gradient of the entropy
+        ctx.written, zeros = in_place, torch.zeros_like(lse)  # the entropy has no gradient
         for b, labels in enumerate(target):
             rows = dlogits[b, : len(labels)]
             loss.token_nll_entropy_bwd_(rows, labels, -grad[b], zeros[b], zeros[b], lse[b], ignore_index, temperature)

@@ -1,4 +1,4 @@
-"""A linear layer with bias, activation, gate and residual, in one kernel where the device's implementation has one."""
+"""A linear layer with bias, activation, gate and residual, in one kernel if the device's implementation has it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def linear(
     glu: bool = False,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """f(x weight^T + bias) + residual, f the activation; with glu f(a) * b + residual, [a, b] = x weight^T + bias.
+    """Return f(x weight^T + bias) + residual, or with glu f(a) * b + residual, where [a, b] = x weight^T + bias.
 
-    x and weight are saved for backward, and with an activation or glu also the product, but not the result. No argument
-    is modified. Arguments that are contiguous, or transposed contiguous matrices, are not copied.
+    f is the activation. x and weight are saved for backward; with an activation or glu, the product is saved too. The
+    result is not saved. No argument is modified. Arguments that are contiguous, or transposed contiguous matrices, are
+    not copied.
 
     Args:
         x: float [..., k].
@@ -39,11 +40,11 @@ def linear(
         activation: "relu", "gelu", "gelu_tanh", "silu", "srelu" (relu squared), "qgelu", with glu also "sigmoid"; or
             None.
         glu: whether the first half of the outputs is a gate for the second half.
-        residual: [..., n], added last; of the dtype of x, or float32 for an x of 16 bits.
+        residual: [..., n], added last; of the dtype of x, or float32 if x has 16 bits.
 
     Returns:
         float [..., n], of the dtype of residual, or of x without a residual. The product accumulates in float32
-        (float64 for float64). If one kernel computes everything, it rounds once, at the end; otherwise each step
+        (float64 for float64). If a single kernel computes everything, it rounds once, at the end; otherwise each step
         rounds. Under autocast x, weight and bias are cast to its dtype, as torch's linear casts them.
     """
     dtype = autocast.dtype_on(x.device.type)
@@ -51,7 +52,7 @@ def linear(
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
         if residual is not None and residual.dtype not in (dtype, torch.float32):
-            residual = residual.to(torch.float32)  # the dtype to which torch promotes the sum
+            residual = residual.to(torch.float32)  # torch promotes the sum to this dtype
     args = x, weight, bias, residual, activation, glu
     try:
         if transforms_active():  # torch.func can transform only torch's ops
@@ -120,7 +121,7 @@ def _gradients(
         dpre = _bilinear_bwd(dy, pre) if act is None else getattr(acts, f"{act}_glu_bwd")(dy, pre)
     elif act is None:
         dpre = dy.to(x.dtype)
-    elif needs[2]:  # one kernel computes both
+    elif needs[2]:  # one kernel computes both gradients
         dpre, dbias = getattr(acts, f"{act}_bias_bwd")(dy, pre)
     else:
         dpre = getattr(acts, f"{act}_bwd")(dy, pre)

@@ -1,7 +1,7 @@
 """Cross entropy, and a linear layer followed by cross entropy that never has all logits in memory.
 
-No argument is modified. A target that is not a valid class raises: immediately on the CPU, as a device-side assertion
-on a GPU, without synchronizing with the device.
+No argument is modified. A target that is not a valid class raises: on the CPU immediately, on a GPU by a device-side
+assertion, which does not synchronize.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CrossEntropyOutput(NamedTuple):
 
 
 class _CrossEntropyOptions(NamedTuple):
-    """The options of the loss of each token."""
+    """Options of the per-token loss."""
 
     ignore_index: int
     label_smoothing: float
@@ -59,14 +59,15 @@ def cross_entropy(
         input: the logits, float [n, classes], [classes] or [n, classes, ...].
         target: class indices, int32 or int64, of the shape of input without classes.
         weight: the weight of each class.
-        ignore_index: targets with this value have no loss and are left out of the mean.
+        ignore_index: targets with this value have loss 0 and do not count in the mean.
         reduction: "mean" (weighted, as in torch), "sum" or "none".
-        label_smoothing: the share of the target that is spread over all classes.
+        label_smoothing: the share of the target probability that is spread evenly over all classes.
         z_loss: the weight of log(sum(exp(logits)))^2, which is added to each loss.
         softcap: logits become softcap * tanh(logits / softcap).
-        return_z_loss: also return the z-loss part of the loss, without a gradient.
+        return_z_loss: also return the z-loss term, without a gradient.
         return_token_accuracy: also return the share of targets whose class has the largest logit.
-        return_predicted_tokens: also return the class with the largest logit; ignore_index for ignored targets.
+        return_predicted_tokens: also return the class with the largest logit of each row; ignore_index for ignored
+            targets.
 
     Returns:
         The loss, in float32 (float64 for float64); a CrossEntropyOutput if more is requested. The mean is NaN
@@ -100,10 +101,10 @@ def fused_linear_cross_entropy(
     return_token_accuracy: bool = False,
     return_predicted_tokens: bool = False,
 ) -> Tensor | CrossEntropyOutput:
-    """cross_entropy(input @ weight.T + bias, target), with a part of the logits in memory at a time.
+    """cross_entropy(input @ weight.T + bias, target), with only a part of the logits in memory at a time.
 
-    For a mean or a sum the forward computes the gradients, and the backward reuses its buffers for them: a second
-    backward through the same loss raises. With reduction "none" the backward computes the logits again.
+    For a mean or a sum the forward computes the gradients, and the backward reuses the forward's buffers for them, so a
+    second backward through the same loss raises. With reduction "none" the backward recomputes the logits.
 
     Args:
         input: float [..., hidden].
@@ -233,7 +234,7 @@ def _linear_cross_entropy(
     token_scaling: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-    """The losses, reduced or not; each row's lse, predicted class and scale; the gradients of a reduced loss.
+    """Returns losses (reduced or not); each row's lse, predicted class and scale; and gradients if the loss is reduced.
 
     One opaque op, so that torch.compile neither unrolls the loop nor plans its memory.
     """
@@ -283,7 +284,7 @@ def _(
 
 
 def _rows_like(x: Tensor, token_scaling: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Empty tensors for the losses, lse, predicted classes and scales of the rows."""
+    """Uninitialized tensors for the rows' losses, lse, predicted classes and scales."""
     dtype = opmath_dtype(x.dtype)
     new = functools.partial(torch.empty, x.shape[0], device=x.device)
     scales = new(dtype=dtype) if token_scaling else torch.empty(0, dtype=dtype, device=x.device)
@@ -306,7 +307,7 @@ def _linear_cross_entropy_bwd(
     accum_dtype: torch.dtype,
     needs: list[bool],
 ) -> list[Tensor]:
-    """The gradients for losses that are not reduced; computes the logits again."""
+    """The gradients if losses are not reduced; recomputes the logits."""
     options = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
     for rows in chunked.parts(x, weight):

@@ -1,4 +1,4 @@
-"""Gated MLPs that save few tensors: the backward computes the activation, or everything, again."""
+"""Gated MLPs that save few tensors: the backward recomputes the activation, or everything."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def swiglu_mlp(
 ) -> Tensor:
     """linear(swiglu(linear(input, gate_weight), linear(input, up_weight)), down_weight) with few saved tensors.
 
-    Saves input, gate and up: a third less memory than torch's autograd saves for the same ops. The backward computes
-    the input of down_weight's product again, which costs one small kernel.
+    Saves input, gate and up: a third less memory than torch's autograd saves for the same ops. The backward recomputes
+    the input of the product with down_weight, which costs one small kernel.
 
     Args:
         input: float [..., hidden].
         gate_weight: [intermediate, hidden], of the dtype of input; any of the four may be frozen.
         up_weight: [intermediate, hidden].
         down_weight: [hidden, intermediate].
-        gate_multiplier: a factor of the gate before its activation (Falcon-H1).
-        down_multiplier: a factor of the result.
+        gate_multiplier: multiplies the gate before its activation (Falcon-H1).
+        down_multiplier: multiplies the result.
 
     Returns:
         float [..., hidden].
@@ -48,7 +48,7 @@ def swiglu_mlp(
 def geglu_mlp(
     input: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor, approximate: str = "tanh"
 ) -> Tensor:
-    """swiglu_mlp with gelu as the activation.
+    """Like swiglu_mlp, with gelu as the activation.
 
     Args:
         input: as in swiglu_mlp.
@@ -68,17 +68,17 @@ def geglu_mlp(
 def tiled_mlp(
     fn: Callable[[Any, Tensor], Tensor], module: nn.Module, input: Tensor, shards: int | None = None
 ) -> Tensor:
-    """fn(module, input) in shards along the sequence; the backward computes each shard again.
+    """Compute fn(module, input) in shards along the sequence; the backward recomputes each shard.
 
     It needs memory for the activations of only one shard, and costs one more forward. Gradients of parameters are added
-    up over shards in their own dtype. It calls `torch.utils.checkpoint` for each shard: dropout, autocast, hooks of DDP
-    and FSDP, and second derivatives work.
+    up over the shards in the parameters' dtype. It calls `torch.utils.checkpoint` for each shard, so dropout, autocast,
+    hooks of DDP and FSDP, and second derivatives work.
 
     Args:
-        fn: computes a module's result for a part of the sequence; rows must not depend on each other.
+        fn: computes a module's result for a part of the sequence. Tokens must not depend on each other.
         module: passed to fn.
         input: float [..., length, hidden].
-        shards: how many; by default length / hidden, rounded up.
+        shards: the number of shards; by default length / hidden, rounded up.
 
     Returns:
         What fn returns for the whole input.
@@ -112,7 +112,7 @@ def _mlp(
         if weight.shape != shape:
             reason = f"as input is {tuple(x.shape)} and gate_weight has {gate.shape[0]} rows"
             raise BadArgument.of(name, argument, f"have shape {shape}, {reason}", str(tuple(weight.shape)))
-    # the compiler chooses what to recompute; torch.func can transform only torch's ops
+    # torch.compile chooses what to recompute; torch.func can transform only torch's own ops
     if torch.compiler.is_compiling() or transforms_active():
         y = _composed(act, gate_multiplier, x, gate, up, down)
     else:

@@ -1,7 +1,7 @@
 """A mixture of experts: the weighted sum of each token's gated MLPs.
 
-Nothing is copied to the host: the number of tokens of each expert stays on the device. Gradients are added up in a
-fixed order.
+Nothing is copied to the host: the numbers of tokens per expert stay on the device. Gradients are added up in a fixed
+order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def fused_moe(
     topk = top_k_index.shape[-1]
     rows, index, weights = x.reshape(-1, x.shape[-1]), top_k_index.reshape(-1, topk), top_k_weights.reshape(-1, topk)
     args = rows, gate_up_proj, down_proj, index, weights, activation
-    # torch.func can transform only torch's ops
+    # torch.func can transform only torch's own ops
     return (_forward(*args)[0] if transforms_active() else _FusedMoE.apply(*args)).view(x.shape)
 
 
@@ -92,10 +92,10 @@ def _check(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Ten
 
 
 class _Routes(NamedTuple):
-    """Where the copies of tokens are: rows are sorted by expert, with the end of each expert's rows."""
+    """The row of each copy of a token, and where each expert's rows end; rows are sorted by expert."""
 
-    order: Tensor  # for each row, the number t * k + j of its copy
-    row_map: Tensor  # for each copy, its row, int32 [k * tokens] as moe_row_map returns; -1 if dropped
+    order: Tensor  # row -> the copy in it: t * k + j for copy j of token t
+    row_map: Tensor  # copy -> row, int32 [k * tokens], as moe_row_map returns; -1 if dropped
     ends: Tensor
 
     @classmethod
@@ -120,7 +120,7 @@ class _Routes(NamedTuple):
 def _forward(
     x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor, _Routes]:
-    """The result, and the tensors and routes that the backward needs."""
+    """Compute the result; also return the tensors and the routes that the backward needs."""
     topk = index.shape[1]
     routes = _Routes.of(index, gate_up.shape[0])
     rows = moe.moe_spread(x, routes.row_map, topk)
@@ -190,5 +190,5 @@ def _glu(products: Tensor, activation: str) -> Tensor:
 
 
 def _scaled(x: Tensor, scales: Tensor) -> Tensor:
-    """Rows times their scales, in the wider dtype of both, rounded once."""
+    """Multiply rows by their scales in the wider of both dtypes; round once."""
     return (x * scales[:, None]).to(x.dtype)

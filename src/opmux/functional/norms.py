@@ -23,11 +23,12 @@ def rms_norm(
 
     Args:
         input: float [..., n].
-        weight: float [n]; None for ones. The offset is added in either case.
+        weight: float [n]; None for ones. The offset is also added to ones.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight (Gemma).
-        casting: where half precision is rounded. "llama": the normalised value before it is multiplied by the weight,
-            then the product, as in transformers' Llama, Mistral and Qwen. "gemma": once, at the end. "none": each step.
+        casting: what is rounded to half precision. "llama": first the normalised value, then its product with the
+            weight, as in transformers' Llama, Mistral and Qwen. "gemma": only the result. "none": the result of each
+            step.
 
     Returns:
         A tensor of the shape and dtype of input.
@@ -48,7 +49,7 @@ def add_rms_norm(
     offset: float = 0.0,
     casting: str = "llama",
 ) -> tuple[Tensor, Tensor]:
-    """rms_norm(input + residual), and the sum, in one kernel.
+    """Compute rms_norm(input + residual), and the sum, in one kernel.
 
     Args:
         input: float [..., n], the output of a block.
@@ -157,7 +158,7 @@ def modulated_rms_norm(
         shift: of the shape and dtype of scale.
         eps: as in rms_norm.
         offset: as in rms_norm.
-        casting: as in rms_norm; the modulation is rounded once, unless it is "none".
+        casting: as in rms_norm; unless it is "none", the modulation is rounded once.
 
     Returns:
         A tensor of the shape and dtype of input.

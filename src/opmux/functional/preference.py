@@ -1,12 +1,13 @@
-"""Preference losses over hidden states and the weight of the last layer: DPO and its variants, CPO, SimPO, ORPO, KTO.
+"""Preference losses from hidden states and the last layer's weight: DPO and its variants, CPO, SimPO, ORPO, KTO.
 
-Each loss is a formula over the log-probabilities of sequences. `linear_log_probs` computes these with a part of the
-logits in memory at a time, and its backward computes the logits again: four matrix products, where gradients in the
-forward would need three. In return the formulas are plain differentiable torch code, a batch may be split into parts
-anywhere, and a second backward gives the same gradients.
+Each loss is a formula over the log-probabilities of sequences. `linear_log_probs` computes these with only a part of
+the logits in memory at a time, and its backward recomputes the logits. This needs four matrix products; with gradients
+computed in the forward it would be three. In return the formulas are plain differentiable torch code, the parts of a
+batch may begin and end anywhere, and a second backward gives the same gradients.
 
-In a batch of pairs the first half are the chosen sequences and the second half the rejected ones, in the same order.
-Targets are not shifted: `target[b, t]` is the token that `input[b, t]` predicts. The reference model has no gradient.
+A batch of pairs has the chosen sequences in its first half, and the rejected sequences, in the same order, in its
+second half. Targets are not shifted: `target[b, t]` is the token that `input[b, t]` predicts. The reference model gets
+no gradient.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class PreferenceOutput(NamedTuple):
     """The loss of a batch of pairs, and values for logging, which have no gradient."""
 
     loss: Tensor
-    chosen_log_probs: Tensor  # [pairs]: one for each sequence
+    chosen_log_probs: Tensor  # [pairs]: one per chosen sequence
     rejected_log_probs: Tensor
-    chosen_mean_logit: Tensor  # mean over all positions, also ignored ones, and all classes
+    chosen_mean_logit: Tensor  # mean over all positions (also ignored ones) and all classes
     rejected_mean_logit: Tensor
-    nll_loss: Tensor  # cross entropy of the chosen sequences; 0 if it is not a part of the loss
+    nll_loss: Tensor  # cross entropy of the chosen sequences; 0 if the loss does not include it
     chosen_rewards: Tensor  # [pairs]: beta * (log-probability - the reference model's)
     rejected_rewards: Tensor
     log_odds_ratio: Tensor | None = None  # ORPO: mean of log(sigmoid(log_odds))
@@ -41,12 +42,12 @@ class PreferenceOutput(NamedTuple):
 
 
 class KTOOutput(NamedTuple):
-    """The loss of a batch of chosen and rejected sequences, and sums over each kind, which have no gradient."""
+    """The loss of a batch, and sums over chosen and over rejected sequences; the sums have no gradient."""
 
     loss: Tensor
     chosen_log_probs_sum: Tensor
     rejected_log_probs_sum: Tensor
-    chosen_logits_sum: Tensor  # over all positions, also ignored ones, and all classes
+    chosen_logits_sum: Tensor  # over all positions (also ignored ones) and all classes
     rejected_logits_sum: Tensor
     chosen_rewards_sum: Tensor
     rejected_rewards_sum: Tensor
@@ -67,7 +68,7 @@ def linear_log_probs(
 ) -> Tensor:
     """The log-probability of each target under softmax((input @ weight.T + bias) / temperature).
 
-    A part of the logits is in memory at a time; the backward computes them again.
+    Only a part of the logits is in memory at a time; the backward recomputes the logits.
 
     Args:
         input: float [..., hidden].
@@ -86,7 +87,7 @@ def linear_log_probs(
 
 
 class LogProbs(NamedTuple):
-    """Options for computing log-probabilities; `name` is the public function, for errors."""
+    """Options for computing log-probabilities; `name` is the name of the public function in errors."""
 
     name: str
     temperature: float = 1.0
@@ -103,7 +104,8 @@ class LogProbs(NamedTuple):
             if self.temperature != 1.0 and bias is None:
                 losses = fused_linear_scaled_cross_entropy(input, weight, target, self.temperature, **options)
             else:
-                if self.temperature != 1.0:  # with a bias, divide the input: half precision rounds once more
+                # With a bias, divide input and bias by the temperature; half precision is rounded once more.
+                if self.temperature != 1.0:
                     input, bias = input / self.temperature, None if bias is None else bias / self.temperature
                 losses = fused_linear_cross_entropy(input, weight, target, bias, reduction="none", **options)
         except BadArgument as error:
@@ -114,7 +116,7 @@ class LogProbs(NamedTuple):
     def reference(
         self, target: Tensor, input: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor | None:
-        """Log-probabilities of the reference model, without a gradient; None if there is none."""
+        """Log-probabilities under the reference model, without a gradient; None if there is no reference model."""
         if input is None or weight is None:
             if input is not None or weight is not None:
                 one, other = ("ref_weight", "ref_input") if weight is None else ("ref_input", "ref_weight")
@@ -125,7 +127,7 @@ class LogProbs(NamedTuple):
 
 
 class _Batch:
-    """The log-probabilities of a batch of sequences, and their ratios to the reference model's if there is one."""
+    """The log-probabilities of a batch of sequences, and the log-ratios to the reference model if there is one."""
 
     def __init__(
         self,
@@ -145,9 +147,9 @@ class _Batch:
         self.log_probs = of_sequences(self.tokens)
         of_reference = model.reference(target, *reference)
         self.log_ratios = self.log_probs if of_reference is None else self.log_probs - of_sequences(of_reference)
-        with torch.no_grad():  # logits are not needed for their sum: sum(x @ w.T) = sum(x) @ sum(w).T
+        with torch.no_grad():  # the sum of logits needs no logits: sum(x @ w.T) = sum(x) @ sum(w).T
             dtype = self.tokens.dtype
-            # not a matmul: under autocast, matmul would round its inputs and products
+            # Not a matmul, because autocast would round the matmul's inputs and products.
             products = input.sum(1, dtype=dtype) * weight.sum(0, dtype=dtype)
             self.logits_sum = products.sum(-1)
             if bias is not None:
@@ -165,7 +167,7 @@ class _Pairs(NamedTuple):
     nll: bool  # the loss includes alpha * the cross entropy of the chosen sequences
     alpha: float = 1.0
     average: bool = False  # a sequence's log-probability is the mean over its tokens, not the sum
-    average_ratio: bool = False  # the same, but only in the formula, not in the results for logging
+    average_ratio: bool = False  # like `average`, but only in the formula, not for logging
 
 
 def _pair_loss(
@@ -178,7 +180,7 @@ def _pair_loss(
     *reference: Tensor | None,
     nll_target: Tensor | None = None,
 ) -> PreferenceOutput:
-    """The loss and values for logging; `formula` maps chosen and rejected sequences' log-ratios to losses."""
+    """The loss and values for logging; `formula` maps the log-ratios of chosen and rejected sequences to losses."""
     model, pairs = options.model, target.shape[0] // 2
     if target.shape[0] % 2:
         expected = "have an even batch: the chosen sequences, then the rejected ones"
@@ -217,7 +219,7 @@ class _DPO(NamedTuple):
 
 
 def _smoothed(margin: Tensor, smoothing: float) -> Tensor:
-    """-log(sigmoid(margin)), if a share `smoothing` of the labels is assumed to be swapped."""
+    """-log(sigmoid(margin)), under the assumption that a share `smoothing` of the labels is swapped."""
     return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
 
 
@@ -233,7 +235,7 @@ def _discopop(c: Tensor, r: Tensor, o: _DPO) -> Tensor:
     return -(1 - share) * logsigmoid(margin) + share * torch.exp(-margin)
 
 
-# The loss of each pair, from the log-ratios c of its chosen and r of its rejected sequence.
+# The loss of each pair, from the log-ratio c of its chosen sequence and r of its rejected sequence.
 DPO_LOSSES: dict[str, Callable[[Tensor, Tensor, _DPO], Tensor]] = {
     "sigmoid": lambda c, r, o: _smoothed(o.beta * (c - r), o.smoothing),
     "hinge": lambda c, r, o: torch.relu(1 - o.beta * (c - r)),
@@ -271,12 +273,13 @@ def fused_linear_dpo(
     ignore_index: int = -100,
     accum_dtype: torch.dtype | None = None,
 ) -> PreferenceOutput:
-    """Direct preference optimization, -log(sigmoid(beta * (c - r))) for the log-ratios c, r of a pair, or a variant.
+    """Direct preference optimization or a variant: -log(sigmoid(beta * (c - r))) for the log-ratios c, r of a pair.
 
-    A log-ratio is the log-probability of a sequence, minus that under the reference model if there is one.
+    A log-ratio is the log-probability of a sequence, minus its log-probability under the reference model if there is
+    one.
 
     Args:
-        input: float [batch, sequence, hidden]; chosen sequences, then as many rejected ones.
+        input: float [batch, sequence, hidden]; the chosen sequences, then the same number of rejected sequences.
         weight: float [classes, hidden], of the dtype of input.
         target: the class of each position, int32 or int64 [batch, sequence].
         bias: float [classes].
@@ -333,7 +336,8 @@ def fused_linear_cpo(
 ) -> PreferenceOutput:
     """Contrastive preference optimization (https://arxiv.org/abs/2401.08417), which needs no reference model.
 
-    -log(sigmoid(beta * (c - r))) for the log-probabilities c, r of a pair, plus alpha * the chosen one's cross entropy.
+    -log(sigmoid(beta * (c - r))) for a pair's log-probabilities c, r, plus alpha * cross entropy of the chosen
+    sequence.
 
     Args:
         input: as in fused_linear_dpo.
@@ -372,7 +376,7 @@ def fused_linear_simpo(
 ) -> PreferenceOutput:
     """Simple preference optimization (https://arxiv.org/abs/2405.14734), which needs no reference model.
 
-    -log(sigmoid(beta * (c - r) - gamma)) for the mean log-probabilities c, r of the tokens of a pair.
+    -log(sigmoid(beta * (c - r) - gamma)) for a pair's mean log-probabilities per token c, r.
 
     Args:
         input: as in fused_linear_dpo.
@@ -410,16 +414,16 @@ def fused_linear_orpo(
 ) -> PreferenceOutput:
     """Odds ratio preference optimization (https://arxiv.org/abs/2403.07691), which needs no reference model.
 
-    -beta * log(sigmoid(log_odds(c) - log_odds(r))), log_odds(x) = x - log(1 - exp(x)), for the mean log-probabilities
-    c, r of the tokens of a pair, plus the cross entropy of the chosen one.
+    -beta * log(sigmoid(log_odds(c) - log_odds(r))), log_odds(x) = x - log(1 - exp(x)), for a pair's mean
+    log-probabilities per token c, r, plus the cross entropy of the chosen sequence.
 
     Args:
         input: as in fused_linear_dpo.
         weight: as in fused_linear_dpo.
         target: as in fused_linear_dpo.
         bias: as in fused_linear_dpo.
-        nll_target: the targets of the cross entropy, [batch, sequence]; only the chosen half is used. None for target.
-            If given, the logits of the chosen half are computed once more.
+        nll_target: the targets of the cross entropy, [batch, sequence]; only the chosen half is used. None means
+            target; other targets need the logits of the chosen half once more.
         beta: the weight of the odds ratio.
         compute_nll_loss: add the mean cross entropy of the chosen sequences.
         ignore_index: as in fused_linear_dpo.
@@ -438,7 +442,7 @@ def fused_linear_orpo(
 
 
 def _log_odds(x: Tensor) -> Tensor:
-    """log(p / (1 - p)) for x = log(p): finite also for p = 1, the probability of an empty sequence."""
+    """log(p / (1 - p)) for x = log(p); finite even for p = 1, the probability of an empty sequence."""
     return x - torch.log(-torch.expm1(x.clamp(max=-torch.finfo(x.dtype).tiny)))
 
 
@@ -463,8 +467,8 @@ def fused_linear_kto(
 ) -> KTOOutput:
     """Kahneman-Tversky optimization (https://arxiv.org/abs/2402.01306) of sequences that are not in pairs.
 
-    1 - sigmoid(beta * (x - kl)) for the log-ratio x of a chosen sequence, 1 - sigmoid(beta * (kl - x)) for the
-    log-ratio of a rejected one; the mean over the batch.
+    The mean over the batch of 1 - sigmoid(beta * (x - kl)) for the log-ratio x of a chosen sequence, and 1 -
+    sigmoid(beta * (kl - x)) for the log-ratio x of a rejected sequence.
 
     Args:
         input: float [batch, sequence, hidden].
@@ -475,7 +479,7 @@ def fused_linear_kto(
         ref_input: as input, of the reference model; its hidden size may differ.
         ref_weight: as weight, of the reference model.
         ref_bias: as bias, of the reference model.
-        kl: an estimate of the divergence from the reference, one element or [batch]; 0 if it is None.
+        kl: an estimate of the divergence from the reference model, one element or [batch]; None means 0.
         beta: the scale of log-ratios.
         average_log_prob: a sequence's log-probability is the mean over its tokens instead of the sum.
         ignore_index: targets with this value are ignored.

@@ -1,8 +1,8 @@
-"""Rotary embedding of q and k in one kernel, in the forms that models use.
+"""Rotary embedding of q and k in one kernel, in the variants that models use.
 
 All functions compute in float32 (float64 for float64), round once and return the dtype of q, even if the tables are
-wider. q and k may have any strides. Results keep the memory order of the inputs' dimensions: if q and k are views of a
-linear layer's result, attention and caches get the layout that they expect. No argument is modified.
+wider. q and k may have any strides. Results have the inputs' order of dimensions in memory. So if q and k are views of
+a linear layer's result, attention and caches get the layout that they expect. No argument is modified.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def rope(
     interleaved: bool = False,
     per_pair: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Rotate the first d2 elements of each head of q and k; the others are copied.
+    """Rotate the first d2 elements of each head of q and k; copy the other elements.
 
     A pair (u, v) of a head becomes (u cos - v sin, v cos + u sin).
 
@@ -37,7 +37,7 @@ def rope(
             If a table requires a gradient, torch's ops compute everything.
         sin: like cos.
         layout: "bhsd" or "bshd".
-        interleaved: pairs are neighbours (Cohere); by default (i, i + d2/2) (Llama).
+        interleaved: pairs are (2i, 2i + 1) (Cohere); by default (i, i + d2/2) (Llama).
         per_pair: the tables have one column for each pair (gpt-oss).
 
     Returns:
@@ -95,9 +95,9 @@ def apply_multimodal_rotary_pos_emb(
     Args:
         q: as in apply_rotary_pos_emb.
         k: as in apply_rotary_pos_emb.
-        cos: [n, batch, length, d]: one table for each axis, such as time, height and width.
+        cos: [n, batch, length, d], one table for each axis, such as time, height and width.
         sin: like cos.
-        mrope_section: the sizes of sections, which add up to d/2: section i of each half uses table i % n.
+        mrope_section: the sizes of the sections of each half of a head; they add up to d/2. Section i uses table i % n.
         unsqueeze_dim: the dimension of the heads.
 
     Returns:
@@ -174,7 +174,7 @@ def _memory(x: Tensor, layout: str) -> str:
 
 
 def _learned(cos: Tensor, sin: Tensor) -> bool:
-    """Whether tables need a gradient. This is rare: our ops do not compute it, so torch's ops are used."""
+    """Whether tables need a gradient. This is rare; our ops do not compute it, so torch's ops run instead."""
     return torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
 
 

@@ -30,7 +30,7 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
 
 
 def sparsemax(input: Tensor, dim: int = -1) -> Tensor:
-    """The nearest point of the simplex: max(input - tau, 0), where tau makes the result sum to 1 along dim.
+    """The nearest point on the probability simplex: max(input - tau, 0), where tau makes the sum along dim 1.
 
     Args:
         input: float, of any shape.
@@ -68,7 +68,8 @@ def relu_squared(input: Tensor) -> Tensor:
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """Rows of a table: `torch.nn.functional.embedding`.
 
-    Calls torch's embedding: a lookup is a copy, and torch adds up the table's gradient in a fixed order, in float32.
+    Calls torch's embedding, because a lookup is only a copy, and torch sums the table's gradient in a fixed order, in
+    float32.
 
     Args:
         input: int32 or int64 row numbers, of any shape.

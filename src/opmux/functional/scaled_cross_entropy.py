@@ -1,4 +1,4 @@
-"""A linear layer, then for each token the negative log-probability of its class and the entropy over all classes."""
+"""A linear layer, and for each token the negative log-probability of its target and the entropy of its distribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .losses import assert_classes
 
 
 class ScaledCrossEntropyOutput(NamedTuple):
-    """The losses and the entropies, [...]: one of each for each token."""
+    """The losses [...] and the entropies [...] of the tokens."""
 
     nll: Tensor
     entropy: Tensor
@@ -31,9 +31,9 @@ def fused_linear_scaled_cross_entropy(
     *,
     accum_dtype: torch.dtype | None = None,
 ) -> Tensor | ScaledCrossEntropyOutput:
-    """-log_softmax(input @ weight.T / temperature)[target] of each token, with a part of the logits in memory.
+    """-log_softmax(input @ weight.T / temperature)[target] for each token, with only a part of the logits in memory.
 
-    The losses and the entropies are differentiable. The backward computes the logits again.
+    The losses and the entropies are differentiable. The backward recomputes the logits.
 
     Args:
         input: float [..., hidden].
@@ -41,7 +41,7 @@ def fused_linear_scaled_cross_entropy(
         target: the class of each row, int32 or int64 [...].
         temperature: logits are divided by it.
         ignore_index: tokens with this target have loss 0, entropy 0, and no gradient.
-        return_entropy: return the entropy of each token's distribution too.
+        return_entropy: also return the entropy of each token's distribution.
         accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
 
     Returns:
@@ -65,7 +65,7 @@ def fused_linear_scaled_cross_entropy(
 def _linear_nll_entropy(
     x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """nll, entropy and lse of each row. An opaque op for the same reasons as `_linear_cross_entropy`."""
+    """nll, entropy and lse of each row. It is an opaque op for the same reasons as `_linear_cross_entropy`."""
     nll, entropy, lse = _rows_like(x)
     for rows in chunked.parts(x, weight):
         logits = chunked.logits_of(x[rows], weight)

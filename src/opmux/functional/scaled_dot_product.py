@@ -14,7 +14,7 @@ from ..specs.attention_general import attention_general
 from ..specs.random import next_seed
 
 NAME = "attention"
-# permutations of each layout to "bhsd", and back
+# layout -> permutation to "bhsd", and back
 PLACES = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3)}
 BACK = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (2, 0, 1, 3)}
 # the ops' argument names -> this function's, for errors
@@ -63,31 +63,31 @@ def attention(
         k: the keys; their number of heads divides q's.
         v: the values; their dim may differ.
         causal: a query attends to no key after its own position.
-        window: how many keys before and after its own position a query attends to; -1 for all.
+        window: the numbers of keys before and after its own position that a query attends to; -1 for all.
         top_left: align the first query with the first key; by default the last query is aligned with the last key.
-        bias: added to the scores, [batch or 1, heads or 1, queries or 1, keys]; a bool is a mask, False hides a key.
-            Leading dimensions may be absent. With cu_seqlens_q its sizes are the number of sequences, heads,
-            max_seqlen_q and max_seqlen_k.
-        alibi: the slope of each head, [heads]; True for the standard slopes.
+        bias: added to the scores, [batch or 1, heads or 1, queries or 1, keys]; a bool tensor is a mask, in which False
+            hides a key. Leading dimensions may be absent. With cu_seqlens_q its sizes are the numbers of sequences and
+            heads, max_seqlen_q and max_seqlen_k.
+        alibi: [heads], the slope of each head; True for the standard slopes.
         softcap: scores become softcap * tanh(score / softcap); 0 does not change them.
-        sink: [heads], an extra score of each head, with a row of zeros in v; or a number for all heads: 0.0 is the
-            off-by-one softmax.
-        dropout_p: the share of probabilities that are set to 0. In eval mode pass 0.
+        sink: [heads], an extra score per head, whose row of v is 0; or one number for all heads (0.0 gives the
+            off-by-one softmax).
+        dropout_p: the share of attention probabilities that are set to 0. Pass 0 in eval mode.
         scale: multiplies q k^T; by default 1 / sqrt(dim).
         layout: "bhsd", "bshd" or "sbhd": the order of batch, heads and sequence.
         cu_seqlens_q: int32 or int64 [sequences + 1]: the start of each packed sequence of q, and the end of the last.
         cu_seqlens_k: the same for k and v; by default cu_seqlens_q.
-        max_seqlen_q: at least the longest sequence of q, with cu_seqlens_q; the default, the number of tokens,
-            launches programs without work.
+        max_seqlen_q: with cu_seqlens_q, an upper bound of the sequence lengths of q. The default, the number of tokens,
+            is valid, but launches programs that have no work.
         max_seqlen_k: the same for k.
         seqlens_q: int32 or int64 [sequences]: the length of each sequence of q; the rest is padding, where o is 0.
         seqlens_k: the same for k and v; by default seqlens_q.
-        generator: for dropout; by default the device's.
+        generator: the generator for dropout; by default the device's default generator.
         return_lse: also return lse, the logarithm of each softmax's denominator; it has no gradient.
 
     Returns:
         o, like q but with v's dim; with return_lse also lse, float32 [batch, heads, queries], or [heads, tokens] with
-        cu_seqlens_q. A query that attends to no key gives o = 0 and lse = -inf (or the sink).
+        cu_seqlens_q. For a query that attends to no key, o is 0 and lse is -inf (or the sink).
     """
     if layout not in PLACES:
         raise BadArgument.of(NAME, "layout", "be 'bhsd', 'bshd' or 'sbhd'", repr(layout), ValueError)
@@ -155,7 +155,7 @@ def attention(
 
 
 def _bias(q: Tensor, k: Tensor, bias: Tensor | None, keys: int | None) -> Tensor | None:
-    """The bias with four dimensions and all keys; a mask becomes -inf and 0."""
+    """Expand the bias to four dimensions and all keys; a mask becomes -inf and 0."""
     if bias is None:
         return None
     if bias.dtype is torch.bool:
@@ -166,6 +166,6 @@ def _bias(q: Tensor, k: Tensor, bias: Tensor | None, keys: int | None) -> Tensor
 
 
 def _seed(q: Tensor, generator: torch.Generator | None) -> Tensor:
-    if torch.compiler.is_compiling():  # the generator's state on the host would be a constant of the compiled code
+    if torch.compiler.is_compiling():  # the host state of the generator would become a constant of the compiled code
         return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     return next_seed(q, generator)

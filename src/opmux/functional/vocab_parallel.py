@@ -1,4 +1,4 @@
-"""Cross entropy of logits whose classes are spread over the processes of a group (tensor parallelism)."""
+"""Cross entropy of logits whose classes are split over the processes of a group (tensor parallelism)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODES = ("global", "partition")
 
 
 class _Smoothing(NamedTuple):
-    """The part `share` of the target is spread over `classes` classes."""
+    """Label smoothing: the part `share` of the target probability is spread over `classes` classes."""
 
     share: float
     classes: int
@@ -42,18 +42,18 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """Cross entropy of logits whose classes are split evenly over the processes of a group.
 
-    The forward needs one all-gather of three numbers for each row, the backward no communication. All processes get the
-    same loss (except with mode "partition"), and each gets the gradient of its own logits.
+    The forward needs one all-gather of three numbers per row; the backward needs no communication. All processes get
+    the same loss (except with mode "partition"), and each process gets the gradient of its own logits.
 
     Args:
-        logits: float [..., classes / size of the group]: classes from rank * logits.shape[-1] on.
+        logits: float [..., classes / size of the group]; the first class is rank * logits.shape[-1].
         target: the class of each row, counted over all processes, int32 or int64 [...]; the same on all processes.
         group: the processes; None for logits of all classes.
         ignore_index: targets with this value have no loss.
-        label_smoothing: the share of the target that is spread over classes.
-        formula: "pytorch" spreads label_smoothing over all classes; "megatron" over all but the target.
-        mode: "global" spreads label_smoothing over the classes of all processes; "partition" over the classes of each
-            process alone, as Megatron-LM does, so that losses differ between processes.
+        label_smoothing: the share of the target probability that is spread over classes.
+        formula: "pytorch" spreads label_smoothing over all classes, "megatron" over all classes except the target.
+        mode: "global" spreads label_smoothing over the classes of all processes; "partition" only over the process's
+            own classes, as Megatron-LM does, so losses differ between processes.
         reduction: "none", "mean" (over targets that are not ignored) or "sum".
 
     Returns:

@@ -1,6 +1,7 @@
 """Modules for model code: `import opmux.nn as nn`.
 
-Each holds the weights of a function of `..functional` and calls it. norms.py is the shortest one to begin with.
+Each module stores the weights for a function of `..functional` and calls the function. norms.py is the shortest, so
+read it first.
 """
 
 from __future__ import annotations

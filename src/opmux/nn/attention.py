@@ -1,4 +1,4 @@
-"""Modules that call `opmux.functional`'s rarer forms of attention and residual connections."""
+"""Modules that call `opmux.functional`'s less common forms of attention and residual connections."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..functional import attention_variants as functional
 
 
 class MHC(nn.Module):
-    """A layer between several residual streams: manifold-constrained hyper-connections, `mhc_forward`.
+    """Runs a layer between several residual streams (manifold-constrained hyper-connections, see `mhc_forward`).
 
     Args:
         layer: a module that takes and returns [..., channels].
-        streams: how many streams there are.
+        streams: the number of streams.
         channels: the size of a stream.
-        tmax: as in `mhc_coeffs`, like all arguments that are not listed here.
+        tmax: as in `mhc_coeffs`; so are all arguments that are not listed here.
         phi_dtype: the dtype of phi; None for the dtype of the layer's first parameter.
 
     Parameters: phi [streams * channels, streams^2 + 2 * streams], b, alpha_pre, alpha_post and alpha_res in float32.
@@ -85,12 +85,12 @@ class MHC(nn.Module):
 
 
 class MultiTokenAttention(nn.Module):
-    """`multi_token_attention` with the parameters of its convolution: maps attention scores to weights.
+    """`multi_token_attention`, with the parameters of its convolution; maps attention scores to weights.
 
     Args:
         in_channels: the channels (heads) of the scores.
         out_channels: the channels of the result.
-        kernel_size: as in `torch.nn.Conv2d`, like all arguments that are not listed here.
+        kernel_size: as in `torch.nn.Conv2d`; so are all arguments that are not listed here.
         sparse: sparsemax instead of softmax.
     """
 
@@ -134,11 +134,11 @@ class MultiTokenAttention(nn.Module):
 
 
 class NeighborhoodAttention(nn.Module):
-    """Self-attention of each position to a window of neighbors, with projections; see `neighborhood_attention`.
+    """Self-attention to a window of neighbors, with projections; see `neighborhood_attention`.
 
     Args:
-        hidden_size: the size of a position.
-        num_heads: how many heads share it.
+        hidden_size: the size of the last dimension.
+        num_heads: the number of heads; it divides hidden_size.
         kernel_size: the size of the window, odd.
         dilation: the distance between neighbors.
         bias: whether the projections have a bias.

@@ -11,7 +11,7 @@ from ..functional import divergences, losses, vocab_parallel
 
 
 class _WithOptions(nn.Module):
-    """A module whose options are attributes that each call reads."""
+    """A module whose options are attributes; each call reads them."""
 
     def __init__(self, **options: Any):
         super().__init__()

@@ -16,9 +16,9 @@ GELU = {"gelu_pytorch_tanh": "tanh", "gelu_tanh": "tanh", "gelu": "none"}
 
 
 def _weights(*layers: nn.Module) -> tuple[Tensor, ...] | None:
-    """The weights of these layers, or None if a layer does more than multiply: it has an adapter, a hook or a bias.
+    """The weights of the layers; None if a layer does more than multiply, because it has an adapter, a hook or a bias.
 
-    Also None if nothing is saved for backward, or the compiler chooses what is saved.
+    Also None if no tensor is saved for backward, or the compiler chooses the saved tensors.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -35,7 +35,7 @@ def _weights(*layers: nn.Module) -> tuple[Tensor, ...] | None:
 def swiglu_forward(module: Any, x: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0) -> Tensor:
     """The forward of any module with gate_proj, up_proj and down_proj, such as LlamaMLP.
 
-    Calls layers with a bias, an adapter, hooks or quantized weights as modules.
+    If a layer has a bias, an adapter, hooks or quantized weights, the layers are called as modules.
     """
     layers = module.gate_proj, module.up_proj, module.down_proj
     weights = _weights(*layers)
@@ -95,8 +95,8 @@ class SwiGLUMLP(GatedMLP):
         hidden_size: the size of inputs and results.
         intermediate_size: the size of gate and up.
         bias: whether the three layers have a bias.
-        gate_multiplier: a factor of the gate before its activation (Falcon-H1).
-        down_multiplier: a factor of the result.
+        gate_multiplier: multiplies the gate before its activation (Falcon-H1).
+        down_multiplier: multiplies the result.
         device: the device of the parameters.
         dtype: the dtype of the parameters.
     """
@@ -208,11 +208,11 @@ class TiledMLP(GatedMLP):
 
 
 class TiledSwiGLUMLP(TiledMLP, SwiGLUMLP):
-    """SwiGLUMLP in shards along the sequence, which the backward recomputes: one shard is in memory at a time.
+    """SwiGLUMLP in shards along the sequence. Only one shard is in memory at a time; the backward recomputes shards.
 
     Args:
-        num_shards: how many; by default length / hidden_size, rounded up.
-        hidden_size: as in SwiGLUMLP, like all other arguments.
+        num_shards: the number of shards; by default length / hidden_size, rounded up.
+        hidden_size: as in SwiGLUMLP; so are all other arguments.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -220,11 +220,11 @@ class TiledSwiGLUMLP(TiledMLP, SwiGLUMLP):
 
 
 class TiledGEGLUMLP(TiledMLP, GEGLUMLP):
-    """GEGLUMLP in shards along the sequence, which the backward recomputes: one shard is in memory at a time.
+    """GEGLUMLP in shards along the sequence. Only one shard is in memory at a time; the backward recomputes shards.
 
     Args:
-        num_shards: how many; by default length / hidden_size, rounded up.
-        hidden_size: as in GEGLUMLP, like all other arguments.
+        num_shards: the number of shards; by default length / hidden_size, rounded up.
+        hidden_size: as in GEGLUMLP; so are all other arguments.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,15 +11,15 @@ from ..functional.moe import fused_moe
 
 
 class Experts(nn.Module):
-    """`opmux.functional.fused_moe` with its weights: gated MLPs, some of which process each token.
+    """`opmux.functional.fused_moe` with its weights. The experts are gated MLPs; a few of them process each token.
 
     The parameters and the arguments of forward are the same as in `transformers` (Mixtral, Qwen3-MoE, ...):
     gate_up_proj [experts, 2 * intermediate, hidden] and down_proj [experts, hidden, intermediate].
 
     Args:
-        num_experts: how many experts there are.
+        num_experts: the number of experts.
         hidden_dim: the size of a token.
-        intermediate_dim: the size of a gate.
+        intermediate_dim: the size of an expert's gate.
         activation: the gate's activation, as in `fused_moe`.
     """
 

@@ -15,7 +15,7 @@ CASTINGS = ("gemma", "llama", "none")
 
 
 class _RowNorm(nn.Module):
-    """Base class of norms over the last dimension: a weight, and the option where half precision is rounded."""
+    """Base class of norms over the last dimension, with a weight and the option `casting`."""
 
     weight: nn.Parameter | None
 
@@ -58,7 +58,7 @@ class RMSNorm(_RowNorm):
         hidden_size: the size of the last dimension.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight (Gemma).
-        casting: where half precision is rounded: "llama", "gemma" or "none".
+        casting: what is rounded to half precision, as in `rms_norm`: "llama", "gemma" or "none".
         init: how the weight is initialized: "ones" or "zeros".
         elementwise_affine: False for no weight.
     """

@@ -1,4 +1,4 @@
-"""Preference, policy and distillation losses as modules: the constructor takes options, the call takes tensors.
+"""Preference, policy and distillation losses as modules. The constructor takes the options, the call takes the tensors.
 
 The modules have no parameters: the last layer's weight is an argument of the call, as in the function.
 """
@@ -14,7 +14,7 @@ from .losses import _WithOptions
 
 
 class _FunctionLoss(_WithOptions):
-    """Calls `function`, whose keyword-only arguments are attributes, except for those that a subclass fixes."""
+    """Calls `function`. Its keyword-only arguments are attributes, except the arguments that a subclass fixes."""
 
     function: ClassVar[Callable[..., Any]]
     fixed: ClassVar[dict[str, Any]]
@@ -33,7 +33,7 @@ class _FunctionLoss(_WithOptions):
         super().__init__(**{**self.defaults, **options})
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function with these arguments and the options; an option given here overrides the attribute."""
+        """Call the function with these arguments and the options; an option passed here overrides the attribute."""
         return self.function(*args, **{**self.options, **self.fixed, **kwargs})
 
     def extra_repr(self) -> str:

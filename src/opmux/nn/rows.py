@@ -43,4 +43,4 @@ class ReLUSquared(nn.Module):
 
 
 class Embedding(nn.Embedding):
-    """`torch.nn.Embedding`, whose gradient is the same in every run. Exists for code that imports it by this name."""
+    """`torch.nn.Embedding`, for code that imports it by this name. Its gradient is the same in every run."""

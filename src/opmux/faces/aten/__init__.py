@@ -1,1 +1,1 @@
-"""ATen's face: `opmux.enable()` overrides torch's ops with our kernels, on the dispatch keys of this machine."""
+"""The interface to ATen: `opmux.enable()` overrides torch's ops with our kernels on this machine's dispatch keys."""

@@ -1,10 +1,10 @@
-"""Overrides above autograd: for a vendor's function with its own gradient, and for ops that ATen composes from others.
+"""Overrides above autograd: vendor functions that have their own gradient, and ops that ATen composes from other ops.
 
-If ATen has no kernel of an op for a device, it composes the op from others (`_fused_rms_norm` on the CPU), and autograd
-differentiates those. If we registered a kernel only on the device's key, torch would use the op's own gradient formula,
-which may call an op that has no kernel on the device, even after `disable()`. So we override such an op above autograd.
-The override calls the primitive, which has its own gradient; if the primitive has none, the override takes only calls
-that need no gradient. All other calls run ATen's composition.
+If ATen has no kernel of an op for a device (`_fused_rms_norm` on the CPU), it calls other ops, and autograd
+differentiates these calls. If we registered a kernel only on the device's key, torch would use the op's own gradient
+formula, which may call an op that has no kernel on the device, even after `disable()`. So we override such an op above
+autograd. The override calls the primitive, which has its own gradient; if the primitive has none, the override takes
+only calls that need no gradient. All other calls run ATen's composition.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ Fn = Callable[..., Any]
 
 
 def composed_on(shape: OverloadSchema, key: str) -> bool:
-    """Whether ATen composes an op from others on a device, but has a gradient formula for other devices."""
+    """Whether ATen composes an op from other ops on this key, but has a gradient formula for other devices."""
     return shape.has("CompositeImplicitAutograd") and not shape.has(key)
 
 
 def composed(overload: Overload, state: Any, below: Fn, composition: Fn) -> Fn:
-    """The override of an op that ATen composes. `below` runs our kernel without autograd, `composition` ATen's ops."""
+    """The override of an op that ATen composes. `below` runs our kernel without autograd; `composition` runs ATen's
+    ops.
+    """
     name, with_gradient = overload.name, _differentiable(overload)
 
     def above(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +67,7 @@ def _differentiable(overload: Overload) -> Fn | None:
 
 
 def of_row(shape: OverloadSchema, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn:
-    """The override that calls a vendor's function with its own gradient; if the function fails, ATen's op runs."""
+    """An override that calls a vendor's differentiable function; if the function fails, ATen's op runs."""
     logged: set[str] = set()
 
     def above(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +94,7 @@ def _native_after(error: Exception, row: AtenRow, logged: set[str], otherwise: C
         except Exception:
             raise error from None
     finally:
-        del error  # see `Chain.run`
+        del error  # for the reason see `Chain.run`
     if reason not in logged:
         logged.add(reason)
         logger.warning("aten::%s: '%s' failed (%s), using ATen's own", row.overload, row.impl_id, reason)
@@ -104,7 +106,7 @@ def needs_gradient(args: tuple, kwargs: dict) -> bool:
 
 
 def plain(args: tuple, kwargs: dict) -> bool:
-    """Whether no tracer, transform, forward gradient or tensor subclass is involved. Otherwise ATen's ops run."""
+    """False if a tracer, a transform, forward-mode AD or a tensor subclass is active: then ATen's ops run."""
     return (
         not dispatch_modes()
         and not transforms_active()

@@ -1,7 +1,8 @@
-"""ATen's gated linear unit and its gradient: the first half of a dimension times the sigmoid of the second.
+"""ATen's gated linear unit and its gradient: the first half of a dimension times the sigmoid of the second half.
 
-All other activations are rows of the pointwise table. The gradient on CUDA is left to torch, whose kernel writes both
-halves in place. Ours would write two tensors and concatenate them: 9 passes over a half instead of 5.
+All other activations are in the pointwise table. The gradient on CUDA is left to torch, whose kernel writes both halves
+in place. Ours would write two tensors and concatenate them: it would read or write a half-size tensor 9 times instead
+of 5.
 """
 
 import math
@@ -19,7 +20,7 @@ Fn = Callable[..., Any]
 
 
 def _dimension(x: Tensor, dim: int) -> int:
-    """The dimension as a non-negative number; raises NotSupported if its size is odd."""
+    """Return the dimension as a non-negative index; raise NotSupported if its size is odd."""
     rank = x.dim()
     if not -rank <= dim < rank or x.shape[dim] % 2:
         raise NotSupported(f"dimension {dim} of x {tuple(x.shape)} cannot be halved")
@@ -33,7 +34,7 @@ def glu(call: Fn, self: Tensor, dim: int = -1) -> Any:
         raise NotSupported("x is not contiguous, and torch's result keeps its strides")
     shape = self.shape
     last = axis == len(shape) - 1
-    # to halve an inner dimension, halve the flattened row of it and all later dimensions
+    # To split an inner dimension in half, flatten it with all later dimensions, and split the result in half.
     x = self if last else self.view(math.prod(shape[:axis]), math.prod(shape[axis:]))
     value, gate = x.tensor_split(2, -1)
     y = call(gate, value)

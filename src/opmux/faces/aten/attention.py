@@ -3,9 +3,9 @@
 `_scaled_dot_product_..` takes [batch, heads, seq, dim]. The lower-level overloads take [batch, seq, heads, dim], or
 packed sequences: [tokens, heads, dim] for flash, [1, tokens, heads, dim] for memory-efficient.
 
-torch's kernels and ours return lse as a natural logarithm, so torch's forward works with our backward and the reverse.
-Flash results have the memory layout of q, k and v, as ours have. Memory-efficient results always have the layout of a
-contiguous [batch, seq, heads, dim].
+Both torch's kernels and ours return lse as a natural logarithm, so either forward works with either backward. Results
+of flash attention have the memory layout of q, k and v, in torch and in opmux. Results of memory-efficient attention
+always have the layout of a contiguous [batch, seq, heads, dim].
 
 Left to torch: dropout, because our random numbers differ from those of torch's kernels; the debug mask; float64; ALiBi,
 because torch's lse differs from ours; a paged cache; the gradient of a bias, because torch pads its rows.
@@ -24,9 +24,9 @@ from ...specs.attention_general import attention_general, attention_general_bwd
 Fn = Callable[..., Any]
 HALVES = (torch.float16, torch.bfloat16)
 FLASH_WIDEST = 256  # the largest head dim that flash attention accepts
-LSE_ALIGNMENT = 32  # the memory-efficient kernels pad rows of lse to a multiple of this, with +inf
+LSE_ALIGNMENT = 32  # the memory-efficient kernels pad rows of lse with +inf to a multiple of this
 NO_MASK, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # custom_mask_type of the memory-efficient kernels
-WHOLE = (None, None, None, None, 0, 0)  # not packed: cu_q, cu_k, q_sizes, k_sizes, max_q, max_k
+WHOLE = (None, None, None, None, 0, 0)  # cu_q, cu_k, q_sizes, k_sizes, max_q, max_k of unpacked sequences
 
 
 def _fit(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -207,7 +207,7 @@ def flash_attention_forward(
     o, lse = call(q, k, v, None, *options)
     if cum_seq_q is not None:
         lse = lse[0]
-        # torch's lse is +inf for a query without visible keys; whether there is one, only the device knows
+        # torch's lse is +inf for a query without visible keys; only the device knows whether such a query exists
         if seqused_k is not None or cum_seq_k is None or cum_seq_q.data_ptr() != cum_seq_k.data_ptr():
             lse = lse.masked_fill(lse == -torch.inf, torch.inf)
     return _seq_first(packed, o), lse, *_nothing_dropped(query)
@@ -279,7 +279,7 @@ def efficient(
         lse = lse.new_empty((batch, heads, 0))
     elif queries % LSE_ALIGNMENT:
         lse = torch.nn.functional.pad(lse, (0, -queries % LSE_ALIGNMENT), value=torch.inf)
-    # without dropout torch returns uninitialized seed and offset: on the CPU, unless a graph is captured
+    # without dropout torch returns an uninitialized seed and offset; they are on the CPU, except during graph capture
     on = query.device if query.is_cuda and torch.cuda.is_current_stream_capturing() else "cpu"
     seed, offset = (torch.empty((), dtype=torch.int64, device=on) for _ in range(2))
     return o, lse, seed, offset
@@ -371,7 +371,7 @@ def efficient_attention_backward(
 
 
 def _by_token(lse: Tensor, cu: Tensor, tokens: int) -> Tensor:
-    """Reshape lse from the [sequences, heads, longest] of the memory-efficient kernels to [1, heads, tokens]."""
+    """Reshape the memory-efficient kernels' lse, [sequences, heads, longest], to [1, heads, tokens]."""
     if lse.dim() != 3 or lse.shape[0] != cu.shape[0] - 1:
         raise NotSupported("statistics of another shape")
     token = torch.arange(tokens, dtype=cu.dtype, device=cu.device)

@@ -1,12 +1,12 @@
 """ATen's group norm, batch norm and weight norm, and their gradients.
 
-Statistics are float32 (float64 for float64). They are half precision where ATen's are: for half-precision inputs of
+Statistics are float32 (float64 for float64 inputs). As in ATen, they are half precision for half-precision inputs of
 group norm, and of batch norm on the CPU, unless the parameters are wider. Inputs must be contiguous, or channels-last
-where ATen keeps that format; calls with other strides are left to torch.
+for ops whose ATen kernel keeps that format; torch runs calls with other strides.
 
-Left to torch: `cudnn_batch_norm` and `miopen_batch_norm` (only their own backward can read their reserve tensor, and it
-may run after our override is disabled); the steps of synchronised batch norm, because no primitive computes statistics
-alone; the gradient of batch norm in evaluation mode, where usually only dx is needed. ATen composes
+Left to torch: `cudnn_batch_norm` and `miopen_batch_norm` (their backward may run after our override is disabled, and
+reads a reserve tensor that only their forward writes); the steps of synchronised batch norm, because no primitive
+computes only statistics; the gradient of batch norm in evaluation mode, where usually only dx is needed. ATen composes
 `_native_batch_norm_legit_functional` and `instance_norm` from the ops here.
 """
 
@@ -89,7 +89,7 @@ def group_norm_backward(
 
 
 def _check_running(x: Tensor, params: tuple[Tensor | None, ...], running: tuple[Tensor | None, ...]) -> bool:
-    """Whether parameters are wider than x. On the CPU, running statistics must have the parameters' dtype."""
+    """Whether parameters are wider than x; checks that running statistics on the CPU have the parameters' dtype."""
     if x.is_cpu:
         return mixed(x, *params, *running)
     mixed(x, *running)
@@ -108,7 +108,7 @@ def batch_norm_out(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Declines always. A derived `out=` form would detect a wrong `out` only after it has written the statistics."""
+    """Always decline: a derived `out=` form would write the statistics before it detects a wrong `out`."""
     raise NotSupported("out= tensors are checked only after running statistics have changed")
 
 
@@ -124,7 +124,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Writes running statistics last, after everything that can fail."""
+    """The running statistics are written last, after every step that can fail."""
     if not training:
         infer = _evaluating()
         return batch_norm_infer(infer, input, weight, bias, running_mean, running_var, momentum, eps)
@@ -132,7 +132,8 @@ def batch_norm(
     _check_memory_format(input)
     y, mean, rstd, *new = call(input, weight, bias, running_mean, running_var, momentum, eps)
     if running_mean is not None and running_var is not None:
-        # .data: autograd has saved these tensors, and ATen's kernel does not increment their version counters
+        # Write to `.data`, because autograd has saved these tensors, and ATen's kernel does not increment their
+        # versions.
         torch._foreach_copy_([running_mean.data, running_var.data], new)
     if input.is_cpu and not wider:
         mean, rstd = mean.to(input.dtype), rstd.to(input.dtype)
@@ -151,7 +152,7 @@ def _evaluating() -> Fn:
     key, manager = channel_norm.batch_norm_infer.spec.key, get_default_manager()
 
     def call(*args: Any) -> Any:
-        with torch.no_grad():  # torch records the gradient of the ATen op
+        with torch.no_grad():  # autograd already records the ATen op
             return manager.call(key, *args)
 
     return call
@@ -168,7 +169,7 @@ def batch_norm_infer(
     momentum: float,
     eps: float,
 ) -> Any:
-    """The returned statistics are running_mean and 1 / sqrt(running_var + eps); on the CPU they are empty."""
+    """The statistics returned on a GPU are running_mean and 1 / sqrt(running_var + eps); on the CPU they are empty."""
     if running_mean is None or running_var is None:
         raise NotSupported("without statistics to use, the call is left to torch")
     wider = _check_running(input, (weight, bias), (running_mean, running_var))

@@ -28,7 +28,7 @@ def depthwise(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Any:
-    """Each channel is a group. Declines inputs without a batch, and a kernel size that differs from the weight's."""
+    """One group per channel. Declines inputs without a batch dimension, and a kernel size unlike the weight's."""
     if self.dim() != weight.dim() or list(kernel_size) != list(weight.shape[2:]):
         raise NotSupported("a tensor without a batch, or a kernel size that is not the weight's")
     none = [0] * len(kernel_size)

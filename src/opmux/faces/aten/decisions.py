@@ -1,9 +1,9 @@
 """Which overloads `mode="auto"` enables: those measured to be at least as fast as torch's own kernel on this chip.
 
 `opmux tune --aten` measures. A vendor's arch folder ships its results (`aten_speed.json`); results in the user's cache
-override them. A decision depends on dtype and size: a small call is bound by the host, where torch is faster. The C++
-gate applies the size limits. Without the gate, each call of an overridden op costs a call of Python, so an op is then
-enabled only if it is faster on each of the shipped model traces (`model_traces.json`).
+override them. A decision depends on dtype and size: host time dominates small calls, and torch's is shorter. The C++
+gate applies the size limits. Without the gate, each call of an overridden op goes through Python, so auto mode then
+enables an op only if it saves time on the shipped model traces (`model_traces.json`) and is slower on none of them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from .overloads import Overload, functional, table
 from .schema import siblings
 
 TRACES = Path(__file__).with_name("model_traces.json")
-NEVER = -1  # as a size limit: no call runs our kernel
+NEVER = -1  # a size limit that means: no call runs our kernel
 
 DTYPES = tuple(sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str))
-SAME_SPEED = {torch.float16: torch.bfloat16}  # dtype -> the dtype measured for it: same kernels and memory traffic
-# The host's time is hidden if torch's own kernel takes at least this many times as long on the device.
+SAME_SPEED = {torch.float16: torch.bfloat16}  # dtype -> the dtype whose times it uses: same kernels and traffic
+# Our host time is hidden if torch's own kernel takes at least this many times as long on the device.
 HIDDEN = 2.0
-NOISE = 1.01  # the ratio by which two measurements of the same kernel may differ
+NOISE = 1.01  # two measurements of the same kernel may differ by this factor
 # Extra host time of a Python override in a model's step. Measured on the host of an H200: 4 us in a loop, but 43 us in
-# the backward of a BERT, where it is called once in a step.
+# the backward of BERT, which calls the override once per step.
 PYTHON_US = 40.0
-CLEAR_US = 5.0  # an override that saves this much host time in a loop through Python also saves time in a model's step
+CLEAR_US = 5.0  # a Python override that saves this much host time in a loop also saves time in a model's step
 COMPOSITIONS = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
-# The dispatch key of functional ops that torch composes from their `out=` form, which must have a kernel (structured
-# ops), or from other ops (`view_copy`).
+# The dispatch key of functional ops that torch composes either from their `out=` form, which must then have a kernel
+# (structured ops), or from other ops (`view_copy`).
 FROM_OTHERS = "CompositeExplicitAutogradNonFunctional"
 
 # Ops that read few elements of the first tensor, whatever its size: embedding reads one row for each token.
@@ -74,7 +74,7 @@ class Speed:
         return self.times.get(dtype) or self.times.get(SAME_SPEED.get(dtype, dtype), ())
 
     def at(self, dtype: torch.dtype, numel: int) -> Times | None:
-        """The times at a size: interpolated on a log scale between measured sizes; above the largest, proportional."""
+        """The times at a size: log-interpolated between measured sizes, proportional to the size above the largest."""
         known = self.of(dtype)
         if not known:
             return None
@@ -90,7 +90,7 @@ class Speed:
         return Times(numel, between(a.native, b.native), between(a.ours, b.ours))
 
     def through_python(self, measured: bool = False) -> Speed:
-        """The times of calls through Python in a model's step; `measured`: these were measured through Python too."""
+        """The times of Python calls in a model's step; `measured`: the times in `self` were measured through Python."""
         torchs, ours = self.host
         if measured and torchs - ours >= CLEAR_US:
             return self
@@ -108,7 +108,7 @@ class Speed:
             hidden = self.host[1] <= self.host[0] or known[0].native >= HIDDEN * self.host[1]
             return 0 if wins == len(known) and hidden else NEVER
         first = 0 if wins == len(known) else known[-wins].numel
-        if self.host[1] <= self.host[0]:  # our host time is no longer than torch's: no need to hide it
+        if self.host[1] <= self.host[0]:  # our host time does not exceed torch's: no need to hide it
             return first
         return max(first, self._hides(dtype, HIDDEN * self.host[1]))
 
@@ -142,8 +142,8 @@ class Decision:
 
     why: str
     limits: Mapping[torch.dtype, int] = field(default_factory=dict)
-    by_size: bool = False  # whether the limits hold only where the C++ gate applies them
-    by_python: Mapping[torch.dtype, int] | None = None  # limits of calls that C++ cannot launch; None: as `limits`
+    by_size: bool = False  # whether the limits need the C++ gate, which applies them
+    by_python: Mapping[torch.dtype, int] | None = None  # limits of calls that C++ cannot launch; None: `limits`
 
     @property
     def taken(self) -> bool:
@@ -156,7 +156,7 @@ class Decision:
         return _reaches(first, self.limits)
 
     def waits(self, first: Any) -> bool:
-        """Whether such a call runs our kernel only if the C++ gate launches it; until then torch's kernel runs."""
+        """Whether a call runs our kernel only from the C++ gate; until the gate can launch it, torch's kernel runs."""
         if self.by_python is None or not isinstance(first, torch.Tensor):
             return False
         return self.takes(first) and not _reaches(first, self.by_python)
@@ -171,11 +171,11 @@ ALWAYS = dict.fromkeys(DTYPES, 0)
 
 
 def thresholds(name: str, device: str) -> tuple[Mapping[torch.dtype, int], Mapping[torch.dtype, int], bool]:
-    """The limits for the C++ gate: dtype -> smallest size of the first tensor for which our kernel runs; -1: never.
+    """The limits for the C++ gate: dtype -> smallest size of the first tensor for which our kernel runs (-1: never).
 
-    Returns the limits of calls that C++ launches, then those of calls that go to Python; a dtype that is not listed
-    runs torch's kernel. The third value says whether Python may run only frequent calls: false if torch has no kernel,
-    or a vendor provides one.
+    Returns the limits of calls that C++ launches, the limits of calls that go to Python, and whether Python may run
+    only frequent calls (false if torch has no kernel, or a vendor provides one). A dtype without a limit runs torch's
+    kernel.
     """
     decision = _known.get((name, device))
     if decision is not None:
@@ -191,7 +191,7 @@ _known: dict[tuple[str, str], tuple[Mapping[torch.dtype, int], Mapping[torch.dty
 def know(
     name: str, device: str, limits: Mapping[torch.dtype, int], by_python: Mapping[torch.dtype, int], patient: bool
 ) -> None:
-    """Use these thresholds for an overload until `forget`; an earlier process has computed them."""
+    """Use thresholds that an earlier process has computed for an overload, until `forget`."""
     _known[name, device] = limits, by_python, patient
 
 
@@ -201,9 +201,9 @@ def decide(overload: Overload, device: str, by_gate: bool | None = None) -> Deci
 
 
 def gated() -> bool:
-    """Whether the C++ gate is loaded or can be compiled. If so, decisions may depend on sizes, which the gate checks.
+    """Whether the C++ gate, which checks sizes, can be used (loaded or compiled); if not, decisions ignore sizes.
 
-    Finding the compiler and reading the settings files takes 0.2 ms.
+    Takes 0.2 ms, to find the compiler and read the settings files.
     """
     return native_library.possible()
 
@@ -245,7 +245,7 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
 
 
 def _speed(overload: Overload, chip: Chip) -> Speed | None:
-    """The measured times of an overload, or of the functional overload that represents it."""
+    """The measured times of an overload, or of the functional overload that `standing_in` returns for it."""
     known = measured(chip)
     if overload.name in known:
         return known[overload.name]
@@ -258,8 +258,8 @@ def _speed(overload: Overload, chip: Chip) -> Speed | None:
 def standing_in(overload: Overload) -> Overload | None:
     """The functional overload whose measured times are used for an in-place or `out=` form that was not measured.
 
-    None if the times would differ: torch composes the functional form from a copy and the in-place form, or our
-    in-place or `out=` form computes a new tensor and then copies it.
+    None if the times would differ, because torch composes the functional form from a copy and the in-place form, or
+    because our in-place or `out=` form computes a new tensor and then copies it.
     """
     plain = functional(overload)
     if plain is None or any(plain.shape.has(k) for k in COMPOSITIONS) or _copies(overload):
@@ -275,7 +275,7 @@ def _copies(overload: Overload) -> bool:
 
 
 def has_kernel(overload: Overload, key: str) -> bool:
-    """Whether torch has a kernel or a composition for a dispatch key, and does not raise or copy to the CPU."""
+    """Whether torch has a kernel or a composition for a dispatch key that neither raises nor copies to the CPU."""
     shape, keys = overload.shape, (key, *COMPOSITIONS)
     if not native.exists(shape, key):
         return False
@@ -296,7 +296,9 @@ def _from(limits: Mapping[torch.dtype, int]) -> str:
 
 
 def gains(name: str, speed: Speed) -> tuple[str, float]:
-    """A trace on which an overload called through Python is slower, or "", and the microseconds saved on all traces."""
+    """Return (trace, microseconds). If some trace is slower with this overload called through Python: that trace and
+    its (negative) saving. Else "" and the saving on all traces.
+    """
     host, total = speed.host[0], 0.0
     python = max(speed.host[1], host + PYTHON_US)
     for model, calls in traces().items():
@@ -312,7 +314,7 @@ def gains(name: str, speed: Speed) -> tuple[str, float]:
 
 @functools.cache
 def traces() -> dict[str, dict[str, list[tuple[str, int, int]]]]:
-    """For each shipped model: overload -> [dtype, size of the first tensor, calls in a step]."""
+    """For each shipped model: overload -> list of [dtype, size of the first tensor, calls per step]."""
     return json.loads(TRACES.read_text(encoding="utf-8")) if TRACES.is_file() else {}
 
 
@@ -326,14 +328,14 @@ measured = functools.cache(FILES.measured)
 
 
 def store(chip: Chip, speeds: Mapping[str, Speed], more: Mapping[str, Any]) -> Path | None:
-    """Add measured times to the user's file; None if no file can be written."""
+    """Add measured times to the user's file; returns None if no file can be written."""
     file = FILES.store(chip, speeds, more)
     forget()
     return file
 
 
 def forget() -> None:
-    """Read the files again on next use."""
+    """Forget the measurements; the next use reads the files again."""
     _known.clear()
     for cached in (_decide, measured, traces):
         cached.cache_clear()

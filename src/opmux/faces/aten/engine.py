@@ -1,8 +1,8 @@
-"""Overrides of torch's ops on a device's dispatch key; each is an entry that checks whether it is enabled.
+"""Overrides of torch's ops on a device's dispatch key; each override is an entry that checks whether it is enabled.
 
-Overrides are registered once. `use()` changes the set of enabled ones for the whole process, because backward passes
-run on other threads; a disabled override calls ATen's original kernel, saved at registration. `disable()` removes the
-overrides.
+Overrides are registered once. `use()` changes the set of enabled overrides for the whole process, because backward
+passes run on other threads. A disabled override calls ATen's original kernel, which is saved at registration.
+`disable()` removes the overrides.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class State:
     def __init__(self) -> None:
         self.on: Any = frozenset()
         self.requested: frozenset[str] = frozenset()
-        self.auto = False  # whether the C++ gate runs our kernels only for the calls that `decisions` selects
-        self.inside: set[int] = set()  # threads that run a reference, for which overrides are disabled
-        self.counts: Counter[str] | None = None  # calls of enabled overloads, inside `counted()`
+        self.auto = False  # auto mode: the C++ gate runs our kernels only for calls that `decisions` selects
+        self.inside: set[int] = set()  # threads that run a reference; overrides are disabled on them
+        self.counts: Counter[str] | None = None  # counts calls of enabled overloads inside `counted()`
 
     def request(self, names: frozenset[str]) -> None:
         self.requested = names
@@ -54,7 +54,7 @@ class State:
 
 
 class WatchedState:
-    """Replaces the set `State.on` while a thread runs a reference (nothing is enabled for it) or calls are counted."""
+    """Replaces the set `State.on` while calls are counted, or a thread runs a reference (with overrides disabled)."""
 
     def __init__(self, names: frozenset[str], inside: set[int], counts: Counter[str] | None):
         self._names, self._inside, self._counts = names, inside, counts
@@ -115,9 +115,9 @@ class DeviceOverrides:
         self.name = name
         self.key = {"cpu": "CPU"}.get(name, "PrivateUse1") if package is None else package.info.key
         self.entries: dict[str, EntryPoint | Deferred] = {}  # the entries of the registered overrides
-        self._made: dict[str, EntryPoint] = {}  # every entry that was ever created, for reuse
-        self._libraries: list[torch.library.Library] = []  # one for each registration
-        self._gates: dict[str, gate.Gate] = {}  # the C++ gates before the registered overrides
+        self._made: dict[str, EntryPoint] = {}  # all entries ever created; they are reused
+        self._libraries: list[torch.library.Library] = []  # one per registration
+        self._gates: dict[str, gate.Gate] = {}  # the C++ gates in front of the registered overrides
 
     @cached_property
     def rows(self) -> Mapping[str, AtenRow]:
@@ -139,7 +139,7 @@ class DeviceOverrides:
         return {n: o for n, o in candidates.items() if self._can(manager, o)}
 
     def _add_row(self, row: AtenRow) -> None:
-        """Make a vendor's function an impl of its overload, unless it does not accept the overload's arguments."""
+        """Make a vendor's function an impl of its overload, if it accepts the overload's arguments."""
         overload = vendors_own(row.overload)
         call = row_for(overload, row)
         if call is None:
@@ -157,7 +157,7 @@ class DeviceOverrides:
 
     def _can(self, manager: Any, overload: Overload) -> bool:
         if self.name == "cpu" and not native.exists(overload.shape, self.key):
-            return False  # there is no torch kernel to fall back to, and torch does not call the op on a CPU
+            return False  # torch has no kernel to fall back to, and does not call the op on a CPU
         impls = (*overload.rows.values(), *(i for base in overload.bases for i in manager.registry.impls(base)))
         return any(
             i.kind is not BackendImplKind.REFERENCE
@@ -179,7 +179,7 @@ class DeviceOverrides:
                 for overload in new:
                     self._register_one(overload, lib)
             self._libraries.append(lib)
-        except BaseException:  # a leftover override would be mistaken for ATen's kernel by the next registration
+        except BaseException:  # the next registration would mistake a leftover override for ATen's kernel
             self._destroy([lib], [o.name for o in new])
             self.entries = before
             raise
@@ -316,7 +316,7 @@ def entry_point(overload: Overload, device: str) -> EntryPoint:
 def _form(overload: Overload) -> CallingConvention:
     form = CallingConvention.of(overload.name.replace(".", "_"), overload.signature, differentiable=False)
     off = f"{overload.name!r} not in _state.on"
-    if len(overload.shape.tensors) > 1:  # any of them may be a number, but the first one chooses the impl
+    if len(overload.shape.tensors) > 1:  # the first tensor chooses the impl, but torch may pass a number in its place
         off += f" or not isinstance({overload.shape.tensors[0]}, _Tensor)"
     form.gate = f"if {off}:\n        return _native({form.passed})"
     return form
@@ -326,7 +326,7 @@ def _form(overload: Overload) -> CallingConvention:
 
 _devices: dict[str, DeviceOverrides] = {}
 _chosen: dict[str, dict[str, Overload]] = {}
-_generation = 0  # incremented when overrides are removed or vendors change, which makes registrations stale
+_generation = 0  # incremented when registrations become stale: overrides removed, vendors changed
 
 
 def generation() -> int:
@@ -335,12 +335,12 @@ def generation() -> int:
 
 def choosable() -> dict[str, dict[str, Overload]]:
     """For each device type of this machine, the overloads that can be overridden."""
-    get_default_manager().prepare()  # plugins first: one may register the vendor of a device
+    get_default_manager().prepare()  # load plugins first: a plugin may register a device's vendor
     for name in HERE.devices():
         if name in _chosen:
             continue
         device = _devices.get(name) or DeviceOverrides(name)
-        chosen = device.choose()  # without the lock, because it imports kernels and runs impls' availability checks
+        chosen = device.choose()  # without the lock, because `choose` imports kernels and runs availability checks
         with lock.held:
             if name not in _chosen:
                 _devices[name], _chosen[name] = device, chosen
@@ -354,27 +354,27 @@ def register(names: Mapping[str, Iterable[str]]) -> None:
     """Register overrides for these overloads, by device type."""
     chosen = choosable()
     if any(names.values()):
-        native_library.available()  # before the lock is held, because it may compile
+        native_library.available()  # before the lock is taken, because this may compile
     with lock.held:
         new = [
             _devices[device].register([o for n, o in chosen[device].items() if n in requested])
             for device, requested in ((d, _with_delegates(n)) for d, n in names.items())
-            if device in _devices  # false if its vendor has been removed meanwhile
+            if device in _devices  # false if the device's vendor has been removed meanwhile
         ]
         _guard(any(new))
 
 
 def register_deferred(families: Mapping[str, Mapping[str, str]], some: bool = False) -> None:
-    """Register overrides that load their kernels at the first call: device type -> overload -> family.
+    """Register overrides that load their kernels at the first call; `families`: device type -> overload -> family.
 
-    `some`: a later call registers the others; until then none is enabled.
+    `some`: more overrides follow in a later call; until then none is enabled.
     """
     with lock.held:
         new = []
         for name, overload_families in families.items():
             device = _devices.get(name) or DeviceOverrides(name)
             _devices[name] = device
-            no_family = dict.fromkeys(_with_delegates(overload_families), "")  # an overload that delegates has no gate
+            no_family = dict.fromkeys(_with_delegates(overload_families), "")  # delegating overloads have no gate
             new.append(device.register_deferred(no_family | dict(overload_families)))
         if not some:
             _guard(any(new))
@@ -393,13 +393,13 @@ def deferrable_on(device: str) -> frozenset[str]:
 
 
 def _with_delegates(names: Iterable[str]) -> set[str]:
-    """These overloads and the ones whose kernels call them with a number as a tensor (native.py)."""
+    """These overloads, and the overloads whose kernels call them with a number as a tensor (native.py)."""
     requested = set(names)
     return requested | {name for name, target in native.DELEGATES.items() if target in requested}
 
 
 def leftovers(names: Mapping[str, Iterable[str]]) -> bool:
-    """Whether other overloads than these are overridden: each costs a call of Python, even if disabled."""
+    """Whether other overloads are overridden; if so, each of their calls goes through Python, even if disabled."""
     return any(not set(d.entries) <= _with_delegates(names.get(n, ())) for n, d in _devices.items())
 
 
@@ -430,7 +430,7 @@ vendors.on_change(forget)
 
 
 def registered(name: str) -> bool:
-    """Whether an overload has an override, enabled or not, on some device."""
+    """Whether an overload has an override, enabled or disabled, on at least one device."""
     return any(name in device.entries for device in _devices.values())
 
 

@@ -1,6 +1,6 @@
-"""ATen's extension of core: `explain` accepts torch's overloads, even before `enable()`.
+"""Registers with core so that `explain` accepts torch's overloads, even before `enable()`.
 
-Core imports this module when it first reads a setting, so it imports the rest of the face on demand.
+Core imports this module when it first reads a setting, so the module imports the other ATen modules on demand.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ...core.spec import specs
 
 
 def _find_derived(name: str) -> str | None:
-    """The key of an overload that a user names: `add.Tensor`, `_softmax`, `_softmax.default`; `add_`: its first one."""
+    """The key of the overload that a user names (`add.Tensor`, `_softmax.default`); for `add_`, its first overload."""
     from . import engine
     from .overloads import left_to_torch, table
     from .schema import overloads
 
     plain = name.strip().removeprefix("aten::").removesuffix(".default")
     if plain not in table():
-        engine.choosable()  # adds the overloads that only a vendor computes
+        engine.choosable()  # this adds the overloads that only a vendor computes
     overload = table().get(plain)
     if overload is None and plain.isprintable():
         packet, dot, _ = plain.partition(".")
@@ -71,7 +71,7 @@ def _who_runs(key: str, device: str, chosen: str | None, first: Any) -> str:
 
 
 def _of_the_same_name(key: str, device: str, first: Any) -> str:
-    """If ATen has an overload with the name of our op: which implementation runs ATen's."""
+    """If ATen has an overload named like our op: which implementation runs that overload."""
     name = key.rpartition("::")[2]
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or "default" not in packet.overloads():
@@ -84,14 +84,14 @@ def _of_the_same_name(key: str, device: str, first: Any) -> str:
 
 
 def _reason(name: str) -> str:
-    """Why neither opmux nor a vendor computes an overload."""
+    """The reason why neither opmux nor a vendor computes an overload."""
     from . import left
 
     return left.reason(name) or "opmux has no kernel for it"
 
 
 def _of_torch_native(key: str, device: str) -> str:
-    """Overrides that torch itself has registered (`torch._native`, from torch 2.13): they are part of `native`."""
+    """Lists overrides that torch itself has registered (`torch._native`, torch >= 2.13); `native` runs them."""
     registry: Any = sys.modules.get("torch._native.registry")
     if registry is None:
         return ""

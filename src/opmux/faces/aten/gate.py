@@ -1,12 +1,12 @@
 """The C++ entry of overrides: disabled calls, and calls too small for our kernel, run ATen's kernel without Python.
 
-The first registration of overrides compiles the native library (cpp/library.py). Its gate (native/gate.cpp) is then
-installed before each override on its dispatch key. Without the library the Python overrides do the same, but cannot
-choose by size.
+The first registration of overrides compiles the native library (cpp/library.py). A gate (native/gate.cpp) is then
+installed in front of each override on its dispatch key. Without the library the Python overrides do the same work, but
+cannot choose by size.
 
-On CUDA the gate also launches kernels. In auto mode another process (planner.py) computes what a call launches from the
-call's key: dtypes, shapes, strides, numbers. Otherwise the sixth call with a key is recorded; if the override only
-allocated memory and launched Triton kernels, the gate launches later calls with this key (cpp/launching.py).
+On CUDA the gate also launches kernels. In auto mode another process (planner.py) computes what a call launches; it sees
+only the call's key: dtypes, shapes, strides, numbers. Otherwise the sixth call with a key is recorded; if the override
+only allocated memory and launched Triton kernels, the gate launches later calls with this key (cpp/launching.py).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Selection(ctypes.Structure):
 
 # ---- one gate -------------------------------------------------------------------------------------------------------
 
-_slots: dict[tuple[str, str], int] = {}  # (device type, overload) -> index in every selection; never changes
+_slots: dict[tuple[str, str], int] = {}  # (device type, overload) -> index in every selection; it never changes
 
 
 class Gate:
@@ -82,8 +82,8 @@ class Gate:
         return result
 
 
-# Overloads of the families that C++ launches that still go to Python: gate.cpp has no entry for their signatures, so
-# torch calls them with a boxed stack.
+# C++ launches the families of these overloads, but not these: gate.cpp has no entry for their signatures, so torch
+# calls them with a boxed stack, and they go to Python.
 RARE = frozenset({
     "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_no_training",
     "_weight_norm_interface", "_weight_norm_interface_backward", "addr_", "all.dims", "any.dims", "clamp.Tensor",
@@ -94,7 +94,7 @@ RARE = frozenset({
 })  # fmt: skip
 
 
-# Overloads of other families that C++ launches: kernels depend only on the arguments, and models call them often.
+# C++ also launches these overloads of other families: models call them often, and the arguments determine the kernels.
 MORE = frozenset(
     {
         "select_backward",
@@ -117,10 +117,10 @@ def may_launch(device: str, shape: OverloadSchema, family: str) -> bool:
 
 
 def make(device: str, shape: OverloadSchema, key: str, family: str = "") -> Gate | None:
-    """A gate that holds the kernel ATen has now, or None if the override must be entered through Python.
+    """A gate that stores ATen's current kernel, or None if torch must call the override through Python.
 
-    That is so without the library, and if ATen has no kernel of the overload or we replace it by a Python function.
-    `family` says whether C++ may launch the overload.
+    The result is None if the library is not loaded, ATen has no kernel of the overload, or the overload delegates to
+    another. `family` determines whether C++ may launch the overload.
     """
     if native_library.loaded() is None or shape.name in native.DELEGATES or not native.exists(shape, key):
         return None
@@ -133,7 +133,7 @@ def make(device: str, shape: OverloadSchema, key: str, family: str = "") -> Gate
 Limits = Mapping[torch.dtype, int]
 Thresholds = Callable[[str, str], tuple[Limits, Limits, bool]]
 
-_made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # contents -> C data, which C++ points to
+_made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # contents -> C data; C++ has pointers to it
 _selections: dict[tuple[frozenset[str], Thresholds | None, int], Any] = {}  # cache, keyed by the arguments of `select`
 
 
@@ -142,9 +142,9 @@ def select(names: frozenset[str], thresholds: Thresholds | None) -> None:
 
     `thresholds(overload, device)` returns two mappings from dtype to the smallest number of elements of the first
     tensor for which our kernel runs: one for calls that C++ launches, one for calls that go to Python. 0 means all
-    calls; NEVER, or a dtype that is not listed, means none. A call without tensors runs our kernel if any dtype does.
-    If the third value is true, Python runs only frequent calls, within the time that `allow` grants, and torch's kernel
-    runs the others. Without `thresholds`, all calls run our kernels.
+    calls; NEVER, or a dtype that is not listed, means none. A call without tensors runs our kernel if any dtype has a
+    limit other than NEVER. If the third value is true, Python runs only frequent calls, within the time that `allow`
+    grants, and torch's kernel runs the others. Without `thresholds`, all calls run our kernels.
     """
     library = native_library.loaded()
     if library is None:
@@ -160,7 +160,7 @@ def select(names: frozenset[str], thresholds: Thresholds | None) -> None:
 
 
 def forget() -> None:
-    """Compute thresholds again at the next `select`."""
+    """Clear the cache: the next `select` computes thresholds again."""
     _selections.clear()
 
 
@@ -192,33 +192,33 @@ def _as_c(contents: Iterable[tuple[int, ...] | None]) -> tuple[Any, ...]:
 
 
 def slots() -> dict[tuple[str, str], int]:
-    """The number of each overload on each device type, in requests to the planner."""
+    """(device type, overload) -> the number that identifies it in requests to the planner."""
     return dict(_slots)
 
 
 def plan(socket: socket.socket | None) -> None:
-    """Request auto mode's launches from the planner at this socket; None: record them in this process."""
+    """Request auto mode's launches from the planner at this socket; with None, record them in this process."""
     if (library := native_library.loaded()) is not None:
         library.gate_plan(-1 if socket is None else socket.fileno())
 
 
 def waiting() -> int:
-    """How many requests the planner has not answered yet."""
+    """The number of requests that the planner has not answered yet."""
     library = native_library.loaded()
     return 0 if library is None else library.gate_waiting()
 
 
-# The share of elapsed time that Python may use, and the most unused seconds that add up.
+# Python may use this share of elapsed time; unused time accumulates up to MOST seconds.
 SHARE, MOST = 0.02, 0.01
 
 
 def allow(share: float = SHARE, seconds: float = MOST) -> None:
-    """How much time auto mode may spend in Python on calls that torch's kernel could run."""
+    """Limit the time that auto mode may spend in Python on calls that torch's kernel could run."""
     if (library := native_library.loaded()) is not None:
         library.gate_allow(share, seconds)
 
 
 def inside(by: int) -> None:
-    """Enter (1) or leave (-1) a reference on this thread, which runs ATen's kernels inside references."""
+    """Enter (1) or leave (-1) a reference on this thread; inside references, ATen's kernels run."""
     if (library := native_library.loaded()) is not None:
         library.gate_inside(by)

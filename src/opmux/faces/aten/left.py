@@ -2,7 +2,7 @@
 
     composition   ATen computes the op by calling other ops, which are overridden
     view          the op changes sizes and strides and runs no kernel
-    LEFT          any other reason, one row each
+    LEFT          any other reason, per overload or op
     NOT_YET       overloads for which we plan to write a kernel
 
 `docs/aten_coverage.md` lists them; `opmux.explain` gives the reason.
@@ -113,10 +113,10 @@ LEFT: dict[str, str] = {
     "unsqueeze_": _METADATA,
 }
 
-# Family -> overloads for which we plan to write a kernel, one name a line. Delete the line when there is one.
+# Family -> overloads for which we plan to write a kernel, one name per line. Delete a line when its kernel exists.
 NOT_YET: dict[str, str] = {}
 
-# Op that ATen composes -> the ops it calls. Recorded from torch 2.13; for docs/aten_coverage.md and `explain`.
+# Op that ATen composes -> the ops that it calls, recorded from torch 2.13. docs/aten_coverage.md and `explain` use it.
 COMPOSED: dict[str, str] = {
     "__and__": "bitwise_and",
     "__ior__": "bitwise_or_",
@@ -257,7 +257,7 @@ def reason(name: str) -> str | None:
 
 
 def parts(name: str) -> str:
-    """The ops that ATen composes an op from, in words. For an in-place form, the ops of its functional form."""
+    """The ops that ATen composes an op from, as text. An in-place form has the ops of its functional form."""
     packet = name.partition(".")[0]
     known = (COMPOSED.get(n) for n in (name, packet, packet.removesuffix("_")))
     return next((ops for ops in known if ops is not None), "other ops")
@@ -270,5 +270,5 @@ def stated(name: str) -> bool:
 
 
 def not_yet() -> dict[str, str]:
-    """Overload -> its family in NOT_YET."""
+    """Overload -> its op family in NOT_YET."""
     return {name: family for family, names in NOT_YET.items() for name in names.split()}

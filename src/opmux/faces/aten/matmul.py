@@ -1,9 +1,9 @@
 """ATen's matrix products: one product of two matrices or two batches of matrices, with an optional addend; products of
-scaled FP8, of int8, and of groups of rows, of columns or of K.
+scaled FP8 and of int8; grouped products, with groups of rows, of columns or of K.
 
 Left to torch: complex numbers and integers other than int8; factors of different dtypes; `_scaled_mm` with an FP8
-result, or with MXFP8 or NVFP4 scales; dot products, which would be two kernels of ours and are one in torch. ATen
-composes `linear`, `matmul` and `einsum` from the ops here.
+result, or with MXFP8 or NVFP4 scales; dot products, which torch computes in one kernel and we would compute in two.
+ATen composes `linear`, `matmul` and `einsum` from the ops here.
 """
 
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def baddbmm(
 
 @adapt("addbmm", over=gemm.matmul)
 def addbmm(call: Fn, self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """The sum over the batch is one product over a longer K: [m, batch * k] by [batch * k, n]."""
+    """Computes the sum over the batch as one product over a longer K: [m, batch * k] by [batch * k, n]."""
     _fit(batch1, batch2, 3, self)
     (batch, m, k), n = batch1.shape, batch2.shape[2]
     wide = batch1.transpose(0, 1).reshape(m, batch * k)
@@ -87,7 +87,7 @@ def addbmm(call: Fn, self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any 
 
 @adapt("mv", over=gemm.matmul)
 def mv(call: Fn, self: Tensor, vec: Tensor) -> Any:
-    """Computed as vec[None] times self^T: a product with one row reads the matrix in long contiguous pieces."""
+    """Computes vec[None] times self^T, because a product with one row reads the matrix in long contiguous pieces."""
     if vec.dim() != 1:
         raise NotSupported("not a vector")
     row = vec[None]
@@ -125,7 +125,7 @@ BLOCK = gemm.BLOCK
 
 
 def _fp8(self: Tensor, mat2: Tensor, rank: int, bias: Tensor | None, out_dtype: Dtype) -> tuple[Tensor, Tensor]:
-    """Both matrices as bytes, the second one transposed to [n, k]; declines what torch rejects on some chip."""
+    """Both matrices as bytes, the second transposed to [n, k]; declines arguments that torch rejects on any chip."""
     if self.dtype not in FP8 or mat2.dtype not in FP8 or self.dtype is mat2.dtype is torch.float8_e5m2:
         raise NotSupported(f"products of {self.dtype} and {mat2.dtype} are left to torch")
     if self.dim() != 2 or mat2.dim() != rank or self.shape[1] != mat2.shape[-2] or self.device != mat2.device:
@@ -142,8 +142,8 @@ def _fp8(self: Tensor, mat2: Tensor, rank: int, bias: Tensor | None, out_dtype: 
 
 
 def _other(op: Any, *args: Any) -> Any:
-    """Call an op that differs from the adapter's `call`, through dispatch."""
-    with torch.no_grad():  # torch records the gradient of the ATen op
+    """Call another op than the adapter's `call`, through dispatch."""
+    with torch.no_grad():  # autograd already records the ATen op
         return get_default_manager().call(op.spec.key, *args)
 
 
@@ -164,7 +164,7 @@ def scaled_mm(
     out_dtype: Dtype,
     use_fast_accum: bool,
 ) -> Any:
-    """Scales: one for each matrix, one for each row and column, or one for each block of 1x128 or 128x128."""
+    """Accepts one scale per matrix, one per row of a and column of b, or one per block of 1x128 or 128x128."""
     a, b = _fp8(self, mat2, 2, bias, out_dtype)
     _scales(scale_a, scale_b)
     kinds, (m, k), n = (self.dtype, mat2.dtype), a.shape, b.shape[0]
@@ -196,7 +196,7 @@ def grouped_mm(call: Fn, self: Tensor, mat2: Tensor, offs: Tensor | None, bias: 
     """Grouped matrix products, by the dimensions of self and mat2.
 
     2D and 3D: each group of rows of self times one matrix of mat2. 3D and 2D: each matrix of self times one group of
-    columns of mat2. 2D and 2D: one product per group of K. 3D and 3D: a batched product; there are no groups.
+    columns of mat2. 2D and 2D: one product per group of K. 3D and 3D: a batched product without groups.
     """
     if self.dtype is not torch.bfloat16 or mat2.dtype is not self.dtype or out_dtype not in (None, self.dtype):
         raise NotSupported(f"grouped products of {self.dtype} and {mat2.dtype} are left to torch")

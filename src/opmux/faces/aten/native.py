@@ -17,25 +17,25 @@ _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 _PASSED_ON = (Tensor, type(None))  # None is an undefined tensor, for example an absent bias
 _NOT_PROMOTING = ("condition", "mask")  # tensors that do not affect type promotion
 
-# Op -> the op that its kernel calls. ATen's kernels of these ops pass their number to the other op as a tensor on the
-# device. torch cannot pass such a tensor to a Python override, so these ops are overridden too, and pass the number.
+# Op -> the op that its ATen kernel calls with a number as a tensor on the device. torch cannot pass such a tensor to a
+# Python override of the other op. So we also override these ops, and our overrides pass the number.
 DELEGATES = {
     "pow.Scalar": "pow.Tensor_Tensor",
     "pow.Scalar_out": "pow.Tensor_Tensor_out",
     "searchsorted.Scalar": "searchsorted.Tensor",
     "searchsorted.Scalar_out": "searchsorted.Tensor_out",
 }
-_ON_ONE_DEVICE = ("searchsorted",)  # ops that reject a 0-dim CPU tensor beside device tensors
+_ON_ONE_DEVICE = ("searchsorted",)  # ops that reject a 0-dim CPU tensor together with device tensors
 
 
 def key_of(device: str) -> str:
-    """torch's dispatch key of a device type; a vendor's package gives it even if torch does not know the device."""
+    """The dispatch key of a device type: that of the vendor's package if there is one, else torch's."""
     package = devices.vendor_of(device)
     return torch._C._dispatch_key_for_device(device) if package is None else package.info.key
 
 
 def exists(shape: OverloadSchema, key: str) -> bool:
-    """Whether torch can run an overload on a dispatch key: by a kernel, a composition or a backend's fallback."""
+    """Whether torch has a kernel, a composition or a backend fallback for an overload on a dispatch key."""
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{shape.name}", key)
 
 
@@ -55,9 +55,9 @@ def kernel(shape: OverloadSchema, key: str) -> Callable[..., Any]:
 def taking_numbers(shape: OverloadSchema, boxed: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
     """A kernel, called with keys and arguments, that accepts Python numbers in place of tensors.
 
-    torch passes a number in a tensor's place to Python as a number, but its kernel does not accept one. So the number
-    becomes a 0-dim tensor of a dtype that promotes like the number. `alone`: convert it even if the op has no other
-    tensor argument; that occurs only on the CPU, where torch creates such 0-dim tensors.
+    If a caller passes a number for a tensor, torch passes that number on to Python, but torch's kernel does not accept
+    it. So we convert the number to a 0-dim tensor of a dtype that promotes like the number. `alone`: convert it even if
+    the op has no other tensor argument; that occurs only on the CPU, where torch creates such 0-dim tensors.
     """
     slots = shape.slots
     if len(slots) < 2 and not alone:
@@ -88,7 +88,7 @@ def _with_numbers(boxed: Any, keys: Any, shape: OverloadSchema, args: tuple, kwa
     choosing = [i for i in slots if shape.arguments[i].name in _NOT_PROMOTING]
     tensors = [args[i] for i in slots if isinstance(args[i], Tensor) and i not in choosing]
     flat = bool(tensors) and all(t.dim() == 0 for t in tensors)
-    if flat:  # a 0-dim tensor would promote like the number's 0-dim tensor: give it one dimension
+    if flat:  # promotion treats all 0-dim tensors alike, so give the original ones one dimension
         positional = [a.view(1) if isinstance(a, Tensor) and a.dim() == 0 else a for a in positional]
         named = {k: v.view(1) if isinstance(v, Tensor) and v.dim() == 0 else v for k, v in kwargs.items()}
     for i in slots:
@@ -103,7 +103,7 @@ def _with_numbers(boxed: Any, keys: Any, shape: OverloadSchema, args: tuple, kwa
 
 
 def _dtype_for(number: Any, tensors: list[Tensor]) -> torch.dtype:
-    """The dtype with which a 0-dim tensor promotes like this number, next to tensors that have dimensions."""
+    """The dtype for a 0-dim tensor that makes it promote like this number, next to tensors with dimensions."""
     kind = type(number)
     for t in tensors:
         category = complex if t.dtype.is_complex else float if t.dtype.is_floating_point else int

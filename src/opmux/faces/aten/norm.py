@@ -1,8 +1,8 @@
-"""ATen's layer norm and RMS norm, and their gradients: the normalized dimensions are flattened for the primitives.
+"""ATen's layer norm and RMS norm, and their gradients. The normalized dimensions are flattened for the primitives.
 
 ATen's statistics keep the normalized dimensions with size 1. They are float32 (float64 for float64), except for a
 half-precision layer norm on the CPU, where they are half precision unless the weight is wider. Only the CPU supports a
-weight wider than the input. A missing weight becomes a cached tensor of ones.
+weight wider than the input. If there is no weight, a cached tensor of ones is passed.
 """
 
 import math
@@ -46,7 +46,7 @@ def ones(n: int, dtype: torch.dtype, like: Tensor) -> Tensor:
     def make() -> Tensor:
         tensor = torch.ones(n, dtype=dtype, device=like.device)
         if n and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
-            tensor[0].item()  # synchronizes, because other streams may use the tensor next
+            tensor[0].item()  # synchronize: another stream may be the next to use the tensor
         return tensor
 
     return _ones.get((n, dtype, like.device), make, cuda=like.is_cuda)
@@ -62,7 +62,7 @@ def _rows(x: Tensor, normalized_shape: Sequence[int], *params: Tensor | None) ->
 
 
 def _check_row(x: Tensor, n: int) -> None:
-    """Decline rows that are not of n elements, for one normalized dimension; the primitive checks the weight."""
+    """Decline if a single normalized dimension does not have n elements; the primitive checks the weight."""
     shape = x.shape
     if not n or not shape or shape[-1] != n:
         raise NotSupported(f"normalized_shape [{n}] of x {tuple(shape)}")
@@ -125,7 +125,7 @@ def layer_norm_backward(
 
 
 def _stats(lead: tuple[int, ...], *stats: Tensor) -> list[Tensor]:
-    """Statistics in the shape of the rows of x."""
+    """Reshape statistics to the leading dimensions of x."""
     if any(s.numel() != math.prod(lead) for s in stats):
         raise NotSupported("statistics that do not fit the input")
     return [s.reshape(lead) for s in stats]

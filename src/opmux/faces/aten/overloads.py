@@ -41,7 +41,7 @@ class Overload(Derived):
 
     @property
     def key(self) -> str:  # type: ignore[override]
-        """Includes the overload's name, as in `aten::relu.default`, because `aten::relu` may be one of our ops."""
+        """The key includes the overload's name (`aten::relu.default`), because `aten::relu` may be one of our ops."""
         return f"aten::{self.name if '.' in self.name else f'{self.name}.default'}"
 
     @property
@@ -53,14 +53,14 @@ class Overload(Derived):
         return specs.by_key[self.bases[0]].family if self.bases else "vendor"
 
     def check(self, args: tuple, kwargs: dict) -> None:
-        """Does nothing: torch has checked the arguments. It may pass a number where a schema says Tensor."""
+        """Check nothing: torch has checked the arguments, and may pass a number where a schema says Tensor."""
 
     @property
     def parts(self) -> dict[str, Spec]:  # type: ignore[override]
         return {}
 
     def lifted(self, impls_of: Callable[[str], tuple[Any, ...]]) -> Iterator[OpImpl]:
-        """The candidates, in order: vendors' rows, our kernels adapted to the overload, ATen's kernel."""
+        """The candidates, in order: vendors' functions, our kernels adapted to the overload, ATen's kernel."""
         for impl in self._candidates(impls_of):
             yield record.wrapped(self.name, impl, self.natives) if record.live else impl
 
@@ -72,7 +72,7 @@ class Overload(Derived):
             for impl in impls_of(base):
                 if impl.kind is BackendImplKind.REFERENCE or (impl.impl_id, *sorted(impl.devices or ())) in taken:
                     continue
-                if any(impl.fn is fn for fn in rows):  # a row is used only for the overloads that it names
+                if any(impl.fn is fn for fn in rows):  # a vendor's function serves only the overloads that it names
                     continue
                 fn = fitted(self.shape, specs.by_key[base], self.adapter, impl)
                 yield OpImpl(
@@ -127,7 +127,7 @@ def fitted(shape: OverloadSchema, base: Spec, adapter: Adapter | None, impl: OpI
 
 
 def _by_name(shape: OverloadSchema, base: Spec) -> str:
-    """Source code of the call of an impl, with ATen's argument names."""
+    """Source code that calls an impl, with ATen's argument names."""
     keyword = [p.name for p in base.signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
     return "_f({})".format(", ".join(f"{n}={v}" if n in keyword else v for n, v in _expressions(shape, base).items()))
 
@@ -157,9 +157,9 @@ def _same_parameters(shape: OverloadSchema, base: Spec) -> bool:
 
 
 def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
-    """A vendor's function as a function of an overload's arguments, or None if it does not fit.
+    """A vendor's function, wrapped to take an overload's arguments; None if its signature does not fit.
 
-    If an `out=` overload's function has no `out`, its result is copied to `out`.
+    If the overload is an `out=` form and the function has no `out`, the wrapper copies the result to `out`.
     """
     probe = OpImpl(overload.key, row.impl_id, BackendImplKind.DEFAULT, "vendor", row.fn)
     if Fit.of(overload, probe).refusal is None:
@@ -177,7 +177,7 @@ def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
 
 
 def declining_numbers(shape: OverloadSchema, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a vendor's function so that it declines if it fails on a number in a tensor's place (`x + 1`)."""
+    """Wrap a vendor's function so that it declines if it fails because a number is passed for a tensor (`x + 1`)."""
     if len(shape.slots) < 2:
         return call
 
@@ -207,7 +207,7 @@ def _with_when(when: When, base: Spec, impl: OpImpl) -> Callable[..., Any]:
 
 
 def _expressions(shape: OverloadSchema, base: Spec) -> dict[str, str]:
-    """For each argument of our op, an expression: the overload's argument, or the op's default."""
+    """Argument of our op -> the source code of its value: the overload's argument, or the op's default."""
     expressions = {}
     for p in base.signature.parameters.values():
         expressions[p.name] = p.name if p.name in shape.names else repr(p.default)
@@ -229,7 +229,7 @@ def _identifier(name: str) -> str:
 
 
 def store(result: Any, *outs: Tensor) -> Any:
-    """Copy results to `outs`. Declines if torch would resize or cast `out`, or raise."""
+    """Copy results to `outs`; decline if torch would resize or cast `out`, or would raise an error."""
     results = result if isinstance(result, tuple) else (result,)
     for y, out in zip(results, outs, strict=True):
         if out.shape != y.shape or out.dtype is not y.dtype or out.device != y.device:
@@ -261,7 +261,7 @@ def table() -> dict[str, Overload]:
 
 
 def functional(overload: Overload) -> Overload | None:
-    """The functional overload with the same arguments; None if this one is functional."""
+    """The functional overload with the same arguments; None if this overload is functional itself."""
     shape = overload.shape
     if shape.kind == "functional":
         return None
@@ -271,18 +271,18 @@ def functional(overload: Overload) -> Overload | None:
 
 
 def _make_table() -> dict[str, Overload]:
-    """All overloads that we compute, except composite ops: ATen composes those from ops of this table."""
+    """All overloads that we compute, except composite ops, which ATen composes from ops of this table."""
     _load_adapters()
     by_name: dict[str, Overload] = {}
     for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # adapters override the table of pointwise ops
-        writes_itself = shape.kind != "other" or adapter is not None  # "other": writes neither self nor out
+        writes_itself = shape.kind != "other" or adapter is not None  # kind "other" writes neither self nor out
         if shape.name not in by_name and not shape.composite and writes_itself:
             by_name[shape.name] = _overload(shape, bases, adapter)
     return by_name
 
 
 def vendors_own(name: str) -> Overload:
-    """The overload of a vendor's row, which need not be in our table."""
+    """The overload for which a vendor registers a function; the overload is added to our table if missing."""
     overload = table().get(name)
     if overload is None:
         new_overload = _overload(OverloadSchema(name), (), None)
@@ -309,7 +309,7 @@ def _overload(shape: OverloadSchema, bases: Iterable[str], adapter: Adapter | No
 
 
 def _by_spec() -> Iterator[tuple[OverloadSchema, tuple[str, ...], None]]:
-    """Our ops with ATen's name and arguments: the overloads whose arguments are a subset of the spec's."""
+    """The overloads that have the name of one of our ops, and only arguments that our op has too."""
     for spec in specs:
         if spec.space != "aten":
             continue

@@ -1,9 +1,9 @@
-"""Starts the planner of auto mode: another process, which plans and compiles the calls that C++ launches.
+"""Starts auto mode's planner, a separate process that plans and compiles the calls that C++ launches.
 
 The second time a call occurs, the gate (native/gate.cpp, planner.h) sends the call's key to the planner, and runs
-torch's own kernel until the planner answers. The planner (tools/planning.py) computes the call on meta tensors with
-Triton's compiler and without a device. It answers with what to launch: kernels, grids and parameters. So a program
-never waits for Python or for a compiler.
+torch's own kernel until the planner answers. The planner (tools/planning.py) runs the call on meta tensors with
+Triton's compiler, without a device. It answers with what to launch: kernels, grids and parameters. So a program never
+waits for Python or for a compiler.
 
 The planner knows this machine's chip, the environment and the settings files, but not what the program sets in code.
 After `set_policy`, or if an implementation is registered, C++ records calls in this process instead (launching.py),
@@ -46,12 +46,12 @@ class _PlannerState:
     socket: socket.socket | None = None
     ended: list[subprocess.Popen[bytes]] = []  # stopped processes that may still run
     knows: dict[str, Any] = {}  # the result of `_facts` with which the process was started
-    errors: IO[bytes] | None = None  # its stderr
+    errors: IO[bytes] | None = None  # the process's stderr
     failed = False
 
 
 def use(on: bool) -> None:
-    """Start the planner and use it for auto mode's calls; with False, stop using it but keep it for the next time."""
+    """Start the planner and use it for auto mode's calls; with False, stop using it, but leave its process running."""
     if not on or not _possible():
         gate.plan(None)
         return
@@ -73,19 +73,19 @@ def _possible() -> bool:
 
 
 def _decides_alike() -> bool:
-    """Whether the planner would choose the same implementations: nothing was set in code, nothing has failed."""
+    """Whether the planner would choose the same implementations as this process: nothing set in code, no failures."""
     manager = get_default_manager()
     if plugins_are_named() or vendors.changed_in_code() or manager.failures():
         return False
     try:
         from_settings = from_knobs()
-    except OpmuxError:  # the program has set an environment variable to an invalid value
+    except OpmuxError:  # the program has set an opmux environment variable to an invalid value
         return False
     return get_global_policy() == from_settings and not any(map(is_foreign, manager.registry.all_impls()))
 
 
 def _running() -> socket.socket:
-    """The planner's socket. Starts a planner if none runs, or if it was started with other facts."""
+    """The planner's socket. Starts a planner if none runs, or if the running planner was started with other facts."""
     facts = _facts()
     if _PlannerState.process is not None and _PlannerState.process.poll():
         assert _PlannerState.errors is not None
@@ -130,7 +130,7 @@ def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[byt
 
 
 def _facts() -> dict[str, Any]:
-    """What the planner needs to know: the chip, cores and workers, and the overload of each number in a request."""
+    """What the planner must know: chip, cores, workers, and which overload each number in a request stands for."""
     chip = devices.chip_of(DEVICE)
     properties = torch.cuda.get_device_properties()
     return {
@@ -144,7 +144,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _check() -> None:
-    """Stop the planner if the program has changed something in code that the planner cannot know."""
+    """Stop the planner if the program has changed something in code, which the planner cannot see."""
     if _PlannerState.socket is not None and not _decides_alike():
         logger.info(
             "auto mode plans calls in this process from now on: a policy or an implementation was set in code, or an "
@@ -159,17 +159,17 @@ def stop() -> None:
     launching.clear()  # ignore answers that arrive later
     process, ours = _PlannerState.process, _PlannerState.socket
     _PlannerState.process = _PlannerState.socket = None
-    if ours is not None:  # C++ closes its own descriptor when the connection ends
+    if ours is not None:  # C++ closes its copy of the descriptor when the connection ends
         ours.shutdown(socket.SHUT_RDWR)
         ours.close()
-    if process is not None:  # it exits after its current compilation, and removes its files
+    if process is not None:  # it exits after its current compilation and removes its files
         _PlannerState.ended = [p for p in (*_PlannerState.ended, process) if p.poll() is None]
 
 
 if hasattr(os, "register_at_fork"):
 
     def _renew() -> None:
-        _PlannerState.process = _PlannerState.socket = None  # they belong to the parent process
+        _PlannerState.process = _PlannerState.socket = None  # after a fork: both belong to the parent process
         _PlannerState.ended = []
 
     os.register_at_fork(after_in_child=_renew)

@@ -1,4 +1,4 @@
-"""Adapters for ATen's log-sigmoid, its gradient and addr: the pointwise table computes them with other arguments."""
+"""Adapters for ATen's log-sigmoid, its gradient and addr, whose arguments differ from those of our pointwise ops."""
 
 import math
 from collections.abc import Callable

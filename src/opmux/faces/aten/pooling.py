@@ -1,4 +1,5 @@
-"""Adapters for gradients of ATen's pooling ops that another op computes. All other pooling ops have specs.
+"""Adapters for those gradients of ATen's pooling ops that another op of ours computes. All other pooling ops have
+specs.
 
 ATen composes `avg_pool1d`, `max_pool1d` and `adaptive_*_pool1d` from the two-dimensional ops.
 """

@@ -1,9 +1,9 @@
-"""ATen's random numbers: advance the generator, then call a primitive. Factories (`rand`) are overridden too, because
-ATen composes them from in-place ops and would write the memory twice.
+"""ATen's random numbers: each override advances the generator, then calls a primitive. Factories (`rand`) are
+overridden too, because ATen composes them from in-place ops and would write the memory twice.
 
-On the CPU everything is left to torch, because users rely on its exact numbers. Also left to torch: distributions
-without a primitive (`geometric_`, `multinomial`), bounds about which torch warns, and an exponential distribution with
-infinite rate, whose samples are all 0.
+On the CPU everything is left to torch, because users rely on the exact numbers that torch draws there. Also left to
+torch: distributions without a primitive (`geometric_`, `multinomial`), bounds for which torch warns, and the
+exponential distribution with infinite rate, whose samples are all 0.
 """
 
 import math
@@ -32,7 +32,7 @@ _drawing = threading.local()
 
 
 def seed(like: Tensor, generator: Gen) -> Tensor:
-    """The generator's next seed. torch's own kernel draws it on the device; our override is not called."""
+    """Draw the generator's next seed on the device, with torch's own kernel, not our override."""
     if like.is_cpu:
         raise NotSupported("on the CPU torch's own sequence of numbers is expected")
     if generator is not None and generator.device.type != like.device.type:
@@ -47,7 +47,7 @@ def seed(like: Tensor, generator: Gen) -> Tensor:
 
 
 def known(*overloads: str) -> list[str]:
-    """The overloads among these that this version of torch has."""
+    """Those of the given overloads that this version of torch has."""
     return [o for o in overloads if torch._C._dispatch_has_kernel(f"aten::{o}")]
 
 
@@ -68,7 +68,7 @@ def normal(call: Fn, self: Tensor, mean: float = 0.0, std: float = 1.0, *, gener
 
 @adapt("log_normal", "log_normal_", over=random.philox_normal)
 def log_normal(call: Fn, self: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Gen = None) -> Any:
-    """exp of a normal distribution. 16-bit dtypes are left to torch: our exp would read rounded numbers."""
+    """exp of normal samples. 16-bit dtypes are left to torch, because our exp would read samples rounded to 16 bits."""
     if self.dtype not in (torch.float32, torch.float64) or not std > 0:
         raise NotSupported(f"{self.dtype} or a deviation of {std} is left to torch")
     return normal(call, self, mean, std, generator=generator).exp_()
@@ -199,7 +199,7 @@ def random_from(call: Fn, self: Tensor, from_: int, to: int | None, *, generator
 
 
 def _sized(size: Sequence[int], dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Tensor:
-    """An expanded one-element tensor of that size."""
+    """An expanded one-element tensor of this size."""
     if layout not in (None, torch.strided) or pin_memory or any(n < 0 for n in size):
         raise NotSupported("other layouts, pinned memory and negative sizes are left to torch")
     return random.sized(size, dtype, device)
@@ -283,7 +283,7 @@ def randperm(
     device: Any = None,
     pin_memory: Any = None,
 ) -> Any:
-    """The sort order of random 64-bit numbers. Declines if the dtype cannot hold all integers below n: torch raises."""
+    """Return argsort of n random 64-bit numbers. Declines if the dtype cannot hold n, because torch then raises."""
     dtype = torch.int64 if dtype is None else dtype
     if dtype not in DIGITS and dtype not in INTS:
         raise NotSupported(f"{dtype} is left to torch")
@@ -368,7 +368,7 @@ def randint_like(
 
 @adapt("native_dropout", over=random.philox_dropout_mask)
 def native_dropout(call: Fn, input: Tensor, p: float, train: bool | None) -> Any:
-    """Declines if no random numbers are needed, because nothing or everything is dropped."""
+    """Declines if p drops nothing or everything, because then no random numbers are needed."""
     if train is False or not 0 <= p < 1 or input.dtype not in DIGITS:
         raise NotSupported("no random numbers are needed, or a dtype is left to torch")
     return random.laid(input, lambda x: call(x, seed(x, None), p))
@@ -376,7 +376,7 @@ def native_dropout(call: Fn, input: Tensor, p: float, train: bool | None) -> Any
 
 @adapt("_masked_scale", over=random.dropout_mask_bwd)
 def masked_scale(call: Fn, self: Tensor, mask: Tensor, scale: float) -> Any:
-    """The gradient of `_fused_dropout`, whose mask contains bytes of 0 and 1."""
+    """The gradient of `_fused_dropout`; its mask contains the bytes 0 and 1."""
     if not (self.is_contiguous() and mask.is_contiguous()) or mask.dtype not in (torch.bool, torch.uint8):
         raise NotSupported("tensors that are not contiguous, or another mask")
     return native_dropout_backward(call, self, mask.view(torch.bool), scale)

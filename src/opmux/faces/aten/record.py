@@ -1,7 +1,8 @@
-"""`record=` of `enable` and `use`: which ops ran, on which implementation, how often, on which shapes.
+"""`record=` of `enable` and `use`: records which ops ran, on which implementation, how often, on which shapes.
 
-While a recorder is live, each candidate of an overload is wrapped (`Overload.lifted`), and the calls that auto mode
-leaves to torch also go through Python, to be counted. Without a recorder nothing is wrapped and nothing is checked.
+While a recorder is live, each candidate of an overload is wrapped (`Overload.lifted`). Calls that auto mode leaves to
+torch then go through Python too, so that they are counted. Without a recorder nothing is wrapped and nothing is
+checked.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class CallRecorder:
         self._file = None if hasattr(sink, "write") else Path(sink)  # type: ignore[arg-type]
         self._stream: Any = sink if self._file is None else None
         if self._file is not None:
-            try:  # now, so that an invalid path raises before the run
+            try:  # open the file now, so that an invalid path raises before the run
                 self._file.write_text("", encoding="utf-8")
             except OSError as error:
                 raise BadSink(
@@ -63,13 +64,13 @@ class CallRecorder:
             self._file.write_text("".join(lines), encoding="utf-8")
         else:
             self._stream.write("".join(lines))
-            self.calls.clear()  # do not write them to the stream again
+            self.calls.clear()  # so that the next write does not repeat them
 
 
 live: tuple[CallRecorder, ...] = ()
 # (overload, first tensor) -> why the current selection leaves the call to torch; "" if it does not.
 left_to_torch: Callable[[str, Any], str] = lambda name, first: ""
-_reason = threading.local()  # why the last candidate of this thread declined
+_reason = threading.local()  # why this thread's last candidate declined
 
 
 def start(recorder: CallRecorder) -> None:
@@ -80,7 +81,7 @@ def start(recorder: CallRecorder) -> None:
 
 
 def stop(recorder: CallRecorder) -> None:
-    """End a recording, and write it."""
+    """Stop a recorder and write its counts."""
     global live
     if recorder in live:
         live = tuple(r for r in live if r is not recorder)

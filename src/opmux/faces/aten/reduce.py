@@ -1,9 +1,9 @@
 """ATen's reductions. Calls that the primitive refuses are left to torch: invalid dimensions, dtypes without an order.
 
-Results are contiguous for any strides of x, as the primitives' results are.
+Results are contiguous for any strides of x, in ATen and in our primitives.
 
-`aminmax` is left to torch: two of our reductions would read x twice. Ops that ATen composes from the ops here
-(`var.dim`, `linalg_norm`, `_is_all_true`) call our overrides.
+`aminmax` is left to torch, because we would need two reductions, which read x twice. Ops that ATen composes from the
+ops here (`var.dim`, `linalg_norm`, `_is_all_true`) call our overrides.
 """
 
 import math
@@ -32,14 +32,14 @@ def plain(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False) -> Any
 
 
 def listed(call: Fn, self: Tensor, dim: Any, keepdim: bool = False) -> Any:
-    """`plain` for overloads where ATen raises for an empty list of dimensions unless keepdim is set."""
+    """Like `plain`, for overloads where ATen raises for an empty list of dimensions unless keepdim is set."""
     if not dim:
         raise NotSupported("a reduction over no dimension")
     return call(self, dim[0] if len(dim) == 1 else dim, keepdim)
 
 
 def truth(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """For uint8 inputs the results of ATen's `any` and `all` are uint8, not bool."""
+    """ATen's `any` and `all` of uint8 inputs return uint8, not bool."""
     y = call(self, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim)
     return y if self.dtype is not torch.uint8 else y.view(torch.uint8)
 
@@ -52,7 +52,7 @@ def count(call: Fn, self: Tensor, dim: Any = None) -> Any:
 
 
 def moments(call: Fn, self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    """Declines if no degrees of freedom are left, because torch warns then."""
+    """Declines if no degrees of freedom are left, because torch then warns."""
     less = 1 if correction is None else correction
     try:
         if dim and len(dim) == 1:

@@ -1,8 +1,9 @@
-"""Saves the overloads that auto mode enables on this machine, for the next process.
+"""Saves which overloads auto mode enables on this machine, for the next process.
 
-To choose them, auto mode loads every family's specs and kernels, which takes 2 to 3 s. The choice depends on opmux's
-code, on the versions of Python, torch and Triton, on the chips, on settings and on measured times. The file name is a
-digest of these. Only processes without plugins, and without an implementation or policy set in code, use the file.
+To choose the overloads, auto mode loads the specs and kernels of every family, which takes 2 to 3 s. The file name is a
+digest of everything that the choice depends on: opmux's code, the versions of Python, torch and Triton, the chips,
+settings and measured times. Only processes without plugins, and without an implementation or policy set in code, use
+the file.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ FORMAT = 1
 FOLDER = "auto"
 DECIDING = ("OPMUX_", "TE_FL_", "TEFL_", "TE_")  # prefixes of variables that may change the choice of implementations
 NOT_DECIDING = {knob.name for knob in (PLANNER, CACHE_DIR)} | {"OPMUX_LOG_LEVEL", "TEFL_LOG_LEVEL", "OPMUX_COMMIT"}
-MAX_FILES = 32  # number of files; the oldest ones are deleted
+MAX_FILES = 32  # beyond this number, the oldest files are deleted
 Names = tuple[str, ...] | None
 Limits = Mapping[torch.dtype, int]
 
 
 class Taken(NamedTuple):
-    """How auto mode uses an overload on a device type: its family, and the results of `decisions.thresholds`."""
+    """How auto mode uses an overload on a device type: its op family, and the results of `decisions.thresholds`."""
 
     family: str
     limits: Limits
@@ -67,7 +68,7 @@ def usable() -> bool:
 
 
 def read(include: Names, exclude: Names) -> Selected | None:
-    """The saved result for these `include` and `exclude` names, or None if there is no file or it cannot be read."""
+    """The saved selection for these `include` and `exclude` names; None if there is no readable file."""
     file = _file(include, exclude)
     if file is None:
         return None

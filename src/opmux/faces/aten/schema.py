@@ -84,7 +84,7 @@ class OverloadSchema:
 
     @cached_property
     def composite(self) -> bool:
-        """Whether ATen composes the op from others and differentiates those; an override would lose the gradient."""
+        """Whether ATen composes the op from other ops and differentiates those: an override would lose the gradient."""
         return self.has("CompositeImplicitAutograd") and not self.has("Autograd")
 
     @property
@@ -98,7 +98,7 @@ def python_name(name: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) else name
 
 
-# Schemas give defaults of these types as C++ enum numbers.
+# In schemas, defaults of these types are the numbers of C++ enums.
 _ENUMS = {"ScalarType": {4: torch.int64}, "MemoryFormat": {0: torch.contiguous_format}}
 
 
@@ -117,7 +117,7 @@ def _type(argument: Any) -> Any:
 
 @functools.cache
 def overloads(packet: str) -> tuple[OverloadSchema, ...]:
-    """The overloads of a packet that torch's dispatcher has; overloads only for TorchScript are left out."""
+    """The overloads of a packet in torch's dispatcher, without those that exist only for TorchScript."""
     op_packet = getattr(torch.ops.aten, packet, None)
     if op_packet is None:
         return ()
@@ -126,7 +126,7 @@ def overloads(packet: str) -> tuple[OverloadSchema, ...]:
 
 
 def siblings(shape: OverloadSchema) -> list[OverloadSchema]:
-    """The in-place and `out=` overloads that compute the same as a functional overload from the same arguments."""
+    """The in-place and `out=` overloads with the same arguments and results as a functional overload."""
     near = [*overloads(shape.packet), *overloads(inplace_name(shape.packet))]
     return [s for s in near if s.kind in ("inplace", "out") and _alike(shape, s)]
 

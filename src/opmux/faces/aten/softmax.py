@@ -1,6 +1,7 @@
 """ATen's softmax and log-softmax, and their gradients.
 
-`half_to_float` is left to torch: it is one kernel in torch, and would be two of ours. `_safe_softmax` calls `_softmax`.
+`half_to_float` is left to torch, which computes it in one kernel; we would launch two. `_safe_softmax` calls
+`_softmax`.
 """
 
 from collections.abc import Callable

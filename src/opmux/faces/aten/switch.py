@@ -1,4 +1,4 @@
-"""The public functions of ATen's face: `enable`, `disable`, `use`, `enabled_ops`, `native`."""
+"""The public functions that override torch's ops: `enable`, `disable`, `use`, `enabled_ops`, `native`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .schema import OverloadSchema, overloads
 Names = str | Iterable[str] | None
 Mode = Literal["auto", "all"]
 MODES = get_args(Mode)
-AT_ONCE, PAUSE = 40, 0.03  # overloads that are registered in one step, and seconds between two steps
+AT_ONCE, PAUSE = 40, 0.03  # overloads registered per step, and seconds between steps
 
 
 class BadMode(OpmuxError, ValueError):
-    """A mode that does not exist."""
+    """The value of `mode` is not one of MODES."""
 
 
 class Selection:
@@ -45,13 +45,14 @@ class Selection:
         self.names: frozenset[str] = frozenset()  # the overloads that are enabled on at least one device
         self.requested: dict[str, frozenset[str]] = {}  # device type -> the requested overloads that we can compute
         self._of = -1  # `engine.generation()` at the last registration
-        self._read: tuple[int, saved.Selected] | None = None  # `engine.generation()`, and the selection read then
+        # The selection that was last read, and the value of `engine.generation()` at that time.
+        self._read: tuple[int, saved.Selected] | None = None
 
     def turn_on(self, apply: Callable[[], Any], alone: bool = False) -> None:
         """Register an override for every overload of this selection, then call `apply`; `alone`: remove all others.
 
-        Overloads are chosen without holding the lock, because that loads plugins and kernels. If `disable()` is called
-        or a vendor is registered meanwhile, they are chosen again.
+        Overloads are chosen without holding the lock, because the choice loads plugins and kernels. If `disable()` is
+        called or a vendor is registered meanwhile, `turn_on` chooses again.
         """
         while True:
             generation = engine.generation()
@@ -78,7 +79,7 @@ class Selection:
 
     @property
     def _is_saved(self) -> bool:
-        """Whether the chosen overloads are saved: only auto mode's on a machine with an accelerator."""
+        """Whether the chosen overloads are saved; only auto mode on a machine with an accelerator saves them."""
         return self.auto and self.recorder is None and bool(devices.accelerators()) and saved.usable()
 
     def takes_long(self) -> bool:
@@ -87,7 +88,7 @@ class Selection:
         return accelerated and native_library.must_be_compiled()
 
     def prepare(self) -> list[Callable[[], None]]:
-        """Do the work of `turn_on` that any thread can do; returns the rest, in short steps for the main thread."""
+        """Do the work of `turn_on` that any thread can do; return the rest as short steps for the main thread."""
         generation = engine.generation()
         ready = self._saved(generation)
         if ready is None:  # no earlier process has saved the choice
@@ -115,7 +116,7 @@ class Selection:
         return self._read[1]
 
     def _take(self, selected: saved.Selected) -> None:
-        """Select what an earlier process has saved."""
+        """Use the selection that an earlier process has saved."""
         for device, names in selected.items():
             for name, taken in names.items():
                 decisions.know(name, device, taken.limits, taken.by_python, taken.patient)
@@ -124,7 +125,7 @@ class Selection:
         self.names = frozenset().union(*self.requested.values())
 
     def _save(self, taken: dict[str, frozenset[str]]) -> None:
-        """Save the overloads, unless the next process could not load the kernels of one at its first call."""
+        """Save the overloads, if the next process could load the kernels of each at its first call."""
         if not self._is_saved:
             return
         for device, names in taken.items():
@@ -140,11 +141,12 @@ class Selection:
         taken = self.requested
         if self.auto:
             taken = self._taken()
-            if any(taken.values()) and not native_library.available():  # compiles it; if that fails, fewer are chosen
+            # `available` may compile the library. If that fails, fewer overloads are chosen.
+            if any(taken.values()) and not native_library.available():
                 taken = self._taken()
             _log_choice(self.requested, taken)
         self.names = frozenset().union(*taken.values())
-        return taken if self.recorder is None else self.requested  # calls that are left to torch are counted too
+        return taken if self.recorder is None else self.requested  # the recorder also counts calls left to torch
 
     def _taken(self) -> dict[str, frozenset[str]]:
         by_gate = decisions.gated()
@@ -173,7 +175,7 @@ def _log_choice(requested: dict[str, frozenset[str]], taken: dict[str, frozenset
 
 
 _base: Selection | None = None
-_stack: list[Selection] = []  # the live `use()` blocks; the innermost one is last
+_stack: list[Selection] = []  # the live `use()` blocks; the innermost block is last
 
 
 def enable(
@@ -183,7 +185,7 @@ def enable(
     record: recording.Sink | None = None,
     wait: bool = False,
 ) -> list[str]:
-    """Override torch's own ops with our kernels, for the whole process; returns the names of the overloads.
+    """Override torch's own ops with our kernels, for the whole process; returns the names of the enabled overloads.
 
     Args:
         include, exclude: ATen's names (`add`: all its overloads and in-place forms; `add.Tensor`: that overload), globs
@@ -191,10 +193,11 @@ def enable(
         mode: "auto" overrides an op only if our kernel was measured to be at least as fast as torch's on this chip,
             even if `include` names the op. On a chip that was never measured (`opmux tune --aten`) it overrides
             nothing. "all" overrides every op for which we have a kernel.
-        record: a path or a text file, to which `disable()` or the end of the program writes JSON lines: the overloads
-            that were called, on which implementation, dtype and shapes, how often, and why torch's own kernel ran.
+        record: a path or a text file. `disable()`, or the end of the program, writes JSON lines to it: the overloads
+            that were called, the implementation, dtype and shapes, how often, and why torch's own kernel ran.
         wait: the first time on a machine, auto mode on an accelerator compiles C++ for some 30 s. By default another
-            process does that; until then torch's own kernels run, and the result is empty. True waits for it.
+            process does that; until then torch's own kernels run, and the result is empty. True waits until it is
+            compiled.
 
     A later call replaces the selection of an earlier one.
     """
@@ -209,7 +212,7 @@ PREPARE = "import opmux; opmux.enable({include!r}, {exclude!r}, wait=True)"
 
 
 def _prepare(selection: Selection) -> bool:
-    """Let another process compile and choose, and enable the selection afterwards; False if none can be started."""
+    """Let another process compile and choose, then enable the selection; False if that process cannot be started."""
 
     def proceed(steps: list[Callable[[], None]]) -> None:
         if _base is not selection:
@@ -267,9 +270,9 @@ def disable() -> None:
 class use:
     """`with opmux.use():` or `@opmux.use(include=["softmax"])`: override torch's ops in a block or function.
 
-    It applies to the whole process, because backward passes run on other threads. Blocks nest, and the innermost one
-    applies; the same object may be entered again. The arguments are the same as `enable`'s; `record` is written at the
-    end of the block.
+    It applies to the whole process, because backward passes run on other threads. Blocks nest, and the innermost block
+    applies; the same object may be entered again. The arguments are those of `enable`; `record` is written at the end
+    of the block.
     """
 
     def __init__(
@@ -303,7 +306,7 @@ class use:
 
 
 def enabled_ops() -> list[str]:
-    """The overloads of ATen that currently run our kernels, on some device."""
+    """The overloads of ATen that currently run our kernels on at least one device."""
     live = _live()
     return [] if live is None else sorted(n for n in live.names if engine.registered(n))
 
@@ -311,7 +314,7 @@ def enabled_ops() -> list[str]:
 def native(op: Any) -> Callable[..., Any]:
     """ATen's own kernel of an op, even if it is overridden; `op`: "add.Tensor" or `torch.ops.aten.relu`, for example.
 
-    It runs below autograd, as all kernels do. For a packet (`"add"`) the arguments choose the overload.
+    The kernel runs below autograd. For an op without an overload name (`"add"`) the arguments choose the overload.
     """
     name = _name_of(op)
     if "." not in name and len(overloads(name)) > 1 and not isinstance(op, torch._ops.OpOverload):
@@ -351,14 +354,14 @@ def _live() -> Selection | None:
 def _apply() -> None:
     live = _live()
     _record(live)
-    counting = bool(recording.live)  # then each call goes through Python, where the recorder calls `_left_to_torch`
+    counting = bool(recording.live)  # if so, each call goes through Python, where the recorder calls `_left_to_torch`
     engine.STATE.auto = live is not None and live.auto and not counting
     engine.STATE.request(frozenset() if live is None else live.names if not counting else live.every())
     planner.use(engine.STATE.auto and live is not None and bool(live.requested.get(planner.DEVICE)))
 
 
 def _record(live: Selection | None) -> None:
-    """Start and stop recorders: the recorders of `enable` and of all live blocks are active."""
+    """Start and stop recorders, so that the recorders of `enable` and of all live blocks are active."""
     recorders = {s.recorder: s for s in (_base, *_stack) if s is not None and s.recorder is not None}
     before = recording.live
     for recorder in recorders:
@@ -413,8 +416,9 @@ def _matching(names: Iterable[str], known: dict[str, Overload]) -> set[str]:
 
 
 def refers_to(pattern: str, name: str, overload: Overload) -> bool:
-    """Whether a name refers to an overload: by its name, its op (all overloads and the in-place form), our op that
-    computes it, a glob, or its family."""
+    """Whether a name refers to an overload: it may be the overload's name, its op (all overloads and the in-place
+    form), our op that computes it, a glob, or its family.
+    """
     if pattern.startswith("family:"):
         return overload.family == pattern.removeprefix("family:").casefold()
     if pattern.endswith(".default"):

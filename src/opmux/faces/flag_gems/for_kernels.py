@@ -1,6 +1,6 @@
 """`flag_gems.utils`: helpers for kernels that were written for FlagGems.
 
-`pointwise_dynamic`, its generator of pointwise kernels, is not provided: opmux's pointwise ops are rows of a table.
+FlagGems' generator of pointwise kernels, `pointwise_dynamic`, is not provided: opmux declares pointwise ops in a table.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def broadcastable_to(s1: Sequence[int], s2: Sequence[int]) -> bool:
 
 
 def dim_compress(inp: Tensor, dims: int | Sequence[int]) -> Tensor:
-    """A contiguous tensor with these dimensions moved to the end, in order of decreasing stride."""
+    """A contiguous copy, with these dimensions moved to the end in order of decreasing stride."""
     last = sorted([dims] if isinstance(dims, int) else dims, key=inp.stride, reverse=True)
     return inp.permute(*(d for d in range(inp.dim()) if d not in last), *last).contiguous()
 
@@ -60,7 +60,7 @@ def restride_dim(
 
 
 def offsetCalculator(inp: Tensor, idx: Any, strides: Sequence[int], dim: int, isInp: bool) -> Any:
-    """The storage offset of elements, computed from their flat index; with `isInp`, without the offset along `dim`."""
+    """The storage offsets of elements, from their flat indices; with `isInp`, the index along `dim` is not counted."""
     offset = 0
     for d in range(inp.dim()):
         part = idx % inp.shape[d] * strides[d]

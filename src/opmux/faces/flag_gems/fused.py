@@ -126,7 +126,7 @@ def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: fl
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """Write x + residual to `residual` and its rms_norm to `x`; returns both. There is no gradient, as in FlagGems."""
+    """Write x + residual to `residual` and its rms_norm to `x`; return both. No gradient, as in FlagGems."""
     with torch.no_grad():
         rows, n = _rows(x, normalized_shape)
         y, total = norms.add_rms_norm(rows, residual.reshape(rows.shape), weight.reshape(n), eps, casting="gemma")
@@ -138,13 +138,13 @@ def fused_add_rms_norm(
 def skip_layer_norm(
     x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> Tensor:
-    """layer_norm(x + residual). It has gradients, unlike FlagGems'."""
+    """layer_norm(x + residual). Unlike FlagGems' function, it has gradients."""
     with use(mode="all"):
         return norms.layer_norm(x + residual, normalized_shape, weight, bias, eps)
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """v * g / norm(v), with the norm over all dimensions but `dim`."""
+    """v * g / norm(v), with the norm over all dimensions except `dim`."""
     with use(mode="all"):
         return torch._weight_norm(v, g, dim)
 
@@ -169,11 +169,11 @@ def apply_rotary_pos_emb(
     rotary_interleaved: bool = False,
     inplace: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Rotate q and k by the rows of the tables for their positions.
+    """Rotate q and k by the angles of their positions, whose cosines and sines are rows of `cos` and `sin`.
 
     Args:
-        q: [batch, length, heads, d]; [..., heads, d] with position_ids.
-        k: like q, possibly with another number of heads.
+        q: [batch, length, heads, d]; with position_ids, [..., heads, d].
+        k: like q; the number of heads may differ.
         cos: [positions, d/2].
         sin: like cos.
         position_ids: int [...], the table row of each token; default: the index of the token in its sequence.

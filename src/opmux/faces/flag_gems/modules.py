@@ -31,7 +31,7 @@ class GemsSiluAndMul(nn.Module):
 
 
 class GemsRMSNorm(nn.Module):
-    """RMS norm over the last dimensions. With a residual: the norm of the sum; the residual becomes the sum."""
+    """RMS norm over the last dimensions. With a residual: the norm of x + residual; the residual becomes that sum."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ...core.errors import nearest
 from ..aten import left, overloads
 
-# Module of FlagGems -> ours.
+# Module of FlagGems -> our module.
 MODULES = {
     "flag_gems": "opmux.faces.flag_gems.package",
     "flag_gems.fused": "opmux.faces.flag_gems.fused",
@@ -60,7 +60,7 @@ IRREGULAR_OVERLOADS = {
     "sum.dim_IntList": "sum_dim",
     "var_mean.correction": "var_mean",
 }
-# Ops with one function for all overloads except `out`.
+# Ops of which one function computes all overloads except `out`.
 ONE_FUNCTION = frozenset(
     (
         "conv1d conv2d conv3d ctc_loss floor_divide index isin masked_fill new_full remainder scatter scatter_reduce"
@@ -93,7 +93,7 @@ def function_of(overload: str) -> str:
 
 @functools.cache
 def functions() -> dict[str, tuple[str, ...]]:
-    """FlagGems' function -> its ATen overloads; includes overloads that only opmux has."""
+    """FlagGems' function -> its ATen overloads, including overloads that only opmux has."""
     by_function: dict[str, list[str]] = {}
     for overload in dict.fromkeys((*left.flaggems_names(), *overloads.table())):
         by_function.setdefault(function_of(overload), []).append(overload)
@@ -101,9 +101,9 @@ def functions() -> dict[str, tuple[str, ...]]:
 
 
 def selected(requested: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The overloads that names refer to, and hints for names that match no overload.
+    """Resolve names to overloads; returns them, and hints for names that match no overload.
 
-    A name is one of FlagGems' functions, or an ATen overload or op, which FlagGems itself does not accept.
+    A name is one of FlagGems' functions, or an ATen overload or op (FlagGems itself does not accept the latter).
     """
     known, matches, unknown = functions(), [], []
     all_keys = [key for keys in known.values() for key in keys]

@@ -1,7 +1,7 @@
 """`flag_gems.ops`: each op as a function that runs opmux's kernels, even if nothing is enabled.
 
-`flag_gems.mm(a, b)` calls `torch.ops.aten.mm` inside `opmux.use(mode="all")`: it has torch's gradient, and runs
-torch's own kernel if opmux has none. Arguments are ATen's, by position or by name.
+`flag_gems.mm(a, b)` calls `torch.ops.aten.mm` inside `opmux.use(mode="all")`. So it has torch's gradient, and runs
+torch's own kernel if opmux has none. Functions take ATen's arguments, by position or by name.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from ..aten import engine, switch
 from ..aten.overloads import table
 from . import names
 
-DEFAULT = ("softmax", "cumsum")  # the ops that only_enable() enables if no names are given
+DEFAULT = ("softmax", "cumsum")  # the ops that only_enable() enables without names
 LOG = "~/.flaggems/oplist.log"
 Names = str | Iterable[str] | None
 
@@ -32,9 +32,9 @@ def enable(
     """Override every torch op for which opmux has a kernel, in the whole process; `opmux.disable()` undoes it.
 
     Args:
-        lib: ignored; there is one registration, and it can be undone.
-        unused: names of FlagGems' functions (`add`, `ge_scalar`) that are not overridden; or the path of a YAML file
-            with a list `exclude`. ATen's names (`add.Tensor`) are accepted too.
+        lib: ignored; opmux registers overrides in its own library, so that `disable` can remove them.
+        unused: names of FlagGems' functions (`add`, `ge_scalar`) not to override, or the path of a YAML file with a
+            list `exclude`. ATen's names (`add.Tensor`) are accepted too.
         registrar: ignored.
         record: log each call to `path`, as FlagGems does.
         once: log only the first call of each op.
@@ -53,12 +53,12 @@ def only_enable(
     once: bool = False,
     path: str | Path | None = None,
 ) -> None:
-    """As `enable`, but only for the named ops.
+    """Like `enable`, but only for the named ops. A call replaces an earlier `enable`.
 
     Args:
         lib: as in enable.
-        include: names of FlagGems' functions; or the path of a YAML file with a list `include`; or None or "default":
-            softmax and cumsum. An earlier `enable` is replaced.
+        include: names of FlagGems' functions, or the path of a YAML file with a list `include`. None and "default" mean
+            softmax and cumsum.
         registrar: as in enable.
         record: as in enable.
         once: as in enable.
@@ -118,12 +118,12 @@ def all_registered_keys() -> list[str]:
 
 
 def all_registered_ops() -> list[str]:
-    """Like `all_registered_keys`, but with the names of FlagGems' functions."""
+    """Like `all_registered_keys`, but returns the names of FlagGems' functions."""
     return sorted({names.function_of(key) for key in switch.enabled_ops()})
 
 
 def flagtune(include: Names = None) -> None:
-    """FlagGems' switch for a larger search of tile sizes. It only warns: use `opmux tune` instead."""
+    """In FlagGems this enables a larger search of tile sizes. Here it only warns: use `opmux tune` instead."""
     listed = [include] if isinstance(include, str) else list(include or ())
     os.environ["FLAGTUNE_INCLUDE"] = ",".join(listed)
     warnings.warn("flag_gems.flagtune has no effect: run `opmux tune` to search for tiles", stacklevel=2)
@@ -136,7 +136,7 @@ def _warn_unused(lib: Any, registrar: Any) -> None:
 
 
 def _listed(value: Names, key: str) -> tuple[str, ...]:
-    """Names from an argument, or from a YAML file."""
+    """Names from an argument, which may be the path of a YAML file."""
     if value is None or value == "default":
         return ()
     if not isinstance(value, str):
@@ -150,7 +150,7 @@ def _listed(value: Names, key: str) -> tuple[str, ...]:
 
 
 def _overloads(requested: Iterable[str], what: str) -> list[str]:
-    """The overloads of our table that names refer to; one warning lists all names that match no overload."""
+    """Resolve names to overloads of our table; a single warning lists all names that match no overload."""
     keys, unknown = names.selected(requested)
     if unknown:
         warnings.warn(f"flag_gems: {what} names ops that do not exist: {', '.join(unknown)}", stacklevel=3)
@@ -202,7 +202,7 @@ atexit.register(_log.close)
 
 
 def _replace_log(record: bool, path: str | Path | None, once: bool) -> None:
-    """Close the log of the last `enable`, and open one if `record`."""
+    """Close the log of the last `enable`; open a new log if `record` is true."""
     _log.close()
     if record:
         _log.enter_context(recorded(path, once))

@@ -30,7 +30,7 @@ def assert_close(
     reduce_dim: int = 1,
     atol: float = 1e-4,
 ) -> None:
-    """Assert that `res` has this dtype and is close to `ref`. The tolerance grows with `reduce_dim`."""
+    """Assert that `res` has this dtype and is close to `ref`. `atol` is multiplied by `reduce_dim`."""
     dtype = torch.float32 if dtype is None else dtype
     assert res.dtype == dtype, f"{res.dtype}, not {dtype}"
     ref = ref.to(dtype)
@@ -40,7 +40,7 @@ def assert_close(
 
 
 def assert_equal(res: Tensor, ref: Tensor, equal_nan: bool = False) -> None:
-    """Assert that both are equal bit for bit."""
+    """Assert that two tensors are equal bit for bit."""
     if res.device != ref.device:
         res, ref = res.cpu(), ref.cpu()
     torch.testing.assert_close(res, ref, atol=0, rtol=0, equal_nan=equal_nan)

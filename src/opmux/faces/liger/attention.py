@@ -208,7 +208,7 @@ class LigerMultiTokenAttention(MultiTokenAttention):
 
 
 class LigerFusedNeighborhoodAttentionFunction(LigerFunction):
-    """Attention of each position to a window of neighbors."""
+    """Attention in which each position attends to a window of neighbors."""
 
     @staticmethod
     def apply(
@@ -223,7 +223,7 @@ liger_fused_neighborhood_attention = functional(
 
 
 class LigerFusedNeighborhoodAttention(NeighborhoodAttention):
-    """Self-attention to a window of neighbors, with projections."""
+    """Self-attention to a window of neighbors, with its projections."""
 
     __init__ = constructor(
         NeighborhoodAttention,

@@ -18,7 +18,7 @@ FLAGS = {
 
 
 class AutoLigerKernelForCausalLM(AutoModelForCausalLM):
-    """`AutoModelForCausalLM` that patches the models it creates. Models of unknown types are not changed."""
+    """An `AutoModelForCausalLM` that patches the models it creates, except models of unknown types."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:

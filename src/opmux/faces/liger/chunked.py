@@ -1,6 +1,6 @@
-"""`liger_kernel.chunked_loss`: preference, policy and distillation losses over hidden states.
+"""`liger_kernel.chunked_loss`: preference, policy and distillation losses from hidden states.
 
-`compiled` and `chunk_size` have no effect: nothing is compiled, and opmux chooses how many logits are in memory.
+`compiled` and `chunk_size` have no effect: nothing is compiled, and opmux chooses how many logits to compute at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .function import Alias, LigerFunction, LigerModule
 
 
 class ChunkedFunction(LigerFunction):
-    """Returns (loss, values for logging), without the values that opmux's function returns as None."""
+    """Returns (loss, values for logging); omits the values that opmux's function returns as None."""
 
     in_ops = False
 
@@ -26,7 +26,7 @@ class ChunkedFunction(LigerFunction):
 
 
 class ReferencedFunction(ChunkedFunction):
-    """If `use_ref_model` is False, the reference model is ignored."""
+    """Ignores the reference model if `use_ref_model` is False."""
 
     @classmethod
     def call(cls, args: dict[str, Any]) -> Any:
@@ -43,7 +43,7 @@ class LigerFusedLinearDPOFunction(
     "loss_type='sigmoid', label_smoothing=0.0, discopop_tau=0.05, alpha=1.0",
     reads="use_ref_model",
 ):
-    """Returns the loss and (log-probabilities, mean logits, NLL, rewards), chosen before rejected."""
+    """Returns the loss and (log-probabilities, mean logits, NLL, rewards); values of chosen sequences come first."""
 
 
 class LigerFusedLinearCPOFunction(
@@ -52,7 +52,7 @@ class LigerFusedLinearCPOFunction(
     takes="_input, weight, target, bias=None, ignore_index=-100, beta=0.1, alpha=1.0, label_smoothing=0.0, "
     "compute_nll_loss=True, compiled=True, average_log_prob=False, chunk_size=1",
 ):
-    """As LigerFusedLinearDPOFunction."""
+    """Like LigerFusedLinearDPOFunction."""
 
 
 class LigerFusedLinearSimPOFunction(
@@ -61,7 +61,7 @@ class LigerFusedLinearSimPOFunction(
     takes="_input, weight, target, bias=None, ignore_index=-100, beta=0.1, alpha=1.0, label_smoothing=0.0, "
     "compute_nll_loss=False, compiled=True, gamma=0.5, chunk_size=1",
 ):
-    """As LigerFusedLinearDPOFunction."""
+    """Like LigerFusedLinearDPOFunction."""
 
 
 class LigerFusedLinearORPOFunction(
@@ -80,7 +80,7 @@ class LigerFusedLinearKTOFunction(
     "kl=None, ignore_index=-100, beta=0.1, compiled=True, use_ref_model=True, average_log_prob=False, chunk_size=1",
     reads="use_ref_model",
 ):
-    """Returns the loss, and sums of log-probabilities, logits and rewards, chosen before rejected."""
+    """Returns the loss and the sums of log-probabilities, logits and rewards; sums over chosen sequences come first."""
 
 
 class LigerFusedLinearGRPOFunction(
@@ -100,14 +100,14 @@ class LigerFusedLinearGRPOFunction(
     epsilon_high="eps_high",
     reads="use_ref_model",
 ):
-    """Returns the loss and (divergence, share of clipped tokens); if beta is 0, only the second value.
+    """Returns the loss and (divergence, share of clipped tokens); if beta is 0, there is no divergence.
 
-    `use_ref_model` has no effect: a reference model is used if it is given and beta is not 0.
+    `use_ref_model` has no effect: if beta is not 0, a given reference model is used.
     """
 
 
 class DistillationFunction(LigerFunction):
-    """Returns the loss of a student; with `return_soft_hard_loss`, (loss, soft loss, hard loss)."""
+    """Returns the loss of a student, or (loss, soft loss, hard loss) if `return_soft_hard_loss` is set."""
 
     in_ops = False
     kind: ClassVar[str]
@@ -131,7 +131,7 @@ class LigerFusedLinearJSDFunction(
     takes=STUDENT_AND_TEACHER,
     reads="return_soft_hard_loss",
 ):
-    """A student's loss, with the Jensen-Shannon divergence from the teacher as its soft part."""
+    """A student's loss; the soft loss is the Jensen-Shannon divergence from the teacher."""
 
     kind = "jsd"
 
@@ -142,7 +142,7 @@ class LigerFusedLinearCosineSimilarityFunction(
     takes=STUDENT_AND_TEACHER,
     reads="return_soft_hard_loss",
 ):
-    """A student's loss, with the cosine distance from the teacher as its soft part."""
+    """A student's loss; the soft loss is the cosine distance from the teacher."""
 
     kind = "cosine"
 

@@ -12,7 +12,7 @@ import torch
 from ...machine import devices
 from ...machine.devices import infer_device as infer_device
 
-# Arch -> Liger's name for its generation. For other archs the name is the arch.
+# Arch -> Liger's name for its generation. Other archs keep their own name.
 GENERATIONS = {
     "sm_70": "volta_turing",
     "sm_75": "volta_turing",
@@ -32,7 +32,7 @@ GENERATIONS = {
     "gfx1101": "rdna3",
     "gfx1102": "rdna3",
 }
-# Device type -> part of the chip's name -> generation, for devices whose arch torch does not report.
+# For devices whose arch torch does not report: device type -> substring of the chip's name -> generation.
 NAMED = {
     "xpu": {"max": "pvc", "pvc": "pvc", "ponte": "pvc", "arc": "arc", "battlemage": "arc", "alchemist": "arc"},
     "npu": {"910": "ascend910", "310": "ascend310"},
@@ -50,7 +50,7 @@ def is_peft_available() -> bool:
 
 @functools.cache
 def infer_device_arch(device_id: int = 0) -> str:
-    """The generation of the device: "hopper", "cdna3", "pvc", "ascend910"; else its arch, or its type."""
+    """The device's generation ("hopper", "cdna3", "pvc", "ascend910"); if unknown, its arch, or else its type."""
     device = infer_device()
     arch = devices.arch_of(device, device_id)
     if device in NAMED:

@@ -51,7 +51,7 @@ class LigerTVDLossFunction(
     calls=divergences.tvd,
     takes="p, q, shift_labels=None, reduction='batchmean', ignore_index=-100",
 ):
-    """Half the sum of |p - q|."""
+    """Total variation distance: half the sum of |p - q|."""
 
 
 liger_tvd = functional(
@@ -152,7 +152,7 @@ def fused_linear_jsd_forward(
     temperature: float,
     accum_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Returns the loss and the gradients of student_input and student_weight, or None."""
+    """Returns the loss and the gradients of student_input and student_weight; a gradient that is not needed is None."""
     options = shift_labels if has_label else None, jsd_beta, ignore_index, temperature, accum_dtype
     loss = lambda x, w: LigerFusedLinearJSDFunction.apply(x, w, teacher_input, teacher_weight, *options)
     result, (dx, dw) = with_gradients(loss, student_input, student_weight)
@@ -192,7 +192,7 @@ class LigerVocabParallelCEFunction(
     label_smoothing_formula="formula",
     label_smoothing_mode="mode",
 ):
-    """Returns the loss of each token, for logits whose classes are split over the processes of a group."""
+    """Returns the loss of each token; the classes of the logits are split over the processes of a group."""
 
 
 def validate_formula_and_mode(label_smoothing_formula: str, label_smoothing_mode: str) -> None:

@@ -1,8 +1,8 @@
 """Derives Liger's Functions, functions and modules from one declaration of their arguments.
 
-A Function of Liger declares the arguments: by the signature of its `apply`, or as text if `apply` only passes them on
-by name. Its function in `liger_kernel.transformers.functional` (`functional`) and its module (`LigerModule`) derive
-their arguments from the Function's.
+Each Function of Liger declares its arguments: in the signature of `apply`, or as text if `apply` only passes them on by
+name. The arguments of its function in `liger_kernel.transformers.functional` (`functional`) and of its module
+(`LigerModule`) are derived from them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from .names import ops
 
 REQUIRED = inspect.Parameter.empty
-# Arguments that select how Liger's kernels run. They have no effect here.
+# Arguments that select how Liger's kernels run; they have no effect here.
 WITHOUT_EFFECT = {"allow_fp32", "chunk_size", "compiled", "m_tiles_per_cluster"}
 
 
 class LigerArguments:
-    """The parameters of a function of Liger, in order, with their defaults."""
+    """The parameters of one of Liger's functions, in order, with their defaults."""
 
     def __init__(self, owner: str, defaults: Mapping[str, Any]):
         self.owner, self.names, self.defaults = owner, tuple(defaults), tuple(defaults.values())
@@ -38,8 +38,8 @@ class LigerArguments:
     ) -> LigerArguments:
         """Parse text such as "x, weight, eps=1e-6".
 
-        A name without a default gets the default of the parameter of `like` that `names` maps it to, or of the same
-        name; "=required" means no default.
+        A name without a default gets the default of a parameter of `like`: the one that `names` maps it to, else the
+        one of the same name. "=required" means no default.
         """
         known = {} if like is None else like.by_name(like.defaults)
         defaults = {}
@@ -66,11 +66,11 @@ class LigerArguments:
         return values
 
     def by_name(self, values: Iterable[Any]) -> dict[str, Any]:
-        """Plain name of each parameter -> value, from values in order."""
+        """Map each parameter's plain name to its value; `values` are in the order of the parameters."""
         return dict(zip(self.plain, values))
 
     def signature(self, *first: str) -> inspect.Signature:
-        """The parameters as an inspect.Signature, after the names in `first`, for example "self"."""
+        """An inspect.Signature of the names in `first` (for example "self"), followed by the parameters."""
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         defaults = [*((name, REQUIRED) for name in first), *zip(self.names, self.defaults)]
         return inspect.Signature([inspect.Parameter(name, kind, default=default) for name, default in defaults])
@@ -84,7 +84,7 @@ class LigerArguments:
 
 
 def plain(name: str) -> str:
-    """A name without the leading _ that Liger gives some arguments (`_input`), for comparing names."""
+    """Remove the leading _ that some of Liger's argument names have (`_input`), to compare names."""
     return name.lstrip("_")
 
 
@@ -93,9 +93,9 @@ class LigerFunction:
 
     It is not an autograd.Function, because opmux's functions have their own gradients.
 
-    A subclass defines `apply`, or is declared with `calls`, a function of opmux, and `takes`, Liger's arguments as
-    text. The arguments are passed on by name; other keywords map Liger's name of an argument to its name in `calls`.
-    `reads`: arguments that are not passed on, because the subclass's `call` reads them.
+    A subclass either defines `apply`, or is declared with `calls`, a function of opmux, and `takes`, Liger's arguments
+    as text. Arguments are passed to `calls` by name; further keywords map Liger's name of an argument to its name in
+    `calls`. Arguments in `reads` are not passed to `calls`; the subclass's `call` reads them.
     """
 
     apply: Callable[..., Any]
@@ -127,17 +127,17 @@ class LigerFunction:
 
     @classmethod
     def passed(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments to pass on, by their names in `calls`."""
+        """The arguments for `calls`, by their names there."""
         return {target: args[name] for name, target in cls.targets.items()}
 
     @classmethod
     def call(cls, args: dict[str, Any]) -> Any:
-        """The result for Liger's arguments by name. Subclasses override it if more than the names differs."""
+        """Compute the result from Liger's arguments by name. Subclasses override it if not only names differ."""
         return cls.calls(**cls.passed(args))
 
     @classmethod
     def home(cls) -> Any:
-        """The module to read the Function from at each call: in `liger_kernel.ops` it may be a vendor's."""
+        """The module to read the Function from, at each call, because a vendor may replace it in `liger_kernel.ops`."""
         return ops if cls.in_ops else sys.modules[cls.__module__]
 
 
@@ -153,9 +153,9 @@ def functional(
     result: Callable[[Any], Any] | None = None,
     **names: str,
 ) -> Any:
-    """A function of `liger_kernel.transformers.functional`, which calls a Function.
+    """Create a function of `liger_kernel.transformers.functional` that calls a Function.
 
-    Functions that models call in every layer are written by hand instead: a derived function takes 0.5 us more.
+    Functions that models call in every layer are written by hand: a derived function takes 0.5 us more per call.
 
     Args:
         name: the name of the function to create.
@@ -189,7 +189,7 @@ def functional(
 
 
 class Alias(property):
-    """A property with Liger's name for an attribute of a module."""
+    """A property that gives a module's attribute Liger's name."""
 
     def __init__(self, name: str):
         super().__init__(lambda module: getattr(module, name), lambda module, value: setattr(module, name, value))
@@ -197,7 +197,7 @@ class Alias(property):
 
 
 def constructor(base: type, takes: str, **names: str) -> Any:
-    """An `__init__` that passes its arguments to the base's by name. `names`: argument name -> its name in the base."""
+    """An `__init__` that calls the base's `__init__` by name. `names`: argument name -> its name in the base."""
     arguments = LigerArguments.parse("__init__", takes)
     targets = [names.get(name, name) for name in arguments.names]
 
@@ -213,11 +213,11 @@ class LigerModule(nn.Module):
     Arguments of the class:
         function: the Function.
         options: the constructor's arguments as text. An argument without a default gets the Function's default.
-        inputs: the arguments of the call, in the same way.
+        inputs: the arguments of the call, as text in the same format.
         names: input name -> its name in the Function, where they differ.
 
-    The constructor of the first base that is not a LigerModule gets the options that it accepts; an `Alias` of the
-    class says what the base calls an option. Buffers are not in the state dict.
+    The constructor of the first base that is not a LigerModule gets those options that it accepts; an `Alias` in the
+    class gives an option's name in the base. Buffers are not in the state dict.
     """
 
     function: ClassVar[type[LigerFunction]]
@@ -257,7 +257,7 @@ class LigerModule(nn.Module):
                 self.check()
 
             cls.__init__ = cls.settings.describe(init, None, "self")
-            if hasattr(base, "__signature__"):  # else inspect.signature would return the base's
+            if hasattr(base, "__signature__"):  # otherwise inspect.signature returns the base's
                 cls.__signature__ = cls.settings.signature()  # pyright: ignore[reportAttributeAccessIssue]
 
     def check(self) -> None:
@@ -271,7 +271,7 @@ class LigerModule(nn.Module):
 
 
 def with_gradients(fn: Callable[..., Tensor], *inputs: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
-    """A loss and the gradients of its sum; the gradient is None for an input that is None or needs none."""
+    """A loss, and the gradient of its sum for each input; None for inputs that are None or need no gradient."""
     with torch.enable_grad():
         leaves = [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in inputs]
         needed = [t for t in leaves if t is not None and t.requires_grad]
@@ -281,7 +281,7 @@ def with_gradients(fn: Callable[..., Tensor], *inputs: Tensor | None) -> tuple[T
 
 
 def scaled(gradient: Tensor | None, by: Tensor) -> Tensor | None:
-    """A gradient times the gradient of the loss, which is a scalar or has one number for each row."""
+    """Multiply a gradient by the gradient of the loss, which is a scalar or has one element per row."""
     if gradient is None:
         return None
     return (gradient * (by if by.dim() == 0 else by.unsqueeze(-1))).to(gradient.dtype)

@@ -66,7 +66,7 @@ class LigerFusedGateUpSiLUMulFunction(LigerFunction):
 
 
 def swiglu_fused_gate_up_forward(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns y and silu(gate) * up."""
+    """Returns y (the input) and silu(gate) * up."""
     return y, activation.silu_glu(y)
 
 
@@ -91,7 +91,7 @@ class LigerMLPFunction(LigerFunction):
 
 
 class LigerTiledMLPFunction(LigerFunction):
-    """fn(mlp_module, x) in shards of the sequence. `compute_params` has no effect: all parameters get gradients."""
+    """Calls fn(mlp_module, x) on shards of the sequence. All parameters get gradients, whatever `compute_params` is."""
 
     @staticmethod
     def apply(
@@ -111,13 +111,13 @@ def apply_tiled_mlp(
     num_shards: int | None = None,
     compute_params: Sequence[nn.Parameter] | None = None,
 ) -> Tensor:
-    """fn(mlp_module, x) in shards of the sequence; by default length / width of x, rounded up."""
+    """Calls fn(mlp_module, x) on shards of the sequence; the default number of shards is ceil(length / width of x)."""
     shards = -(-x.shape[-2] // x.shape[-1]) if num_shards is None else num_shards
     return ops.LigerTiledMLPFunction.apply(fn, mlp_module, x, shards, compute_params)
 
 
 class LigerFusedMoEFunction(LigerFunction):
-    """The weighted sum of each token's experts, which are SwiGLU MLPs."""
+    """For each token, the weighted sum of its experts, which are SwiGLU MLPs."""
 
     @staticmethod
     def apply(x: Tensor, gate_up_proj: Tensor, down_proj: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def liger_swiglu(a: Tensor, b: Tensor) -> Tensor:
 
 
 class ConfiguredMLP(GatedMLP):
-    """A gated MLP of `opmux.nn`, created from a model's config; `function`, a Function of Liger, is its activation."""
+    """A gated MLP of `opmux.nn`, created from a model's config; its activation is `function`, a Function of Liger."""
 
     function = "LigerSiLUMulFunction"
     activations = SILU
@@ -175,7 +175,7 @@ class LigerHunyuanV1SwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
 
 
 class LigerFalconH1SwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
-    """A SwiGLU MLP with a factor for the gate and a factor for the result."""
+    """A SwiGLU MLP that multiplies the gate and the result by factors."""
 
     def __init__(self, config: Any):
         super().__init__(config, bias=getattr(config, "mlp_bias", False))
@@ -195,7 +195,7 @@ class LigerGEGLUMLP(ConfiguredMLP, GEGLUMLP):
 
 
 class LigerGEGLUMLPForGemma4(ConfiguredMLP, GEGLUMLP):
-    """A GEGLU MLP, twice as wide in layers that share keys and values if the config says so."""
+    """A GEGLU MLP. If the config says so, it is twice as wide in layers that share keys and values."""
 
     function, activations = LigerGEGLUMLP.function, LigerGEGLUMLP.activations
 
@@ -238,7 +238,7 @@ class LigerPhi3SwiGLUMLP(GateUpSwiGLUMLP):
 
 
 class ConfiguredTiledMLP(ConfiguredMLP):
-    """A gated MLP in shards of the sequence; the backward computes each shard again."""
+    """A gated MLP, computed in shards of the sequence; the backward recomputes each shard."""
 
     def __init__(self, config: Any, num_shards: int | None = None):
         super().__init__(config)
@@ -276,7 +276,7 @@ class LigerFalconH1MLP(LigerMLP):
 
 
 class LigerExperts(Experts):
-    """The experts of a mixture, with the same parameters as transformers' experts."""
+    """The experts of a mixture of experts; the parameters have the same names and shapes as in transformers."""
 
     activations = SILU
 

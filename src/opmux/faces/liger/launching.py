@@ -24,7 +24,7 @@ def is_hip() -> bool:
 
 
 def device_context(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a device the current one in a `with` block, as Triton requires on a machine with several."""
+    """Make a device current in a `with` block; Triton requires it on a machine with several devices."""
     if device.type == "cpu":
         return contextlib.nullcontext()
     return torch.get_device_module(device.type).device(device)
@@ -44,7 +44,7 @@ def ensure_contiguous(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def calculate_settings(n: int) -> tuple[int, int]:
-    """(BLOCK_SIZE, num_warps) for a kernel that holds a row of n elements in one block."""
+    """(BLOCK_SIZE, num_warps) for a kernel that loads a row of n elements as one block."""
     block = 1 << max(n - 1, 0).bit_length()
     if block > MAX_BLOCK:
         raise BadArgument.of("calculate_settings", "n", f"be at most {MAX_BLOCK}, for a row in one block", str(n))

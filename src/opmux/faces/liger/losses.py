@@ -12,7 +12,7 @@ from ...functional import losses
 from ...nn.losses import CrossEntropyLoss, FusedLinearCrossEntropyLoss
 from .function import Alias, LigerFunction, LigerModule, functional, scaled, with_gradients
 
-IGNORED = -1  # Liger's predicted token for ignored targets
+IGNORED = -1  # for ignored targets, Liger returns this as the predicted token
 
 
 @dataclass
@@ -31,7 +31,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 class FunctionOfFourResults(LigerFunction):
     """Returns (loss, z_loss, token_accuracy, predicted_tokens), with None for results that were not requested.
 
-    Without a reduction the accuracy is one number for each token.
+    Without a reduction the accuracy has one element per token.
     """
 
     @classmethod
@@ -164,7 +164,7 @@ class LigerFusedLinearCrossEntropyLoss(
     inputs="lin_weight, _input, target, bias",
     lin_weight="weight",
 ):
-    """`LigerFusedLinearCrossEntropyFunction` with options as attributes. Returns what LigerCrossEntropyLoss does."""
+    """`LigerFusedLinearCrossEntropyFunction` with options as attributes. Returns the same as LigerCrossEntropyLoss."""
 
     result, lse_square_scale = staticmethod(_output), Alias("z_loss")
 
@@ -189,7 +189,7 @@ def fused_linear_cross_entropy_forward(
     compute_gradients: bool | None = None,
     weight_requires_grad: bool | None = None,
 ) -> tuple[Any, ...]:
-    """Returns (loss, z_loss, token_accuracy, predicted_tokens) and the gradients of _input, weight and bias, or None.
+    """Returns (loss, z_loss, token_accuracy, predicted_tokens) and the gradients of _input, weight and bias (or None).
 
     `token_grad_output` is the gradient of each token's loss, for reduction="none".
     """
@@ -217,5 +217,5 @@ def fused_linear_cross_entropy_forward(
 def fused_linear_cross_entropy_backward(
     grad_output: Tensor, grad_input: Tensor | None, grad_weight: Tensor | None, grad_bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients that the forward returned, times the gradient of the loss, a scalar."""
+    """The gradients that the forward returned, times the gradient of the loss, which is a scalar."""
     return scaled(grad_input, grad_output), scaled(grad_weight, grad_output), scaled(grad_bias, grad_output)

@@ -18,7 +18,7 @@ PATCHED = "__liger_patched__"
 
 
 class LigerMegatronRMSNorm(nn.Module):
-    """An RMS norm with the same constructor as Megatron-Core's norms. `persist_layer_norm` has no effect."""
+    """An RMS norm with the constructor arguments of Megatron-Core's norms. `persist_layer_norm` has no effect."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class LigerMegatronRMSNorm(nn.Module):
 
 
 def _unsupported(bias: Tensor | None, fp8_input_store: bool, cpu_offload_input: bool) -> str | None:
-    """Why LigerMegatronSwiGLU cannot compute a call, as words for an error; None if it can."""
+    """Why LigerMegatronSwiGLU cannot compute a call, as text for an error message; None if it can."""
     if bias is not None:
         return "a bias"
     if fp8_input_store:
@@ -66,8 +66,8 @@ def _unsupported(bias: Tensor | None, fp8_input_store: bool, cpu_offload_input: 
 class LigerMegatronSwiGLU(nn.Module):
     """silu(gate) * up, with the arguments of Megatron's `bias_swiglu_impl`.
 
-    Calls that it cannot compute go to `fallback_impl`, Megatron's function; without one they raise. `in_place` has no
-    effect: the input is not modified.
+    Calls that it cannot compute go to `fallback_impl`, Megatron's function; if that is None, they raise. `in_place` has
+    no effect: the input is not modified.
     """
 
     def __init__(self, fallback_impl: Callable[..., Tensor] | None = None, in_place: bool = False):
@@ -97,7 +97,7 @@ class LigerMegatronCrossEntropy(
     options="ignore_index=-100, label_smoothing=0.0, reduction='none', label_smoothing_formula='megatron', "
     "label_smoothing_mode='partition'",
 ):
-    """Cross entropy of split logits, with Megatron-LM's label smoothing."""
+    """Cross entropy of logits whose classes are split over ranks, with Megatron-LM's label smoothing."""
 
 
 # ---- patches ---------------------------------------------------------------------------------------------------------
@@ -107,9 +107,10 @@ def apply_liger_kernel_to_megatron(rms_norm: bool = True, cross_entropy: bool = 
     """Replace parts of Megatron-Core. Call it before a model is created; a second call has no effect.
 
     Args:
-        rms_norm: the RMS norms of the local spec provider, and a block's last norm if it is torch's.
-        cross_entropy: both loss functions for a vocabulary that is split over ranks.
-        swiglu: the gate of dense MLPs and shared experts. For fp8 or offloaded inputs Megatron's gate runs.
+        rms_norm: replace the RMS norms of the local spec provider, and a block's last norm if it is torch's.
+        cross_entropy: replace both loss functions for a vocabulary that is split over ranks.
+        swiglu: replace the gate of dense MLPs and shared experts. Megatron's gate still runs for fp8 or offloaded
+            inputs.
     """
     if rms_norm:
         _replace("models.backends", "LocalSpecProvider.layer_norm", _layer_norm)
@@ -122,7 +123,7 @@ def apply_liger_kernel_to_megatron(rms_norm: bool = True, cross_entropy: bool = 
 
 
 def _replace(module: str, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace an attribute of a module of Megatron-Core by `make(attribute)`, unless that is None."""
+    """Replace an attribute of a Megatron-Core module by `make(attribute)`, unless `make` returns None."""
     where = f"megatron.core.{module}"
     try:
         owner: Any = importlib.import_module(where)
@@ -154,7 +155,7 @@ def _layer_norm(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _last_norm(before: Any) -> Any:
-    """Replaces only torch's norm: Transformer Engine's or Apex's was the user's choice."""
+    """Replace only torch's norm: if it is Transformer Engine's or Apex's, the user has chosen it."""
     if before is not importlib.import_module("megatron.core.transformer.torch_norm").WrappedTorchNorm:
         return None
 

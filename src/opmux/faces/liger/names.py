@@ -1,6 +1,6 @@
 """Tables of Liger's modules: the names in each module, and the file of this package that defines them.
 
-The modules are objects without code. A name is imported on first access, so `import liger_kernel` is fast, and a
+The modules are created without code, and import a name on first access. So `import liger_kernel` is fast, and a
 vendor's package may import `liger_kernel.ops` while opmux loads vendors.
 """
 
@@ -32,7 +32,7 @@ FILES = {
     "attention": "attn_res mhc multi_token_attention fused_neighborhood_attention",
 }
 
-# Submodule of liger_kernel.ops -> names that are only in it, not in liger_kernel.ops.
+# Submodule of liger_kernel.ops -> names that only the submodule has, not liger_kernel.ops.
 OPS_BELOW = {
     "dyt": "liger_dyt_fwd liger_dyt_bwd",
     "grpo_loss": "fused_selective_log_softmax",
@@ -42,7 +42,7 @@ OPS_BELOW = {
     "vocab_parallel_cross_entropy": "validate_formula_and_mode",
 }
 
-# Submodule of liger_kernel.transformers -> its names; those before the | are also in the package.
+# Submodule of liger_kernel.transformers -> its names; liger_kernel.transformers also has the names before the |.
 TRANSFORMERS = {
     "cross_entropy": "LigerCrossEntropyLoss",
     "dyt": "LigerDyT",
@@ -189,7 +189,7 @@ class Served(types.ModuleType):
         self.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         self.__all__ = sorted(
             n for n in homes if not n.startswith("_") and homes[n] != "auto_model"
-        )  # importing auto_model would import transformers
+        )  # `import *` of a name in auto_model would import transformers
         self.__dict__["homes"], self.__dict__["resolved"] = homes, set()
 
     def __getattr__(self, name: str) -> Any:
@@ -236,7 +236,7 @@ class ServedOps(Served):
 def _replace_with_vendor_ops() -> None:
     """Look the names of `liger_kernel.ops` up again, so that functions of this machine's vendor replace ours.
 
-    Calling it is not necessary: a name is looked up on first access, and again after a vendor is registered.
+    Programs need not call this: a name is looked up on first access, and again after a vendor is registered.
     """
     ops.forget()
 
@@ -253,5 +253,5 @@ MODULES = _modules()
 ops: Any = MODULES[f"{LIBRARY}.ops"]
 vendors.on_change(ops.forget)
 
-# Foreign name -> our module. Liger's registry and folders of vendors are opmux's.
+# Imported name -> our module. `liger_kernel.ops.backends` is opmux's own package of vendors.
 SERVED = MODULES | {f"{LIBRARY}.ops.backends": "opmux.backends"}

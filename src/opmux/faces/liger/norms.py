@@ -1,10 +1,10 @@
 """Normalizations: `liger_kernel`'s rms_norm and its relatives, layer_norm and group_norm.
 
-`in_place=True`, Liger's default, allows a gradient to overwrite the incoming one. opmux never does.
+`in_place=True`, Liger's default, allows the backward to overwrite the incoming gradient; opmux never does so.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
-# Liger has its own names for the arguments of forward.
+# The arguments of forward have Liger's names.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...specs._checks import check_choice
 from .function import Alias, LigerFunction, constructor, functional
 from .names import ops
 
-# Liger's forwards return block size and warps for their backwards. opmux's kernels choose their own.
+# Liger's forwards return a block size and warps for their backwards; opmux's backwards do not need them.
 NO_BLOCK = None, None
 
 
@@ -29,7 +29,7 @@ CASTINGS = {"llama": "llama", "gemma": "gemma", "none": "none", 0: "llama", 1: "
 
 
 def casting_of(name: str, mode: str | int) -> str:
-    """The name of a casting mode that is given by name or by Liger's number."""
+    """The name of a casting mode; `mode` is its name or Liger's number."""
     check_choice(name, "casting_mode", mode, CASTINGS)
     return CASTINGS[mode]
 
@@ -154,7 +154,7 @@ def liger_fused_add_rms_norm(
 
 
 class LigerModulatedRMSNormFunction(LigerFunction):
-    """The RMS norm of X, times 1 + scale, plus shift. Each row of scale applies to equally many rows of X."""
+    """rms_norm(X) * (1 + scale) + shift. Each row of scale and shift applies to the same number of rows of X."""
 
     @staticmethod
     def apply(
@@ -224,7 +224,7 @@ liger_modulated_rms_norm = functional(
 
 
 class LigerPolyNormFunction(LigerFunction):
-    """W[0] * n(X^3) + W[1] * n(X^2) + W[2] * n(X) + B, with n an RMS norm."""
+    """W[0] * n(X^3) + W[1] * n(X^2) + W[2] * n(X) + B, where n is an RMS norm without a weight."""
 
     @staticmethod
     def apply(X: Tensor, W: Tensor, B: Tensor, eps: float = 1e-6, in_place: bool = True) -> Tensor:
@@ -462,7 +462,7 @@ class LigerFusedAddRMSNorm(LigerRowNorm, AddRMSNorm):
 
 
 class LigerModulatedRMSNorm(LigerRowNorm, ModulatedRMSNorm):
-    """The RMS norm of hidden_states, times 1 + scale, plus shift."""
+    """rms_norm(hidden_states) * (1 + scale) + shift."""
 
     def forward(self, hidden_states: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
         options = self.eps, self.offset, self.casting_mode, self.in_place

@@ -28,7 +28,7 @@ MODELS = {
     f"{_LOSSES}, model=None, **kwargs": "llava",
     f"{_LOSSES}, rms_norm=True, layer_norm=True, model=None, **kwargs": "internvl smolvlm",
 }
-# Other model types of transformers -> the model above whose patch they use.
+# Other model types of transformers -> the model in MODELS whose patch they use.
 TYPES = {
     "llama4_text": "llama4",
     "mllama_text_model": "mllama",

@@ -1,7 +1,7 @@
 """`liger_kernel.transformers`: `apply_liger_kernel_to_<model>`, implemented by `opmux.patch_model`.
 
 If a model is given, only that model is patched. Otherwise the library's classes are patched, for models created later.
-`opmux.unpatch_model` undoes both. Parts whose source code is not known are not replaced.
+`opmux.unpatch_model` undoes both. A part is replaced only if opmux knows its source code.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...core.log import logger
 from ..models.patch import CannotPatch, patch_model
 from .patched_models import MODELS, TYPES
 
-# Flag of Liger -> the parts of a model that patch_model replaces. `layer_norm` has none: at the sizes of vision towers
-# torch's layer norm takes 23 us and ours 63 us (H200, 577 x 1024).
+# Flag of Liger -> the parts of a model that patch_model replaces. `layer_norm` replaces none: at the sizes of vision
+# towers, torch's layer norm takes 23 us and ours 63 us (H200, 577 x 1024).
 PARTS = {
     "rope": ("rope",),
     "rms_norm": ("rms_norm", "add_rms_norm"),

@@ -1,4 +1,4 @@
-"""GRPO over logits: `liger_kernel`'s grpo_loss."""
+"""`liger_kernel`'s grpo_loss: GRPO from logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .function import LigerFunction, functional
 
 
 class TokenGRPO(LigerFunction):
-    """Returns (loss, divergence from the reference or None, what was clipped), of each token or reduced."""
+    """Returns (loss, divergence from the reference or None, clipped), reduced or, without `reduce`, per token."""
 
     @classmethod
     def call(cls, args: dict[str, Any]) -> Any:
@@ -31,7 +31,7 @@ class GrpoLossFunction(
     reads="reduce phi_seq",
     inplace="in_place",
 ):
-    """Returns (loss, divergence from the reference or None, what was clipped), of each token or reduced.
+    """Returns (loss, divergence from the reference or None, clipped), reduced or, without `reduce`, per token.
 
     With `inplace` the backward overwrites the logits with their gradient, and a second backward raises.
     """
@@ -49,7 +49,7 @@ def fused_selective_log_softmax(
 ) -> Tensor:
     """The log-probabilities of the last tokens of input_ids, [batch, length] for logits [batch, length + 1, classes].
 
-    The result is 0 where the mask is 0, and has no gradient.
+    The result is 0 where the mask is 0. It has no gradient.
     """
     length = logits.shape[1] - 1
     ids = input_ids[:, input_ids.shape[1] - length :]
@@ -69,7 +69,7 @@ class LogitsGRPO(
     "vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0",
     reads="inplace reduce",
 ):
-    """Returns (loss, [divergence, share of clipped tokens]), or without `reduce` tokens' (loss, divergence, clipped).
+    """Returns (loss, [divergence, share of clipped tokens]); without `reduce`, (loss, divergence, clipped) per token.
 
     `inplace`, which is True by default, has no effect: the logits are not modified.
     """

@@ -16,7 +16,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class LigerRopeFunction(LigerFunction):
-    """Rotates q and k, pairing the two halves of a head as transformers does. `position_ids` has no effect."""
+    """Rotates q and k; pairs element i with i + d/2, as transformers does. `position_ids` has no effect."""
 
     @staticmethod
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1) -> Pair:
@@ -43,7 +43,7 @@ liger_rotary_pos_emb = liger_rope
 
 
 def liger_rotary_pos_emb_vision(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
-    """For q and k [patches, heads, d]."""
+    """Rotates q and k of shape [patches, heads, d]."""
     return rotary.apply_rotary_pos_emb_vision(q, k, cos, sin)
 
 
@@ -89,7 +89,7 @@ class LigerLlama4RopeFunction(LigerFunction):
 def llama4_rope_forward(
     q: Tensor, k: Tensor, freqs_cis: Tensor, BLOCK_SIZE: int | None = None, imag_sign: float = 1.0
 ) -> Pair:
-    """freqs_cis is complex, or its last dimension is (cos, sin). imag_sign=-1.0 rotates back."""
+    """freqs_cis is complex, or has a last dimension (cos, sin). imag_sign=-1.0 rotates back."""
     freqs = freqs_cis if freqs_cis.is_complex() else torch.view_as_complex(freqs_cis.float())
     length, batch = q.shape[1], q.shape[0]
     rows = freqs.numel() // freqs.shape[-1]
@@ -109,6 +109,6 @@ def liger_llama4_vision_rotary_pos_emb(query: Tensor, key: Tensor, freqs_ci: Ten
 
 
 def apply_liger_llama4_rope_full(modeling_module: Any) -> None:
-    """Set both functions in transformers' module of Llama 4."""
+    """Replace both rotary functions in transformers' module of Llama 4."""
     modeling_module.apply_rotary_emb = liger_llama4_text_rotary_pos_emb
     modeling_module.vision_apply_rotary_emb = liger_llama4_vision_rotary_pos_emb

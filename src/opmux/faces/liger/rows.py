@@ -1,7 +1,7 @@
 """Elementwise and row-wise functions: `liger_kernel`'s relu_squared, softmax, sparsemax and embedding."""
 
 # pyright: reportIncompatibleMethodOverride=false
-# Liger has its own names for the arguments of forward.
+# The arguments of forward have Liger's names.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .names import ops
 
 
 class LigerReLUSquaredFunction(LigerFunction):
-    """relu(x) squared."""
+    """relu(x)^2."""
 
     @staticmethod
     def apply(X: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class LigerSparsemax(Sparsemax):
 
 
 class LigerEmbeddingFunction(LigerFunction):
-    """Rows of a table."""
+    """Embedding: rows of a table, selected by index."""
 
     @staticmethod
     def apply(embeddings: Tensor, indices: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""`patch_model(model, example=batch)`: a background process compiles the kernels of a step on the batch.
+"""`patch_model(model, example=batch)`: a background process compiles the kernels that a step on the batch needs.
 
 The process (tools/warm/beside.py) gets the model without its weights, runs the step on meta tensors, and compiles the
-launched kernels into Triton's cache, on all cores. The program does not wait: if it needs a kernel earlier, both
-processes compile it and write the same files.
+launched kernels into Triton's cache, on all cores. The program does not wait. If it needs a kernel before that is
+compiled, both processes compile the kernel and write the same files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INTEGERS = (torch.int64, torch.int32)
 
 
 def checked(model: Any, example: Any) -> dict[str, Any]:
-    """The example as the arguments of the model's forward; raises BadArgument if it does not fit."""
+    """Turn the example into arguments of the model's forward; raises BadArgument if it does not fit."""
     if not isinstance(model, nn.Module):
         raise _bad("be given with a model, not with a model type", f"model={model!r}", TypeError)
     if isinstance(example, Tensor):
@@ -84,7 +84,7 @@ def _arguments(model: nn.Module) -> list[str]:
 
 
 def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
-    """The model without its weights, and the example, pickled. None if that is impossible; the log says why."""
+    """Pickle the model without its weights, and the example. None if that fails; the log says why."""
     kinds = () if devices.assumed() else devices.accelerators()
     if "cuda" not in kinds:
         where = f"on {kinds[0]}" if kinds else "without a GPU"

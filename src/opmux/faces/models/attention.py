@@ -1,8 +1,8 @@
 """Attention of one new token, computed by torch's flash attention.
 
 On a Hopper GPU `F.scaled_dot_product_attention` prefers cuDNN, which builds a plan for every new shape: 1.75 ms on an
-H200. In `generate` each token has one more key than the last, so every call builds a plan. Flash attention builds none,
-splits the keys over the whole GPU, and reads grouped keys (GQA) without repeating them.
+H200. In `generate` each new token has one more key than the token before, so every call builds a plan. Flash attention
+needs no plan, splits the keys over the whole GPU, and reads grouped keys (GQA) without repeating them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .forms import home_of, unwrapped
 Forward = Callable[..., Any]
 
 FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"  # the global variable from which a forward gets its attention function
-# Arguments that have no effect for one query without a mask. If another one is set, transformers' function runs.
+# Arguments that have no effect for one query without a mask. If any other argument is set, transformers' function runs.
 IGNORED = frozenset(
     "position_ids use_cache sliding_window is_causal cache_position output_router_logits output_hidden_states labels "
     "image_sizes".split()
@@ -66,7 +66,7 @@ def _has_other_options(options: dict[str, Any]) -> bool:
 
 @functools.cache
 def with_one_query_path(original: Forward) -> Forward:
-    """transformers' "sdpa" attention, with a separate path for one query without a mask."""
+    """transformers' "sdpa" attention, except that flash attention computes calls with one query and no mask."""
 
     @functools.wraps(original)
     def attend(
@@ -94,7 +94,7 @@ def with_one_query_path(original: Forward) -> Forward:
 
 
 class Functions:
-    """The attention functions of a model, with ours in place of transformers' own "sdpa"."""
+    """A mapping of a model's attention functions, in which ours replaces transformers' own "sdpa"."""
 
     def __init__(self, home: Any):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -111,7 +111,7 @@ _functions: dict[Any, Functions] = {}  # Python module -> its functions
 
 
 def functions_of(original: Any) -> Functions | None:
-    """A replacement for a forward's attention functions; None if the forward does not decode with a cache."""
+    """The attention functions to use in a forward; None if the forward does not decode with a cache."""
     inner = unwrapped(original)
     names = getattr(getattr(inner, "__code__", None), "co_names", ())
     if FUNCTIONS not in names or "get_interface" not in names:

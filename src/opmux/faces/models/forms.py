@@ -1,8 +1,8 @@
 """Recognizes what a function computes from its source code, independent of the names of the function and its variables.
 
-`transformers` has separate classes for each model, but few different sources: 136 classes normalize as LlamaRMSNorm
-does. A form is a digest of the source and of the helpers that it calls, without variable names, annotations and
-docstrings. A function of an unknown form (a model that computes something else, a new version) is not replaced.
+`transformers` has separate classes for each model, but few different sources: 136 classes have LlamaRMSNorm's code. A
+form is a digest of the source and of the helpers that it calls, without variable names, annotations and docstrings. A
+function of an unknown form is not replaced: the model computes something else, or the version is new.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Decorators from these packages do not change what a forward computes (they handle outputs and docstrings).
+# Decorators from these packages handle outputs and docstrings; they do not change what a forward computes.
 DECORATING = ("transformers", "torch")
 
 
 def form(fn: Callable[..., Any], owner: type | None = None) -> str | None:
-    """The form of a function, or of a method of a class; None if there is no source, or if a user decorated it.
+    """The form of a function, or of a method of class `owner`; None if it has no source, or a user's decorator.
 
     Only parsed sources are cached: a user may replace a function or a helper at any time.
     """
@@ -30,7 +30,7 @@ def form(fn: Callable[..., Any], owner: type | None = None) -> str | None:
 
 
 def unwrapped(fn: Any) -> Any:
-    """The function inside decorators that set `__wrapped__`; None if a decorator is the user's own."""
+    """Remove decorators that set `__wrapped__`, and return the function; None if a decorator is the user's own."""
     while hasattr(fn, "__wrapped__"):
         home = getattr(fn, "__globals__", {}).get("__name__", "")
         if home.partition(".")[0] not in DECORATING:
@@ -52,7 +52,7 @@ def is_own(fn: Any, home: types.ModuleType) -> bool:
 
 
 def parsed(fn: Callable[..., Any]) -> ast.FunctionDef | None:
-    """The parsed definition of a function, without decorators of libraries."""
+    """The syntax tree of a function's definition, without decorators of libraries."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(unwrapped(fn))))
     except (OSError, TypeError, SyntaxError):
@@ -104,7 +104,7 @@ def _canonical(fn: Any, owner: type | None, above: tuple[str, ...]) -> str | Non
 
 
 def _text(node: Any) -> str:
-    """A syntax tree as text that is the same in all Python versions (`ast.dump` and `ast.unparse` differ)."""
+    """A syntax tree as text that does not depend on the Python version (that of `ast.dump` and `ast.unparse` does)."""
     if isinstance(node, list):
         return ",".join(map(_text, node))
     if not isinstance(node, ast.AST):
@@ -114,7 +114,7 @@ def _text(node: Any) -> str:
 
 
 def _helpers(fn: Any, owner: type | None, source: Source) -> set[Callable[..., Any]]:
-    """The functions of the same file that a function calls: methods of its class, functions of its module."""
+    """The functions of the same file that a function calls: methods of its class and functions of its module."""
     helpers = {fn.__globals__.get(name) for name in source.functions if inspect.isfunction(fn.__globals__.get(name))}
     if owner is not None:
         helpers |= {getattr(owner, name, None) for name in source.methods}

@@ -1,4 +1,4 @@
-"""Copies a function so that some global names have other values in the copy."""
+"""Copies a function and gives some global names other values in the copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Forward = Callable[..., Any]
 
 
 class Values(dict[str, Any]):
-    """Global names -> values. Compared by identity: each object is a separate set of values."""
+    """Global names -> values. Two objects are never equal, even with the same contents."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -39,7 +39,8 @@ def with_globals(original: Any, values: Values) -> Forward:
     result: Any = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, closure)
     result.__kwdefaults__ = original.__kwdefaults__
     functools.update_wrapper(result, original)
-    # It is the original, which is no longer in `closure`: a copy of this copy would look for it there.
+    # `update_wrapper` has set `__wrapped__` to the original, but `closure` no longer contains the original, and a copy
+    # of this copy would search `closure` for it.
     del result.__wrapped__
     if copy is not None:
         result.__wrapped__ = copy

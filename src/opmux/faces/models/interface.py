@@ -1,9 +1,9 @@
-"""`attn_implementation="opmux"`: attention for models of `transformers`, with every option that they pass.
+"""`attn_implementation="opmux"`: attention for models of `transformers`, with every option that models pass.
 
-The mask is the one that transformers creates for "sdpa": a full bool tensor, so that a model may modify it. A summary
-of the mask (causal, a window, which keys are padding) is an attribute of the tensor. Attention reads the summary
-instead of the [queries, keys] mask. If there is no summary (the mask was modified, moved to another device or created
-by a user), attention reads the complete mask.
+The mask is the full bool tensor that transformers creates for "sdpa", so that a model may modify it. A summary of the
+mask (causal, a window, which keys are padding) is an attribute of the tensor. Attention reads the summary instead of
+the [queries, keys] mask. If there is no summary (the mask was modified, moved to another device or created by a user),
+attention reads the complete mask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...functional.scaled_dot_product import attention
 
 NAME = "opmux"
 BRIEF = "_opmux_brief"  # the attribute of a mask tensor that contains its summary
-# Arguments that would change the result and that we do not support -> what they are.
+# Unsupported arguments that would change the result -> their meaning.
 NOT_TAKEN = {
     "cache": "the cache of continuous batching",
     "indices": "the keys that sparse attention selects",
@@ -31,9 +31,9 @@ NOT_TAKEN = {
 class Brief(NamedTuple):
     """The summary of a mask."""
 
-    bias: Tensor | None  # added to the scores; or bools, where False masks a key
+    bias: Tensor | None  # added to the scores, or bool: False masks a key
     causal: bool = False
-    left: int = -1  # keys before its own position that a query attends to; -1: all
+    left: int = -1  # number of keys before its own position that a query attends to; -1: all
 
 
 # ---- attention ------------------------------------------------------------------------------------------------------
@@ -56,16 +56,16 @@ def attend(
     """Attention as transformers' `AttentionInterface` calls it.
 
     Args:
-        module: the attention layer; its `is_causal` is used if the argument is None.
+        module: the attention layer; its `is_causal` is used if the argument `is_causal` is None.
         query: [batch, heads, queries, dim].
         key: [batch, kv_heads, keys, dim], where kv_heads divides the query's heads.
         value: [batch, kv_heads, keys, dim_v].
         attention_mask: None, bools (False masks a key) or a bias, [batch or 1, heads or 1, queries or 1, keys].
-        dropout: the probability that a probability is dropped.
+        dropout: the probability with which an attention weight is dropped.
         scaling: multiplies the scores; by default 1 / sqrt(dim).
-        is_causal: without a mask, whether a query attends to no key after its own position.
+        is_causal: used if there is no mask; if True, a query attends to no key after its own position.
         softcap: scores become softcap * tanh(score / softcap).
-        s_aux: [heads], for each head an extra score without a value (GPT-OSS).
+        s_aux: [heads], an extra score per head in the softmax, which has no row of `value` (GPT-OSS).
         position_bias: added to the scores (T5).
         kwargs: other arguments that models pass. A sliding window is part of the mask.
 
@@ -73,7 +73,7 @@ def attend(
         o [batch, queries, heads, dim_v], and None for the probabilities, which are never stored.
     """
     refuse(kwargs)
-    if query.shape[0] != key.shape[0]:  # all sequences share learned queries
+    if query.shape[0] != key.shape[0]:  # a batch of 1: all sequences share learned queries
         query = query.expand(key.shape[0], -1, -1, -1)
     queries, keys = query.shape[2], key.shape[2]
     if attention_mask is not None:
@@ -84,7 +84,7 @@ def attend(
         brief = Brief(None)
     else:
         brief = Brief(None, getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        if brief.causal and keys > queries:  # a prompt in a static cache: later keys are not valid
+        if brief.causal and keys > queries:  # a prompt in a static cache, whose later keys are not valid
             key, value = key[:, :, :queries], value[:, :, :queries]
             position_bias = None if position_bias is None else position_bias[..., :queries]
     o = attention(
@@ -152,7 +152,7 @@ def mask(
     config: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """The mask that transformers' `AttentionMaskInterface` makes for "sdpa", with a summary.
+    """Make the mask of transformers' `AttentionMaskInterface` for "sdpa", with a summary as an attribute.
 
     Args:
         q_length: the number of queries.
@@ -161,7 +161,7 @@ def mask(
         local_size: the size of a sliding window or of a chunk.
         allow_is_causal_skip: the mask is causal, within `local_size` if that is given, and may be None.
         allow_is_bidirectional_skip: the mask hides only padding and keys outside `local_size`, and may be None.
-        dtype: the dtype of the bias that is computed from the mask.
+        dtype: the dtype of the bias in the summary.
         config: the model's config; it says whether `local_size` is the size of a window.
         kwargs: more arguments of transformers' `sdpa_mask`.
     """
@@ -196,7 +196,7 @@ def mask(
 
 
 def _bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A bias with -inf where the mask is False. It has one row if all rows of the mask share memory."""
+    """A bias with -inf where the mask is False. Dimensions that the mask has expanded keep size 1."""
     if allowed is None:
         return None
     allowed = allowed[tuple(slice(None if step else 1) for step in allowed.stride()[:3])]

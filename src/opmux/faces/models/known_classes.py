@@ -1,13 +1,13 @@
 """Classes of `transformers` that `patch_model` replaces, by name.
 
 Classes are recognized by their source (`forms.py`). If a version of transformers changes the source of a class, the
-class is no longer replaced; for the classes in this table a warning and the report say so. A test compares the table
+class is no longer replaced. If the class is in this table, a warning and the report say so. A test compares the table
 with the installed transformers.
 """
 
 from __future__ import annotations
 
-# Part -> the classes of the tested model types in which it is replaced.
+# Part -> the classes, of the tested model types, in which we replace the part.
 _NAMES = {
     "rms_norm": """
         DeepseekV2RMSNorm DeepseekV3RMSNorm Exaone4RMSNorm Gemma2RMSNorm Gemma3RMSNorm Gemma4RMSNorm GemmaRMSNorm

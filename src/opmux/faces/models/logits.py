@@ -1,8 +1,8 @@
 """Logits that are computed on first read.
 
-In training the loss is computed from the input of a model's head, without logits. The head returns `LateLogits`. The
-model's own forward scales or caps them, and passes them to its loss function and its outputs. The outputs compute the
-logits on the first read: `outputs.logits`, `outputs["logits"]`, `outputs[1]`, `outputs.to_tuple()`.
+In training the loss is computed from the input of a model's head, without logits; the head returns `LateLogits`
+instead. The model's own forward scales or caps these, and passes them to its loss function and its outputs. The outputs
+compute the logits on the first read: `outputs.logits`, `outputs["logits"]`, `outputs[1]`, `outputs.to_tuple()`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Step = tuple[str, Any]  # ("mul" or "div", number), ("tanh", None) or ("to", arg
 
 
 class LateLogits:
-    """Logits that are not computed yet: a head, its input, and the model's steps (scaling, capping) on the result."""
+    """Logits that are not computed yet: a head, its input, and the steps (scaling, capping) to apply to its result."""
 
     def __init__(
         self, layer: nn.Module, hidden: Tensor, steps: tuple[Step, ...] = (), source: LateLogits | None = None
@@ -34,7 +34,7 @@ class LateLogits:
         self.versions = _versions(layer) if source is None else source.versions
         self.autocast = dtype_on(hidden.device.type) if source is None else source.autocast
         self.grad = torch.is_grad_enabled() if source is None else source.grad
-        self.computed: Tensor | None = None  # the logits, after the first read; a model may modify them
+        self.computed: Tensor | None = None  # the logits after the first read; a model may modify them
 
     # ---- deferred steps ----
 
@@ -73,9 +73,9 @@ class LateLogits:
     # ---- reading ----
 
     def read(self) -> Tensor:
-        """The logits as the forward would have computed them: with its autocast dtype and grad mode.
+        """The logits as the forward would have computed them, with the forward's autocast dtype and grad mode.
 
-        Raises if the weight has changed since the forward: the logits would not belong to the same step.
+        Raises if the weight has changed since the forward, because the logits would belong to another step.
         """
         if self.computed is not None:
             return self.computed
@@ -104,7 +104,7 @@ class LateLogits:
         return logits
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # special methods that copy and pickle look up
+        if name.startswith("__"):  # copy and pickle look up special methods
             raise AttributeError(name)
         return getattr(self.read(), name)
 
@@ -127,7 +127,7 @@ class LateLogits:
 
 
 def _versions(layer: nn.Module) -> tuple[int, ...] | None:
-    """Version counters of the head's parameters; None if they also change for other reasons (FSDP)."""
+    """Version counters of the head's parameters; None if they also change without an update (FSDP)."""
     if torch.compiler.is_compiling() or layer._forward_pre_hooks:
         return None
     tensors = (layer.weight, layer.bias)
@@ -149,7 +149,7 @@ def _of_tensor(name: str) -> Callable[..., Any]:
     return method
 
 
-# Python looks up special methods on the class.
+# Defined on the class, because Python looks up special methods there.
 for _name in (
     "add radd sub rsub rmul rtruediv matmul rmatmul pow neg abs invert mod floordiv lt le gt ge eq ne getitem setitem "
     "len iter bool int float array"
@@ -180,7 +180,7 @@ def are_late(outputs: Any) -> bool:
 
 
 def read_late(outputs: Any) -> Any:
-    """A model's outputs, changed so that the first read computes the logits; in compiled code there are no logits."""
+    """Change a model's outputs so that the first read computes the logits; in compiled code, remove the logits."""
     if torch.compiler.is_compiling():
         if isinstance(outputs.logits, LateLogits):
             return type(outputs)(**{name: value for name, value in outputs.items() if name != "logits"})
@@ -195,8 +195,8 @@ def _reader(cls: type) -> type:
     """A subclass of `cls` for outputs with late logits. The first read sets the class of the outputs back to `cls`.
 
     accelerate, DDP, FSDP and torch's pytrees iterate over all outputs, with `items()` or the dataclass's fields, and
-    may create new ones of the same class. They must not compute logits that nobody reads. So `items()` gives late
-    logits, and the field "logits" is named "late_logits".
+    may create new outputs of the same class. This must not compute logits that nobody reads. So `items()` returns late
+    logits, and the dataclass's field "logits" is named "late_logits".
     """
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -216,7 +216,7 @@ def _reader(cls: type) -> type:
     def replaced(self: Any, value: Any) -> None:
         self.__class__ = cls
         self.logits = value
-        if value is None:  # transformers keeps None in the dict
+        if value is None:  # transformers would keep the key, with None
             OrderedDict.__delitem__(self, "logits")
 
     def getitem(self: Any, key: Any) -> Any:

@@ -1,9 +1,10 @@
 """Computes the loss of a language model from the input of its head, without logits.
 
-The model's own forward runs with a stand-in for `self`: its head returns `LateLogits`, and its loss function accepts
-them. Nothing is stored on the model: the late logits are only in the forward's own variables. So calls on other
-threads, in replicas, interleaved calls and failing calls do not interfere. Hooks that gather the head's weight for its
-forward (FSDP, ZeRO-3) gather it for the loss. The model's other losses (of routers) and its outputs are unchanged.
+The model's own forward runs with a stand-in for `self`. The stand-in's head returns `LateLogits`, and the stand-in's
+loss function accepts them. Nothing is stored on the model: only the forward's own variables contain the late logits. So
+calls on other threads, in replicas, interleaved calls and failing calls do not interfere. Hooks that gather the head's
+weight before its forward (FSDP, ZeRO-3) also gather the weight for our loss. Other losses (of routers) and other
+outputs of the model are unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ GATHERING = ("torch.distributed.fsdp.", "deepspeed.")
 
 
 def why_not(forward: Forward, *names: str) -> str:
-    """Why a forward cannot run with a stand-in for self that has these methods; "" if it can."""
+    """Why a forward cannot run with a stand-in for `self` that replaces these methods; "" if it can."""
     definition = parsed(forward)
     if definition is None:
         return "its source cannot be read"
@@ -69,7 +70,7 @@ def remember_loss() -> str:
 
 
 def _is_standard(loss_function: Any) -> bool:
-    """Whether a model's loss function is transformers' own, with its own helper, or our replacement."""
+    """Whether a model's loss function is our replacement, or transformers' own with an unchanged helper."""
     if loss_function is ForCausalLMLoss:
         return True
     return (
@@ -83,7 +84,7 @@ def _is_standard(loss_function: Any) -> bool:
 
 
 class ModelStandIn:
-    """Stands for a model during one call of its forward, with another loss function and, with `layer`, another head."""
+    """Replaces `self` in one call of a model's forward: it has another loss function, and with `layer` another head."""
 
     def __init__(self, model: Any, loss_function: Forward, layer: nn.Module | None = None):
         attributes = self.__dict__
@@ -143,10 +144,10 @@ def _only_gathers(layer: nn.Module) -> bool:
 
 
 def _in_forward(layer: Any, hidden: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """Run `run(hidden)` in place of a layer's forward, between its hooks, which gather its weight."""
+    """Run `run(hidden)` in place of a layer's forward, so that the layer's hooks gather its weight before it."""
     if not is_changed(layer):
         return run(hidden)
-    call = object.__new__(type(layer))  # used in this call only; shares parameters and hooks with the layer
+    call = object.__new__(type(layer))  # for this call only; it shares the layer's parameters and hooks
     call.__dict__ = {**vars(layer), "forward": run}
     return call(hidden)
 
@@ -171,13 +172,13 @@ def without_logits(original: Forward) -> Forward:
 
 
 def _returns_tuple(model: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the outputs are a tuple. Then logits are computed, because they are an item of the tuple."""
+    """Whether the outputs are a tuple. If so, logits must be computed, because they are an item of the tuple."""
     return_dict = kwargs.get("return_dict")
     return not (model.config.return_dict if return_dict is None else return_dict)
 
 
 def of_logits(original: Forward) -> Forward:
-    """A forward whose loss is our cross entropy of the logits, which needs no float32 copy of them."""
+    """A forward that computes the loss by our cross entropy, which needs no float32 copy of the logits."""
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +215,7 @@ def ForCausalLMLoss(
 
 
 def _next(labels: Tensor, ignored: int) -> Tensor:
-    """Shift labels by one: for each token the label of the next one."""
+    """Shift labels by one: each token gets the label of the next token."""
     return nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]
 
 
@@ -223,7 +224,7 @@ def _over(loss: Tensor, count: Tensor | int | None) -> Tensor:
 
 
 def _loss_of_late(before: Forward, logits: Any, labels: Tensor, vocab_size: int, *args: Any, **kwargs: Any) -> Tensor:
-    """The loss of late logits without computing them; of other logits by `before`, the model's loss function."""
+    """Compute the loss of late logits without the logits; for other logits call `before`, the model's loss function."""
     late = isinstance(logits, LateLogits)
     scale = scale_of(logits.steps) if late and logits.computed is None else None
     if scale is None or args or logits.layer.out_features != vocab_size:

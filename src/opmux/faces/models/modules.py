@@ -1,7 +1,7 @@
-"""Gives modules another forward, and finds modules that must be called unchanged.
+"""Replaces the forwards of modules, and finds modules that must be called instead of fused.
 
 `patch_model` changes no attribute that torch or other libraries read. The class of a module gets a forward that checks
-each module: a module with a `Patch` runs the fused forward, any other runs the class's own forward. The patch is an
+`self`: a module with a `Patch` runs the fused forward, any other module runs the class's own forward. The patch is an
 entry of the module's `__dict__`, so every copy has it (`copy.copy`, `copy.deepcopy`, replicas of `DataParallel`), and
 `self` is always the module that was called. A forward that a library sets on the module (accelerate) calls the class's
 forward, patched or not.
@@ -23,7 +23,7 @@ from ...core.lock import ForkSafeLock
 Forward = Callable[..., Any]
 
 KEY = "_opmux_patch"  # the entry of a patched module's __dict__
-# Attributes in which libraries keep the forward that their replacement calls: accelerate uses `_old_forward`.
+# Libraries that replace a module's forward store the original in these attributes; accelerate uses `_old_forward`.
 FORWARD_ATTRIBUTES = ("forward", "_old_forward")
 
 
@@ -31,9 +31,9 @@ FORWARD_ATTRIBUTES = ("forward", "_old_forward")
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Whether calling a module does more than its class's forward: it has hooks, or a forward of its own.
+    """Whether calling a module does more than its class's forward, because it has hooks or a forward of its own.
 
-    A fused function must not bypass these, so it calls such a module instead of computing its result.
+    A fused function must not bypass these, so it calls such a module instead of computing the module's result.
     """
     return bool(
         module._forward_hooks
@@ -54,7 +54,7 @@ def why_changed(module: nn.Module) -> str:
 
 
 def _has_old_backward_hook(module: nn.Module) -> bool:
-    """Whether a module has a backward hook of the old kind, which gets the gradients of one autograd node."""
+    """Whether a module has a non-full backward hook, which gets the gradients of a single autograd node."""
     return bool(module._backward_hooks and module._is_full_backward_hook is False) or bool(
         everywhere._global_backward_hooks and everywhere._global_is_full_backward_hook is False
     )
@@ -89,7 +89,7 @@ class Slot:
         self.forward = _forward(self)
 
     def patch(self, forward: Forward) -> Patch:
-        """The patch for modules of this class that run `forward`; it exists as long as a module has it."""
+        """The patch for modules of this class that run `forward`; it exists as long as a module refers to it."""
         existing = self.patches.get(forward)
         if existing is None:
             existing = self.patches[forward] = Patch(self, forward)
@@ -99,7 +99,7 @@ class Slot:
         self.owner.forward = self.forward
 
     def release(self) -> None:
-        """Restore the class's own forward if no module is patched. Keeps a forward that a user has set since."""
+        """Restore the class's own forward if no module is patched. Keep a forward that a user has set meanwhile."""
         if self.patches or self.default is not self.original or vars(self.owner).get("forward") is not self.forward:
             return
         if self.inherits:
@@ -125,17 +125,17 @@ def _forward(slot: Slot) -> Forward:
 
 _slot_of: dict[Any, Slot] = {}  # current forward of a class -> slot
 _slots: dict[tuple[type[nn.Module], Forward], Slot] = {}  # class and its own forward -> slot
-_lock = ForkSafeLock()  # for patching; calls take no lock
+_lock = ForkSafeLock()  # held while patching; calls of modules take no lock
 
 
 def own_forward(cls: type[nn.Module]) -> Forward:
-    """The forward that a class has without `patch_model`, which may be a user's replacement."""
+    """The forward that a class has without `patch_model`; it may be a user's replacement."""
     slot = _slot_of.get(cls.forward)
     return cls.forward if slot is None else slot.original
 
 
 def slot_of(cls: type[nn.Module]) -> Slot:
-    """The slot of the class that defines the forward of `cls`: itself or a base class."""
+    """The slot of the class that defines the forward of `cls`, which is `cls` or a base class."""
     return _slot(next(base for base in cls.__mro__ if "forward" in vars(base)), own_forward(cls))
 
 
@@ -147,7 +147,7 @@ def _slot(owner: type[nn.Module], original: Forward) -> Slot:
 
 
 def patch_class(cls: type[nn.Module], forward: Forward) -> Slot:
-    """Let all modules of a class run `forward`, including later ones, but not modules of its base classes."""
+    """Let all present and future modules of a class run `forward`, but not modules of its base classes."""
     with _lock.arm().held:
         slot = _slot(cls, own_forward(cls))
         slot.default = forward

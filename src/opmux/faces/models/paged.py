@@ -1,11 +1,11 @@
 """Attention for continuous batching of `transformers` (`model.generate_batch`), on its paged cache.
 
-A batch is one sequence with the new tokens of all requests. Keys and values are in a paged cache. Its layers form
-groups: layers with full attention, and layers with a window, whose pages are a ring buffer. There are three cases:
+A batch is one sequence with the new tokens of all requests. Keys and values are in a paged cache. The model's layers
+form groups: layers with full attention, and layers with a window, whose pages are a ring buffer. There are three cases:
 
 - Each request has one new token, and `block_table` has its pages: attention reads the pages in place.
 - Each request has one new token, but there is no block table, as in models with windows: `read_index` has the position
-  of each key, and is used as a table of pages with one token. Attention reads the keys in place, too.
+  of each key. It serves as a table of one-token pages, and attention reads the keys in place, too.
 - Otherwise (prompts or parts of prompts), the cache's own method writes and reads it, and attention is packed.
 """
 
@@ -24,7 +24,7 @@ from .interface import attend as dense
 
 PREFIXED = "paged|opmux"
 FULL, SLIDING = "full_attention", "sliding_attention"
-STEP = 256  # widths of read index tables are multiples of this, because each new width needs a new plan
+STEP = 256  # read index tables are padded to a multiple of this width: each new width needs a new plan
 
 
 class LayerCache(NamedTuple):
@@ -35,7 +35,7 @@ class LayerCache(NamedTuple):
     page: int  # tokens per page
     group: int
     kind: str  # kind of its group
-    window: int | None  # keys that a query attends to, including its own
+    window: int | None  # number of keys that a query attends to, including its own
 
 
 def attend(
@@ -58,18 +58,18 @@ def attend(
         module: the attention layer; its `layer_idx` is its index in the cache.
         query: [1, heads, tokens, dim], the new tokens of all requests.
         key: [1, kv_heads, tokens, dim], where kv_heads divides the query's heads.
-        value: as `key`.
-        attention_mask: None: a query attends to the keys of its request, up to its own and within the layer's window.
-        dropout: 0.
+        value: like `key`.
+        attention_mask: must be None with a cache: a query attends to the keys of its request, up to its own.
+        dropout: must be 0 with a cache.
         scaling: multiplies the scores; by default 1 / sqrt(dim).
-        is_causal: False without a cache, for the layer of an encoder.
+        is_causal: without a cache it is False (a layer of an encoder).
         softcap: scores become softcap * tanh(score / softcap).
-        s_aux: [heads], for each head an extra score without a value (GPT-OSS).
+        s_aux: [heads], an extra score per head in the softmax, which has no row of `value` (GPT-OSS).
         cache: transformers' `PagedAttentionCache`; modified.
         kwargs: `cu_seq_lens_q` and `cu_seq_lens_k`, int [requests + 1], the start of each request in the queries and in
             the keys; the maximum lengths; `read_index` and `write_index`, int [positions], or `block_table`, int
-            [groups, requests, pages], the positions of keys. Arguments about keys may be
-            dicts: kind of layer -> value.
+            [groups, requests, pages], the positions of keys. Arguments about keys may be dicts that map the kind of a
+            layer to its value.
 
     Returns:
         o [1, tokens, heads, dim], and None for the probabilities, which are never stored.
@@ -133,7 +133,7 @@ def attend(
 def _layer(cache: Any, index: int) -> LayerCache:
     if hasattr(cache, "layer_to_allocator"):  # 5.23
         allocator = cache.layer_to_allocator[index]
-        k, v = allocator._kv_token_views[index]  # views to the end of one buffer, in which k comes first
+        k, v = allocator._kv_token_views[index]  # both views end at the end of one buffer; k comes first
         window = getattr(allocator, "sliding_window", None)
         return LayerCache(k[: v.shape[0]], v, allocator.tokens_per_page, allocator.index, allocator.layer_type, window)
     if not hasattr(cache, "layer_index_to_group_indices"):
@@ -145,7 +145,7 @@ def _layer(cache: Any, index: int) -> LayerCache:
 
 
 def _sizes(kwargs: dict[str, Any], kind: str) -> tuple[Tensor, int, int]:
-    """The starts of requests among the keys, and the maximum lengths of queries and keys, for a kind of layer."""
+    """For a kind of layer: where each request starts in the keys, and the maximum lengths of queries and keys."""
     name = "max_length" if "max_length_q" in kwargs else "max_seqlen"  # 5.23, 5.17
     starts, longest = kwargs["cu_seq_lens_k"], kwargs[f"{name}_k"]
     if isinstance(starts, dict):
@@ -154,14 +154,14 @@ def _sizes(kwargs: dict[str, Any], kind: str) -> tuple[Tensor, int, int]:
 
 
 def _key_positions(read: Tensor, write: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """The position of each key of each request, [requests, keys]; the last key is new, at its write position."""
+    """The cache position of each key, [requests, keys]; the last key of a request is new, and at its write position."""
     index = torch.arange(-(-longest // STEP) * STEP, device=read.device)
     positions = read[(starts[:-1, None] + index).clamp_(max=read.shape[0] - 1)]
     return torch.where(index == lengths[:, None] - 1, write[:, None], positions)
 
 
 def _updated(cache: Any, key: Tensor, value: Tensor, index: int, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Write the new keys and values to the cache; returns those of all requests, [keys, kv_heads, dim]."""
+    """Write the new keys and values to the cache; return all keys and values of the requests, [keys, kv_heads, dim]."""
     if hasattr(cache, "layer_to_allocator"):  # 5.23 modifies its arguments
         k, v = cache.update(key_states=key, value_states=value, layer_idx=index, kwargs=dict(kwargs))
         return k[0].transpose(0, 1), v[0].transpose(0, 1)

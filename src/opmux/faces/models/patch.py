@@ -133,8 +133,8 @@ def patch_model(
 
     These parts are replaced: RMS norms ("rms_norm"), a residual sum and the norm after it ("add_rms_norm"), gated MLPs
     ("glu"), rotary embeddings ("rope"), attention of one new token in `generate` ("attention"), and experts ("moe"). In
-    training also: a causal mask that torch's attention does not need ("mask"), and the logits with their loss ("loss"),
-    which are computed only if `outputs.logits` is read. Where logits are needed, only the loss is fused
+    training also: a causal mask that torch's attention does not need ("mask"), and the loss ("loss"), which needs no
+    logits: these are computed only if `outputs.logits` is read. If logits are needed, only the loss is fused
     ("cross_entropy").
 
     A part is replaced only if its source is known to compute the same as our function. If a model or a version of
@@ -142,13 +142,13 @@ def patch_model(
     change.
 
     Args:
-        model: a model, also one wrapped by PEFT; or a model type ("llama") or class: models created later then have
-            patched classes.
+        model: a model, possibly wrapped by PEFT; or a model type ("llama") or class, to patch the classes of models
+            created later.
         include: replace only these parts.
         exclude: do not replace these parts.
-        example: a batch: a dict of arguments of the model's forward, or ids of shape [batch, length]. Other processes
-            then compile the kernels of a step on the batch into Triton's cache, with gradients if the model is in
-            training. The call does not wait for them. Without a GPU the batch is only checked.
+        example: a batch, as a dict of arguments of the model's forward, or as ids of shape [batch, length]. Other
+            processes then compile the kernels of a step on the batch into Triton's cache, with gradients if the model
+            is in training. The call does not wait for them. Without a GPU the batch is only checked.
 
     Returns:
         A report: which modules were replaced and by what, which implementation will run, and what was not replaced
@@ -193,7 +193,7 @@ def _requested(include: Iterable[str] | None, exclude: Iterable[str] | None) -> 
 
 
 def _home(model: type[nn.Module] | str) -> types.ModuleType:
-    """The Python module of `transformers` with the classes of a model type."""
+    """The Python module of `transformers` that defines the classes of a model type."""
     if isinstance(model, type):
         return importlib.import_module(model.__module__)
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
@@ -214,7 +214,7 @@ def _classes(home: types.ModuleType) -> Iterator[type[nn.Module]]:
 
 
 class Known(NamedTuple):
-    """A class: its own forward, and the replacements of its parts or the reason why there are none."""
+    """What we know of a class: its own forward, and the replacements of its parts or why there are none."""
 
     original: Forward
     parts: tuple[Replacement, ...] = ()
@@ -231,7 +231,7 @@ class PatchPlan(NamedTuple):
 
 
 def _known(cls: type[nn.Module]) -> Known:
-    """Find a class's replacements. Not cached: a user may replace its forward or a function that it calls."""
+    """Find a class's replacements. Not cached, because a user may replace the forward or a function that it calls."""
     original = own_forward(cls)
     if (replacement := REPLACEMENTS.get(form(original, cls) or "")) is not None:
         return Known(original, (replacement,))
@@ -246,7 +246,7 @@ def _known(cls: type[nn.Module]) -> Known:
 
 
 MASK = Replacement("mask", without_mask, ())
-# Parts are applied in order, so the last one wraps all others and gets a call first.
+# Parts wrap the forward in this order, so the last part is the outermost and gets a call first.
 LOSS = Replacement("loss", loss.without_logits, LOSS_OPS, ("lm_head",))
 CROSS_ENTROPY = Replacement("cross_entropy", loss.of_logits, LOSS_OPS)
 
@@ -289,7 +289,7 @@ def _why_lost(cls: type[nn.Module], known: Known) -> str:
 
 @functools.cache
 def _warn(message: str) -> None:
-    """Warn once for each message."""
+    """Log each message only once."""
     logger.warning("%s", message)
 
 
@@ -356,7 +356,7 @@ def _patch(modules: list[nn.Module], plans: dict[type[nn.Module], PatchPlan]) ->
 
 
 def _called(module: Any, name: str) -> str:
-    """Why a patched module still calls this submodule; "" if it is fused."""
+    """Why a patched module still calls this submodule; "" if the submodule is fused."""
     if name == "lm_head":
         if loss.fused_layer(module) is not None:
             return ""

@@ -17,8 +17,8 @@ from . import interface, paged
 from .interface import NAME
 from .paged import PREFIXED, SLIDING
 
-# The attention of a model during continuous batching. It has no mask function, so transformers creates no mask.
-# transformers 5.23 removes the prefix of PREFIXED, and looks up this name.
+# The name of a model's attention during continuous batching. No mask function has this name, so transformers creates no
+# mask. The name has no prefix, because transformers 5.23 removes the prefix from PREFIXED.
 BATCHED = "opmux_paged"
 OURS = "_opmux"  # attribute that marks a replaced function
 
@@ -28,7 +28,7 @@ def register_attention() -> None:
 
     Then `from_pretrained(.., attn_implementation="opmux")` and `model.set_attn_implementation("opmux")` use it, for any
     model that gets its attention from transformers' `AttentionInterface`, also in continuous batching
-    (`generate_batch`). Another call has no effect.
+    (`generate_batch`). A second call has no effect.
     """
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -38,7 +38,7 @@ def register_attention() -> None:
     try:
         from transformers.generation.continuous_batching import cache, initialization
         from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
-    except ImportError:  # this transformers has no continuous batching, or one that we do not know
+    except ImportError:  # this transformers has no continuous batching, or a version that we do not know
         return
     replaced = (
         (ContinuousBatchingManager, "switch_to_cb_friendly_attn", _switching),
@@ -47,7 +47,7 @@ def register_attention() -> None:
     )
     if not all(hasattr(owner, name) for owner, name, _ in replaced):
         return
-    for name in (BATCHED, PREFIXED):  # not compiled: compiled code would copy the cache to write to a part of it
+    for name in (BATCHED, PREFIXED):  # not compiled: compiled code copies the cache to write a part of it
         AttentionInterface.register(name, torch.compiler.disable(paged.attend))
     for owner, name, wrap in replaced:
         original = getattr(owner, name)
@@ -62,7 +62,7 @@ def _ours(config: Any) -> bool:
 
 
 def _switching(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps a manager's choice of attention: a model with "opmux" runs our attention until the manager stops."""
+    """Wraps a manager's choice of attention: models with "opmux" run our paged attention until the manager stops."""
 
     def switch(manager: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         if model.config._attn_implementation == NAME:
@@ -75,7 +75,7 @@ def _switching(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_tables(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the check for block tables: our attention supports them on any device, if no layer has a window."""
+    """Wraps the check for block tables, because our attention supports them on any device if no layer has a window."""
 
     def ensure(config: Any, cb_config: Any, user_requested: bool) -> None:
         if not _ours(config):
@@ -92,10 +92,10 @@ def _slides(config: Any) -> bool:
 
 
 def _without_masks(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Wraps the check for flash attention so that ours counts as flash attention, which needs no memory for masks.
+    """Wraps the check for flash attention so that ours counts as flash attention and no memory is reserved for masks.
 
-    transformers also enables CUDA graphs and asynchronous batches for flash attention. Other checks decide that, so
-    both stay disabled.
+    transformers also enables CUDA graphs and asynchronous batches for flash attention. Other checks decide about these,
+    so both stay disabled for ours.
     """
 
     def requested(config: Any = None, *args: Any, **kwargs: Any) -> bool:

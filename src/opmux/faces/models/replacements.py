@@ -1,7 +1,7 @@
-"""Forwards that replace the forwards of `transformers` with a known form.
+"""Replacements for those forwards of `transformers` that have a known form.
 
-Each wraps the original forward, which still runs if ours would compute something else (for example, if the weight has
-another dtype). Submodules are called as before, so that hooks, adapters (PEFT) and sharded parameters (FSDP) work.
+Each wraps the original forward, which still runs if ours would compute something else (for example, because the weight
+has another dtype). Submodules are called as before, so that hooks, adapters (PEFT) and sharded parameters (FSDP) work.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Forward = Callable[..., Any]
 class Replacement(NamedTuple):
     """How to replace a function of a known form."""
 
-    name: str  # for `include` and `exclude`
-    make: Callable[[Forward], Forward]  # the original -> ours
-    ops: tuple[str, ...]  # the ops that it calls
+    name: str  # its name in `include` and `exclude`
+    make: Callable[[Forward], Forward]  # original forward -> our forward
+    ops: tuple[str, ...]  # the ops that our forward calls
     inner: tuple[str, ...] = ()  # submodules that are called only if they are changed (`is_changed`)
 
 
@@ -40,14 +40,14 @@ class Replacement(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """An RMS norm: the attribute for eps, the offset that is added to the weight, and where it rounds."""
+    """How a class computes an RMS norm: the attribute for eps, the offset added to the weight, and where it rounds."""
 
     eps: str
     offset: float
     casting: str
 
     def options(self, module: Any, x: Tensor) -> tuple[Any, ...] | None:
-        """The arguments after x; None if there is no weight, the result has another dtype, or fx traces x."""
+        """The arguments after x; None if there is no weight, the dtypes of x and result differ, or fx traces x."""
         weight = getattr(module, "weight", None)
         if weight is None or not isinstance(x, Tensor) or (weight.dtype is not x.dtype and self.casting != "gemma"):
             return None
@@ -82,7 +82,7 @@ class KnownNorm(NamedTuple):
     patched: Forward
 
 
-# Filled before a forward runs: torch.compile can trace the lookup in a dict, but not the recognition of a form.
+# Filled before a forward runs: torch.compile can trace a dict lookup, but not the recognition of a form.
 _norm_of: dict[type[nn.Module], KnownNorm] = {}
 
 
@@ -97,7 +97,7 @@ def remember_norm(cls: type[nn.Module]) -> None:
 
 
 def _fused(module: nn.Module, x: Tensor) -> tuple[Any, ...] | None:
-    """The options of our norm, if it may be computed without calling the module; None if the module must be called."""
+    """The arguments of our norm, which then replaces a call of the module; None if the module must be called."""
     known = _norm_of.get(type(module))
     if known is None or is_changed(module):
         return None
@@ -274,9 +274,9 @@ def batched_experts(original: Forward) -> Forward:
 
 
 def rope_with_tables(rotate: Forward, original: Forward, widens: bool = False) -> Forward:
-    """Replaces a rotary embedding with tables of cosines and sines.
+    """Replaces a rotary embedding that gets tables of cosines and sines.
 
-    `widens`: the original's result gets the dtype of the tables. If it differs from q's, the original runs.
+    `widens`: the original's result has the dtype of the tables. If that differs from q's, the original runs.
     """
 
     @functools.wraps(original)
@@ -337,12 +337,12 @@ def _by_tables(rotate: Forward, widens: bool = False) -> tuple[Callable[[Forward
     return functools.partial(rope_with_tables, rotate, widens=widens), "rope_qk"
 
 
-# Form of a rotary embedding -> a function from the original to ours, and the op that ours calls.
+# Form of a rotary embedding -> a function that wraps the original with ours, and the op that ours calls.
 ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
     "4c3f0b3ce7a4": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # Llama and most others
     "99b60b4acac4": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # part of each head: GLM-4.5, Qwen3-Next
-    "a0fafaa254f8": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # part of each head: Phi-3
-    "4b19c01086c8": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # part of each head: Nemotron
+    "a0fafaa254f8": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # rotates part of each head: Phi-3
+    "4b19c01086c8": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # rotates part of each head: Nemotron
     "a3a41b193d23": _by_tables(rotary.apply_rotary_pos_emb),  # OLMo
     "a76f2182d841": _by_tables(_of_neighbours),  # Cohere
     "4e4c8336d005": _by_tables(rotary.apply_rotary_pos_emb_interleaved, widens=True),  # GLM-4
@@ -391,7 +391,7 @@ def _unless_replaced(home: types.ModuleType, name: str, original: Forward, ours:
 
 
 def attending(original: Forward) -> Replacement | None:
-    """The replacement for a forward that gets its attention from transformers and decodes with a cache, or None."""
+    """The replacement for a forward that gets its attention from transformers and decodes with a cache; else None."""
     ours = attention.functions_of(original)
     return None if ours is None else _attending(ours)
 
@@ -426,7 +426,7 @@ def without_mask(original: Forward) -> Forward:
     """In training on whole sequences, skip the mask and tell torch's attention and ours that they are causal.
 
     transformers does the same, but not under torch.compile, where it cannot check whether the positions belong to one
-    sequence. We do it only if no positions are given.
+    sequence. We skip the mask only if no positions are passed.
     """
     maskless = with_globals(original, Values({MASKING: lambda *args, **kwargs: None}))
     names = ("attention_mask", "position_ids", "past_key_values")
@@ -448,7 +448,7 @@ def without_mask(original: Forward) -> Forward:
 
 
 def has_no_gate(original: Any) -> bool:
-    """Whether an MLP is not gated, that is, multiplies nothing: down(act(up(x)))."""
+    """Whether an MLP has no gate, that is, no elementwise product: down(act(up(x)))."""
     definition = parsed(original)
     return definition is not None and not any(isinstance(node, ast.Mult) for node in ast.walk(definition))
 

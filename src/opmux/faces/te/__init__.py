@@ -1,1 +1,1 @@
-"""NVIDIA's Transformer Engine for PyTorch: its unmodified Python layer on our tex. To use it, `import opmux.te`."""
+"""Runs the Python layer of NVIDIA's Transformer Engine for PyTorch on our tex. To use it, `import opmux.te`."""

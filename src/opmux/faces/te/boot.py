@@ -2,9 +2,9 @@
 
 | module | what happens when it is imported |
 |---|---|
-| `transformer_engine.common` | NVIDIA's libraries are not searched, and its extension is not loaded |
+| `transformer_engine.common` | it does not search NVIDIA's libraries, and does not load its C++ extension |
 | `transformer_engine.pytorch.*`, `.debug.*` | without CUDA: the source is rewritten for this device (`rewrite`) |
-| any | names that this torch lacks or has with a bug are imported from `torch_names` |
+| any | names that this torch lacks, or that have a bug in it, come from `torch_names` |
 | `transformer_engine.pytorch.triton.*`, `.cross_entropy` | without CUDA: our ops replace Triton kernels (`served`) |
 | `transformer_engine.pytorch.jit` | without CUDA: nothing is compiled unless NVTE_TORCH_COMPILE is set |
 | `transformer_engine.pytorch.onnx_extensions` | placeholders for onnx and onnxscript, if they are not installed |
@@ -38,7 +38,7 @@ from .chip import SubstituteDevice
 VERSIONS = ("2.20", "2.9")  # the versions of the layer that our tex supports
 NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # packages that the layer always imports
 OPTIONAL = ("onnx", "onnxscript")  # packages that the layer needs only for export to ONNX
-REWRITTEN = ("pytorch", "debug", "common.triton")  # packages to rewrite; others do not use torch
+REWRITTEN = ("pytorch", "debug", "common.triton")  # packages to rewrite; the others do not use torch
 WITH_KERNELS = ("pytorch.triton", "pytorch.cross_entropy")  # modules that contain the layer's own Triton kernels
 INSTALL_HINT = "pip install opmux[te]"
 
@@ -56,7 +56,7 @@ def install(holder: str = "opmux.te") -> None:
             sys.modules.pop(TEX, None)
         _grant = grant(chip_here())
         finder.add(_grant)
-        if f"{LAYER}.common" in sys.modules:  # already imported, without its torch part
+        if f"{LAYER}.common" in sys.modules:  # it was already imported, without transformer_engine.pytorch
             _skip_extension(sys.modules[f"{LAYER}.common"])
     importlib.import_module(TEX)
     _holders.add(holder)
@@ -65,7 +65,7 @@ def install(holder: str = "opmux.te") -> None:
 def uninstall(holder: str = "opmux.te") -> None:
     """Undo `install`: a later import loads the installed package. Existing objects of the layer stay valid.
 
-    If another holder (`opmux.compat`) has also installed it, it stays until that holder uninstalls it.
+    If another caller (`opmux.compat`) has also called `install`, nothing changes until that caller uninstalls too.
     """
     global _grant
     _holders.discard(holder)
@@ -82,14 +82,14 @@ def installed() -> bool:
 
 
 def chip_here() -> SubstituteDevice | None:
-    """The device for which sources are rewritten; None if no rewrite is needed."""
+    """The device that replaces "cuda" in the sources; None if no rewrite is needed."""
     if torch.cuda.is_available() and torch.version.cuda is not None:
         return None
     return SubstituteDevice(next(iter(machine.accelerators()), "cpu"))
 
 
 def check_layer(tex: types.ModuleType) -> None:
-    """Raise if the layer cannot work here, and warn if it may not."""
+    """Raise if the layer cannot work on this machine; warn if it may not work."""
     if sys.modules.get(TEX, tex) is not tex and f"{LAYER}.pytorch" in sys.modules:
         raise ImportError(
             f"{LAYER}.pytorch is already imported, on NVIDIA's own extension. Put `import opmux.te` before the first "
@@ -123,7 +123,7 @@ def _source_version() -> str:
 
 
 def grant(chip: SubstituteDevice | None) -> Grant:
-    """What the finder must do: serve our tex and plugins, and replace the loaders of the layer's modules."""
+    """Tell the finder to provide our tex and plugins, and to replace the loaders of the layer's modules."""
 
     def change(name: str, spec: importlib.machinery.ModuleSpec | None) -> importlib.machinery.ModuleSpec | None:
         if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
@@ -136,7 +136,7 @@ def grant(chip: SubstituteDevice | None) -> Grant:
 
 
 def _sources(context: Any) -> Iterator[importlib.metadata.Distribution]:
-    """A distribution for a source tree that is not installed, because the layer queries its own version."""
+    """The package metadata of a source tree that is not installed; the layer queries its own version."""
     name = getattr(context, "name", None)
     if name is None or name.replace("-", "_") != LAYER:
         return
@@ -160,7 +160,7 @@ class _Sources(importlib.metadata.Distribution):
 
 
 class Loader(importlib.machinery.SourceFileLoader):
-    """Loads a module of the layer from its file."""
+    """Loads a module of the layer from its file, with changes."""
 
     def __init__(self, fullname: str, path: str, chip: SubstituteDevice | None):
         super().__init__(fullname, path)
@@ -216,7 +216,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _placeholders() -> Iterator[None]:
-    """Put placeholders for missing packages into `sys.modules` in this block; any use raises ImportError."""
+    """In this block, `sys.modules` has placeholders for missing packages; any use of one raises ImportError."""
     missing = [name for name in OPTIONAL if name not in sys.modules and importlib.util.find_spec(name) is None]
     for name in missing:
         sys.modules[name] = Placeholder(name)

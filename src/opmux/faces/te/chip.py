@@ -1,7 +1,8 @@
 """A replacement for `torch.cuda` in Transformer Engine's sources, for machines without CUDA.
 
 `torch` is not changed: `rewrite` makes only those sources use this. If torch has a module for the device (`torch.npu`),
-it is used. Functions that the module lacks, and all functions on a CPU, are no-ops: an idle stream, a completed event.
+its functions are called. Functions that the module lacks, and all functions on a CPU, are no-ops that return, for
+example, an idle stream or a completed event.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...core.errors import NotSupported
 # numbers enable delayed, current and block scaling, and disable Blackwell's formats.
 CAPABILITY = (9, 0)
 CUDA_VERSION = "12.9"
-CORES = 132  # the number of an H100, used if this device's is unknown
+CORES = 132  # cores of an H100; used if the device's number is unknown
 
 
 class SubstituteDevice:
@@ -30,14 +31,14 @@ class SubstituteDevice:
         self.cuda = Cuda(kind)
 
     def device(self, device: Any = None, index: int | None = None, **named: Any) -> torch.device:
-        """`torch.device`, with this device in place of "cuda" or a number."""
+        """Like `torch.device`, but returns this device for "cuda" or a number."""
         device = named.pop("type", device)
         if isinstance(index, int):
             device = f"{device}:{index}"
         return torch.device(self.here(device))
 
     def here(self, device: Any) -> Any:
-        """A device given by name or number, with this device in place of "cuda"."""
+        """The device with a name or number; this device for "cuda"."""
         if device is None or isinstance(device, bool):
             return device
         if isinstance(device, int):
@@ -52,7 +53,7 @@ class SubstituteDevice:
         return device
 
     def _numbered(self, index: int | None) -> torch.device:
-        # No index on a CPU: tensors are on cpu, which is not equal to cpu:0.
+        # On a CPU, return no index: tensors are on "cpu", which is not equal to "cpu:0".
         return torch.device(self.type) if index is None or self.type == "cpu" else torch.device(self.type, index)
 
 
@@ -60,7 +61,7 @@ class Cuda:
     """The replacement for `torch.cuda`."""
 
     def __init__(self, kind: str):
-        # torch.cpu has streams and a current device, but no device index and no generator.
+        # Do not use torch.cpu: it has streams and a current device, but no device index and no generator.
         self._own = getattr(torch, kind, None) if kind != "cpu" else None
         self.amp = types.SimpleNamespace(autocast=_autocast(kind))
         self.nvtx = types.SimpleNamespace(range=_range, range_push=_no_op, range_pop=_no_op)
@@ -147,7 +148,7 @@ class IdleStream:
 
 
 class CUDAGraph:
-    """Never instantiated; the layer only inspects the class."""
+    """It is never instantiated; the layer only inspects the class."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         raise NotSupported("CUDA graphs need a CUDA device; this machine has none. Call the module without a graph")

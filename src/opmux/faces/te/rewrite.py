@@ -1,11 +1,11 @@
-"""Rewrites sources that use "cuda" for another device. Only the compiled code changes, not files and line numbers.
+"""Rewrites sources that use "cuda" for another device. Only the compiled code changes; files and line numbers do not.
 
 | source | rewritten as |
 |---|---|
 | `"cuda"`, `"cuda:0"` | the chip's device type |
 | `torch.cuda`, `from torch.cuda import f` | `chip.Cuda` |
 | `torch.version.cuda` | a version that the layer accepts |
-| `torch.device(x)`, `f(device=x)` | the same, with x replaced if it is "cuda" or a number at run time |
+| `torch.device(x)`, `f(device=x)` | the same call; at run time x is replaced if it is "cuda" or a number |
 | `t.is_cuda` | whether t is on the chip |
 | `t.cuda()` | `t.to(chip)` |
 | `f(pin_memory=x)` | `f(pin_memory=False)`, on a CPU: torch pins memory only for an accelerator |
@@ -36,7 +36,7 @@ CHIP = "__opmux_chip__"  # the SubstituteDevice, a global of each rewritten modu
 
 
 def may_need_rewrite(source: bytes, device: str | None, imports: frozenset[tuple[str, str]] = frozenset()) -> bool:
-    """Whether a source may need to be rewritten, for a device type (None: CUDA) and the imports to replace."""
+    """Whether a source may need a rewrite, for a device type (None: CUDA) and the imports to replace."""
     if device is not None and (b"cuda" in source or b"triton.autotune" in source):
         return True
     if f'"{SWIZZLED}": self.{FOR_GEMM}'.encode() in source:
@@ -47,7 +47,7 @@ def may_need_rewrite(source: bytes, device: str | None, imports: frozenset[tuple
 def rewritten(
     source: bytes, path: str, device: str | None, imports: frozenset[tuple[str, str]] = frozenset()
 ) -> types.CodeType:
-    """The compiled code of a source, rewritten for this device type (None: CUDA), with imports replaced."""
+    """Rewrite a source for a device type (None: CUDA), replace imports, and compile it."""
     tree = ast.parse(source, path)
     if device is not None:
         tree = _Rewriter(device, source).visit(tree)
@@ -75,7 +75,8 @@ _WORDS = re.compile(rb"cuda|device|autocast|configs=|pin_memory=")
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, device: str, source: bytes):
         self.device = device
-        # Prefix counts of lines with these words. Functions without such lines are skipped: visiting each node is slow.
+        # For each line, the number of lines before it that contain one of _WORDS. `visit` skips functions without such
+        # lines, because visiting each node is slow.
         self.lines = list(accumulate((bool(_WORDS.search(line)) for line in source.split(b"\n")), initial=0))
 
     def visit(self, node: ast.AST) -> Any:
@@ -87,7 +88,7 @@ class _Rewriter(ast.NodeTransformer):
         return super().visit(node)
 
     def _expression(self, node: ast.AST, text: str, part: ast.expr | None = None) -> Any:
-        """The expression `text` at the location of the node that it replaces, with `part` in place of PART."""
+        """Parse `text`, give it the location of `node`, which it replaces, and replace PART in it by `part`."""
         expression = ast.parse(text, mode="eval").body
         for new in ast.walk(expression):
             if hasattr(new, "lineno"):
@@ -102,7 +103,8 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        # Only the expressions of an f-string: its literal text is a message. `here` converts device names at run time.
+        # Rewrite only the expressions of an f-string, because its literal text is part of a message. If the string is
+        # used as a device, `here` converts it at run time.
         node.values = [v if isinstance(v, ast.Constant) else self.visit(v) for v in node.values]
         return node
 
@@ -179,7 +181,7 @@ class _Everywhere(ast.NodeTransformer):
 
 
 class _ReplacePart(ast.NodeTransformer):
-    """Replaces PART by an expression, which keeps its own location."""
+    """Replaces PART by an expression; the expression keeps its own location."""
 
     def __init__(self, part: ast.expr):
         self.part = part

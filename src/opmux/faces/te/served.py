@@ -1,8 +1,8 @@
 """Replacements for the Triton kernels of Transformer Engine's Python layer, for machines without CUDA.
 
-NVIDIA's kernels run only on CUDA. When a module of the layer is imported, `replace` replaces its functions that launch
-kernels with ours. The layer's public functions, autograd functions and checks are not replaced. A function with
-parameters that we do not know is not replaced either.
+NVIDIA's kernels run only on CUDA. When a module of the layer is imported, `replace` replaces those of its functions
+that launch kernels with ours. The layer's public functions, autograd functions and checks are not replaced. A function
+that has parameters unknown to us is not replaced either.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CrossEntropyFunction:
         reduce_loss: bool = False,
         dist_process_group: Any = None,
         ignore_idx: int = -100,
-        *_: bool,  # 2.20: overwrite_input, which allows to overwrite; 2.9: is_cg_capturable
+        *_: bool,  # 2.20: overwrite_input, a permission we do not use; 2.9: is_cg_capturable
     ) -> Tensor:
         rows = target.reshape(inp.shape[:2])
         losses = vocab_parallel_cross_entropy(
@@ -63,7 +63,7 @@ def make_row_id_map(routing_map: Tensor, num_tokens: int, num_experts: int) -> T
 
 
 def _unpacked(row_id_map: Tensor, num_experts: int, pad_offsets: Tensor | None) -> tuple[Tensor, Tensor, int]:
-    """The rows and the experts of each token, [tokens, topk], and topk; rows of missing copies are -1."""
+    """Each token's rows and experts, both [tokens, topk], and topk. A token with fewer copies has rows of -1."""
     counts = row_id_map[:, 2 * num_experts]
     topk = max(1, int(counts.max())) if counts.numel() else 1  # synchronizes
     present = torch.arange(topk, device=counts.device) < counts[:, None]
@@ -79,8 +79,8 @@ def _row_map(rows: Tensor) -> Tensor:
 
 
 def _scattered(values: Tensor, rows: Tensor, count: int) -> Tensor:
-    """[count]: values[t, k] at rows[t, k], 0 elsewhere."""
-    spare = values.new_zeros(count + 1)  # one extra element for missing copies
+    """Return y [count] with y[rows[t, k]] = values[t, k], and 0 elsewhere."""
+    spare = values.new_zeros(count + 1)  # the extra element collects missing copies
     return spare.index_put_((torch.where(rows < 0, count, rows).long(),), values)[:-1]
 
 
@@ -103,7 +103,7 @@ def permute_with_mask_map(
     if probs is not None:
         own = probs.gather(1, experts)
         moved_probs = _scattered(own, rows, num_out_tokens)
-        rows = torch.where(own == 0, -1, rows)  # probability 0 marks padding of the routing map: write zeros to the row
+        rows = torch.where(own == 0, -1, rows)  # probability 0 marks padding of the routing map: its row is 0
     return moe.moe_spread(inp, _row_map(rows), topk, num_out_tokens), moved_scale, moved_probs
 
 
@@ -117,7 +117,7 @@ def unpermute_with_mask_map(
     hidden_size: int,
     pad_offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sum the rows of each token in float32, times its probabilities if given."""
+    """Sum each token's rows in float32; with `merging_probs`, multiply each row by its probability."""
     rows, experts, topk = _unpacked(row_id_map, num_experts, pad_offsets)
     weights = None if merging_probs is None else merging_probs.gather(1, experts)
     merged = moe.moe_collect(inp, _row_map(rows), weights, topk, round_once=True)
@@ -128,7 +128,7 @@ def unpermute_with_mask_map(
 
 
 def _by_expert(values: Tensor, rows: Tensor, experts: Tensor, num_experts: int) -> Tensor:
-    """[tokens, experts]: values[t, k] at the k-th expert of token t, 0 elsewhere."""
+    """Return y [tokens, experts] with y[t, experts[t, k]] = values[t, k], and 0 elsewhere."""
     spare = values.new_zeros(values.shape[0], num_experts + 1)
     return spare.scatter_(1, torch.where(rows < 0, num_experts, experts), values)[:, :-1].contiguous()
 
@@ -144,7 +144,7 @@ def unpermute_with_mask_map_bwd_with_merging_probs(
     hidden_size: int,
     pad_offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `unpermute_with_mask_map`: of inp (0 in rows without a token) and of merging_probs."""
+    """The gradients of `unpermute_with_mask_map` for inp (0 in rows without a token) and merging_probs."""
     rows, experts, topk = _unpacked(row_id_map, num_experts, pad_offsets)
     dx, dprobs = moe.moe_collect_bwd(
         fwd_output_grad,
@@ -161,7 +161,7 @@ def unpermute_with_mask_map_bwd_with_merging_probs(
 
 
 def make_chunk_sort_map(split_sizes: Tensor, sorted_indices: Tensor, num_tokens: int, num_splits: int) -> Tensor:
-    """int32 [tokens]: the new position of each token when chunks are sorted; tokens after the last do not move."""
+    """int32 [tokens]: each token's position after the chunks are sorted; tokens after the last chunk do not move."""
     sizes, order = split_sizes.long(), sorted_indices.long()
     ends = sizes.cumsum(0)
     starts = torch.empty_like(ends)
@@ -175,7 +175,7 @@ def make_chunk_sort_map(split_sizes: Tensor, sorted_indices: Tensor, num_tokens:
 def sort_chunks_by_map(
     inp: Tensor, row_id_map: Tensor, probs: Tensor | None, num_tokens: int, hidden_size: int, is_forward: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """y[map[t]] = x[t] for rows and probabilities; backward, the inverse."""
+    """Forward: y[map[t]] = x[t], for rows and probabilities. Backward: y[t] = x[map[t]]."""
     source = row_id_map.long()
     if is_forward:
         source = torch.empty_like(source).index_copy_(0, source, torch.arange(num_tokens, device=source.device))
@@ -186,7 +186,7 @@ def sort_chunks_by_map(
 
 
 def compute_grouped_dbias(dy: Tensor, offsets: Tensor, num_groups: int, dbias: Tensor | None = None) -> Tensor:
-    """dbias[g] += sum of dy[offsets[g]:offsets[g + 1]]; float32."""
+    """dbias[g] += dy[offsets[g]:offsets[g + 1]].sum(0), in float32."""
     return _grouped_sum(dy.float(), offsets, num_groups, dbias)[0]
 
 
@@ -198,7 +198,7 @@ def compute_grouped_dbias_dscales(
     dbias: Tensor | None = None,
     dscales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """dbias[g] += the sum of scales[i] * dy[i] over the group's rows i, dscales[i] += dy[i] . bias[g]; float32."""
+    """For rows i of group g: dbias[g] += sum_i(scales[i] * dy[i]), dscales[i] += dot(dy[i], bias[g]); float32."""
     rows = dy.float()
     dbias, group, inside = _grouped_sum(rows * scales.float()[:, None], offsets, bias.shape[0], dbias)
     slope = torch.where(inside, (rows * bias.float()[group]).sum(1), 0)
@@ -228,10 +228,10 @@ def pad_columnwise_scale_inv(inp: Tensor) -> Tensor:
 
 
 class _GradToBuffer(torch.autograd.Function):
-    """Casts x to float32; its gradient goes to a float32 buffer that several functions share.
+    """Casts x to float32. Several uses of x add their gradients in a shared float32 buffer.
 
-    The first function in the backward stores its gradient, the others add theirs, and the last one returns the sum as
-    the gradient of x.
+    In the backward, the first use stores its gradient in the buffer, the others add theirs, and the last use returns
+    the sum as the gradient of x.
     """
 
     @staticmethod
@@ -262,7 +262,7 @@ def mhc_fused_projection(
     fused_grad_x_acc_buffer: Tensor | None = None,
     use_split_k: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """H = x (phi * norm_weight)^T, padded to 32 columns, and the mean square of each row; float32."""
+    """Return H = x (phi * norm_weight)^T, padded to 32 columns, and the mean square of each row of x; float32."""
     rows = _with_buffer(x, fused_grad_x_acc_buffer, last=True).float()
     matrix = phi.float() if norm_weight is None else phi.float() * norm_weight.float()
     mixed = torch.nn.functional.pad(rows @ matrix.T, (0, 32 - phi.shape[0]))
@@ -270,7 +270,7 @@ def mhc_fused_projection(
 
 
 def mhc_fused_scale(H: Tensor, alpha: Tensor, beta: Tensor, ms: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """sigmoid(a_pre h + b), 2 sigmoid(a_post h + b) and a_res h + b, for the parts of h = H / rms."""
+    """Split h = H / rms into three parts; return sigmoid(a_pre h + b), 2 sigmoid(a_post h + b) and a_res h + b."""
     parts = [n, n, n * n]
     rms = (ms.float() + torch.finfo(torch.float32).eps).sqrt()
     scaled = (
@@ -283,14 +283,14 @@ def mhc_fused_scale(H: Tensor, alpha: Tensor, beta: Tensor, ms: Tensor, n: int) 
 
 
 def mhc_fused_sinkhorn(H_res: Tensor, n: int = 4, recompute_hist: bool = True, iters: int = 20) -> Tensor:
-    """Sinkhorn normalization of softmax(H_res): rows and columns are divided by their sums, iters times."""
+    """Sinkhorn normalization of softmax(H_res): divide rows and columns by their sums, `iters` times."""
     return residual.sinkhorn(H_res, iters, 0.0)
 
 
 def mhc_fused_aggregate(
     x: Tensor, H_pre: Tensor, n: int, use_tf32: bool = True, fused_grad_x_acc_buffer: Tensor | None = None
 ) -> Tensor:
-    """[s, b, C] = x [s, b, C, n] times H_pre [s, b, n]."""
+    """Matrix product of x [s, b, C, n] and H_pre [s, b, n]: the result is [s, b, C]."""
     streams = _with_buffer(x, fused_grad_x_acc_buffer).mT
     return residual.mhc_pre(streams, H_pre).to(x.dtype)
 
@@ -305,7 +305,7 @@ def mhc_fused_expand_combine(
     use_tf32: bool = True,
     fused_grad_x_acc_buffer: Tensor | None = None,
 ) -> Tensor:
-    """[s, b, C, n] = (f + bias) times H_post, plus x times H_res."""
+    """Return (f + bias) H_post (outer product) + x H_res (matrix product), [s, b, C, n]."""
     layer = f if bias is None else f.float() + bias.float()
     streams = _with_buffer(x, fused_grad_x_acc_buffer, first=True).mT
     return residual.mhc_post_res(streams, layer, H_post, H_res.mT).mT.to(x.dtype).contiguous()
@@ -336,7 +336,7 @@ SERVED: dict[str, tuple[Any, ...]] = {
 
 
 def replace(name: str, module: types.ModuleType) -> None:
-    """Replace the functions of a module of the layer; `name` is its name without the package's."""
+    """Replace functions of a module of the layer; `name` is the module's name without the package name."""
     for ours in SERVED.get(name, ()):
         theirs = getattr(module, ours.__name__, None)
         replacement = None if theirs is None else ours if isinstance(ours, type) else with_parameters_of(theirs, ours)
@@ -345,7 +345,7 @@ def replace(name: str, module: types.ModuleType) -> None:
 
 
 def with_parameters_of(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any] | None:
-    """`ours` with the parameters of `theirs`; None if it lacks some of them, or requires others."""
+    """Give `ours` the parameters of `theirs`; None if `ours` lacks one of them, or requires another."""
     signature, known = inspect.signature(theirs), inspect.signature(ours).parameters
     needed = {name for name, p in known.items() if p.default is p.empty}
     if not needed <= set(signature.parameters) <= set(known):

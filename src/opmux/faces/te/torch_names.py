@@ -1,12 +1,12 @@
-"""Replacements for names that Transformer Engine imports from torch, where torch lacks them or has a bug.
+"""Replacements for names that Transformer Engine imports from torch, for torch versions that lack them or have a bug.
 
 torch is not changed: `rewrite` makes the layer import these names from this module.
 
 - `fake_tensor.is_fake` of torch 2.11 raises "got mixed fake and real tensors!" for a wrapper without inner tensors,
   such as the layer's identity and hybrid tensors.
-- `opaque_object.register_custom_class` and `is_opaque_constant_type` have older names in torch 2.13. Without them
-  `torch.compile(fullgraph=True)` fails for the layer's `Linear`. Before 2.13 classes of opaque constants need a
-  metaclass from torch, so the layer keeps its graph breaks there.
+- `opaque_object.register_custom_class` and `is_opaque_constant_type` have older names in torch 2.13. Without the new
+  names `torch.compile(fullgraph=True)` fails for the layer's `Linear`. Before torch 2.13, classes of opaque constants
+  need a metaclass from torch, so the layer still has graph breaks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_fake(x: object) -> bool:
 
 
 def register_custom_class(cls: type, *, typ: str, **options: Any) -> None:
-    """The newer name of `register_opaque_type`, where a "constant" was called a "value"."""
+    """Newer name of `register_opaque_type`, which calls a "constant" a "value"."""
     opaque_object.register_opaque_type(cls, typ="value" if typ == "constant" else typ, **options)
 
 

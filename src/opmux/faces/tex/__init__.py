@@ -1,7 +1,7 @@
 """tex: functions with the names, signatures and results of NVIDIA's `transformer_engine_torch`, through the dispatcher.
 
 `opmux.tex` (and `transformer_engine_fl_torch`) is the module itself. It has every public name, because callers use
-`import *` and keep the functions; a function chooses the backend when it is called. Its files:
+`import *` and store the functions. A function chooses its backend at each call. Its files:
 
 | file | what |
 |---|---|
@@ -38,7 +38,7 @@ __all__ = [
     "unregister_backend",
 ]
 
-# Name -> its module, imported on first access, because core imports this package only for its settings.
+# Name -> the module that defines it, imported on first access: core imports this package only for its settings.
 _MODULE_OF: dict[str, str] = dict.fromkeys(
     ("get_backend", "list_backends", "register_backend", "set_backend", "unregister_backend"), "registry"
 )

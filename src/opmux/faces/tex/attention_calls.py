@@ -19,8 +19,8 @@ from .layouts import FORMATS, FROM_BHSD, LAYOUTS, TO_BHSD, TO_BSHD, QKVLayout
 from .quantized import format_of, is_quantized, plain, tensor_kind
 from .rules import float_or_quantized, member, quantizer_of
 
-# Masks by number: (whether sequences have different lengths, whether attention is causal, whether the causal diagonal
-# is aligned to the bottom right).
+# Number of a mask -> (whether sequences have different lengths, whether attention is causal, whether the causal
+# diagonal is aligned to the bottom right).
 MASKS: dict[int, tuple[bool, bool, bool]] = {
     int(m): ("PADDING" in n, "CAUSAL" in n, "BOTTOM_RIGHT" in n) for n, m in NVTE_Mask_Type.__members__.items()
 }
@@ -73,7 +73,8 @@ SoftmaxNumber = Annotated[Any, member(NVTE_Softmax_Type)]
 def check_options(
     lengths: tuple[Any, Any], p: Any, window: Any, dtype: Any, quantizers: tuple[Any, ...], generator: Any = None
 ) -> None:
-    """Raise if an argument that no later check reads is invalid. The dispatcher then names it by the contract.
+    """Raise if one of the arguments that no later check reads is invalid. The dispatcher then checks the full contract,
+    and its error names the argument.
 
     This check takes 3 us; checking the contract of all 33 arguments takes 20 us.
     """
@@ -107,7 +108,7 @@ def dequantized(call: Any, op: str, name: str, value: Any, fmt: str, dtype: torc
 
 
 def sizes(fmt: str, t: Tensor) -> tuple[int, int, int]:
-    """Batch (0 for "thd"), heads and tokens."""
+    """(batch, heads, tokens) of a tensor in a format; batch is 0 for "thd"."""
     if fmt == "thd":
         return 0, t.shape[1], t.shape[0]
     b, h, s, _ = TO_BHSD[fmt]
@@ -149,10 +150,10 @@ class AttentionArguments(NamedTuple):
     softmax: int
     cu_q: Tensor | None = None
     cu_kv: Tensor | None = None
-    gaps: tuple[bool, bool] = (False, False)  # whether there is padding between the sequences of q, and of k and v
+    gaps: tuple[bool, bool] = (False, False)  # whether sequences of (q, k and v) have padding between them
 
     def bounds(self) -> tuple[int, int] | None:
-        """The window arguments if `attention_general` without options supports this call, else None."""
+        """The window arguments of `attention_general` if it supports this call without options, else None."""
         mask = self.mask
         if mask.bias != NO_BIAS or self.softmax != VANILLA or mask.dropped:
             return None
@@ -170,7 +171,7 @@ class AttentionArguments(NamedTuple):
         return self.cu_q, self.cu_kv
 
     def query_tokens(self, t: Tensor, fmt: str) -> Tensor:
-        """q, o or do (or lse, in a format without d) as [tokens, ...] without padding."""
+        """q, o, do or lse (whose format has no d) as [tokens, ...] without padding."""
         flat = t if fmt == "thd" else t.permute(TO_BSHD[fmt]).flatten(0, 1)
         return compacted(flat, self.q_lengths) if self.gaps[0] and self.q_lengths is not None else flat
 
@@ -183,7 +184,7 @@ class AttentionArguments(NamedTuple):
         return compacted(flat, self.kv_lengths) if self.gaps[1] and self.kv_lengths is not None else flat
 
     def from_tokens(self, t: Tensor, fmt: str, side: int = 0, empty: float = 0.0) -> Tensor:
-        """The inverse of the two above: tokens of q (`side` = 0) or of k and v (`side` = 1) as a tensor in a format."""
+        """Inverse of `query_tokens` (`side` = 0) and `key_tokens` (`side` = 1): tokens as a tensor in a format."""
         lengths = (self.q_lengths, self.kv_lengths)[side]
         padded = spread(t, lengths, empty) if self.gaps[side] and lengths is not None else t
         return padded if fmt == "thd" else padded.unflatten(0, (self.b, (self.sq, self.sk)[side])).permute(TO_BSHD[fmt])
@@ -285,7 +286,7 @@ def bias_of(op: str, args: AttentionArguments, bias: Any, q: Tensor, heads: int,
 
 
 def sink_of(op: str, args: AttentionArguments, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
-    """The sink of each head, a score that is only in the denominator; 0 for the off-by-one softmax."""
+    """The sink of each head: a score that only enters the softmax's denominator. Off-by-one softmax: 0."""
     if args.softmax == VANILLA:
         return None
     off_by_one = args.softmax == OFF_BY_ONE
@@ -298,7 +299,7 @@ def sink_of(op: str, args: AttentionArguments, offset: Any, q: Tensor, heads: in
 
 
 def chosen_format(op: str, name: str, value: Any, layout: QKVLayout) -> str:
-    """The format of o or do; q's if none is set."""
+    """The format of o or do; if none is set, q's format."""
     fmt = FORMATS[int(value)] or layout.q
     if (fmt == "thd") != (layout.q == "thd"):
         raise BadArgument.of(op, name, "be THD where Q is, and nowhere else", str(fmt.upper()))

@@ -1,4 +1,4 @@
-"""Whether a backend can run tex's ops, for settings that name a backend and for the list of backends."""
+"""Whether a backend can run tex's ops; used by settings that name a backend, and by the list of backends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...core.spec import Spec, specs
 
 
 def vendors(manager: OpManager) -> list[OpImpl]:
-    """For each vendor with impls of tex's ops or of their primitives: its impl with the highest priority."""
+    """Vendor -> its impl with the highest priority, among impls of tex's ops and of their primitives."""
     best_of: dict[str, OpImpl] = {}
     for key in {key for spec in _specs() for key in (spec.key, *spec.parts)}:
         for impl in manager.registry.impls(key):
@@ -22,9 +22,9 @@ def vendors(manager: OpManager) -> list[OpImpl]:
 def refusal(manager: OpManager, token: str, policy: SelectionPolicy | None = None) -> str | None:
     """Why a backend cannot run, or None if at least one of its impls can.
 
-    Without a policy, only this machine is checked. With a policy, its vendor lists and failures of earlier calls are
-    checked too. A vendor whose library for tex cannot be loaded is unavailable even if it has other impls. Flagos, and
-    vendors without such a library, run tex's ops through their impls of the primitives.
+    Without a policy, only this machine is checked. With a policy, the policy's vendor lists and failures of earlier
+    calls are checked too. A vendor whose library for tex cannot be loaded is unavailable even if it has other impls.
+    Flagos, and vendors that have no library for tex, run tex's ops through their impls of the primitives.
     """
     manager.prepare()
     device, reason = default_device(), None

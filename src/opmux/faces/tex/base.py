@@ -1,7 +1,7 @@
 """A backend as a class with a method for each function of tex; each method raises NotSupported by default.
 
-Override the functions that your library has. Only these become impls; all other calls go to the next backend. The
-methods are generated from the specs: `help(TEXBackendBase)` shows each with its signature and docstring.
+Override the functions that your library has. Only these become impls; calls of all other functions go to the next
+backend. The methods are generated from the specs: `help(TEXBackendBase)` shows each with its signature and docstring.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ...core.spec import Spec, specs
 class TEXBackendBase:
     """The interface of a tex backend. `NAME` is required; `is_available` returns whether it works on this machine.
 
-    `name`, `vendor` and `priority` default to `NAME` and `PRIORITY` and may be overridden as properties. No `__init__`
-    is needed; an instance is created on first use. Among vendor backends the one with the highest priority comes first.
+    The properties `name` and `vendor` default to `NAME`, `priority` to `PRIORITY`; all may be overridden. No `__init__`
+    is needed; an instance is created on first use. The vendor backend with the highest priority comes first.
     """
 
     NAME: str = ""
@@ -61,7 +61,7 @@ def _method(spec: Spec) -> Any:
 
 
 def as_method(fn: Callable[..., Any], owner: str, name: str) -> Any:
-    """`fn` as the method `name` of a subclass, with the docstring and signature of the base class's method."""
+    """Make `fn` the method `name` of a subclass, with the docstring and signature of the base class's method."""
     base: Any = getattr(TEXBackendBase, name)
     method: Any = fn
     method.__name__, method.__qualname__, method.__doc__ = name, f"{owner}.{name}", base.__doc__

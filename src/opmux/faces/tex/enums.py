@@ -15,7 +15,7 @@ from ...core.errors import BadArgument
 
 
 def _enum(name: str, members: str, start: int = 0, prefix: str = "", **numbered: int) -> Any:
-    """An enum with `members` numbered from `start`, and `numbered` members with their numbers."""
+    """Create an enum: `members` are numbered from `start`; `numbered` members have the numbers given."""
     counted = {f"{prefix}{member}": i for i, member in enumerate(members.split(), start)}
     new_enum = IntEnum(name, {**counted, **numbered}, module=__name__)
     new_enum.__doc__ = f"tex's {name}; the numbers are NVIDIA's."

@@ -1,7 +1,7 @@
 """NVFP4: pairs of E2M1 numbers, an E4M3 scale for each block of 16, and one float32 amax for a matrix.
 
-In plain PyTorch: none of our test chips supports the format, so there is no kernel yet. Each arithmetic step is the
-same as NVIDIA's, because scales must be bitwise equal.
+It is written in plain PyTorch: none of our test chips supports the format, so there is no kernel yet. Each arithmetic
+step is the same as NVIDIA's, because scales must be bitwise equal.
 """
 
 import torch
@@ -22,7 +22,7 @@ def global_scale(amax: Tensor, e4m3_max: float = 448.0) -> Tensor:
 
 
 def codes(x: Tensor, stochastic: bool = False) -> Tensor:
-    """Encode numbers to four bits, rounded to nearest even, or stochastically (unbiased)."""
+    """Encode numbers to four bits, rounded to nearest even, or stochastically (without bias)."""
     a = x.abs().clamp_max(LARGEST)
     if stochastic:
         level = sum(((a >= v).to(torch.uint8) for v in LEVELS[1:-1]), torch.zeros_like(a, dtype=torch.uint8))
@@ -40,7 +40,7 @@ def packed(code: Tensor) -> Tensor:
 
 
 def value_of(code: Tensor) -> Tensor:
-    """Decode four-bit codes to float32. Computed, because a lookup table would be copied from the host."""
+    """Decode four-bit codes to float32, by arithmetic, because a lookup table would be copied from the host."""
     level = (code & 7).to(torch.int32)
     half = (level & 1).float() * 0.5
     size = torch.where(level < 2, half, (1.0 + half) * (1 << ((level >> 1) - 1).clamp_min(0)))
@@ -53,7 +53,7 @@ def unpacked(data: Tensor) -> Tensor:
 
 
 def block_amax(x: Tensor, two_d: bool) -> Tensor:
-    """The amax of each 1x16 block [M, K/16]; with `two_d`, of the 16x16 tile that contains it."""
+    """The amax of each 1x16 block, [M, K/16]; with `two_d`, the amax of the 16x16 tile that contains the block."""
     m, k = x.shape
     rows = magnitudes(x).view(m, k // BLOCK, BLOCK).amax(-1)
     if not two_d:
@@ -63,7 +63,7 @@ def block_amax(x: Tensor, two_d: bool) -> Tensor:
 
 
 def _with_scales(x: Tensor, target: Tensor, decode_scale: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Encode blocks [M, K/16, 16]: codes, and the scales `target` rounded to E4M3, as bytes."""
+    """Encode blocks [M, K/16, 16]; return codes, and the scales, which are `target` rounded to E4M3, as bytes."""
     scale = bytes_of(target, E4M3)
     used = scale.view(E4M3).float() * decode_scale
     encode = (torch.ones_like(used) / used).clamp_max(FLOAT_MAX)
@@ -73,7 +73,7 @@ def _with_scales(x: Tensor, target: Tensor, decode_scale: Tensor, stochastic: bo
 def _errors(
     x: Tensor, code: Tensor, scale: Tensor, amax: Tensor, e4m3_max: float, squares: bool, two_d: bool
 ) -> Tensor:
-    """The quantization error of each block, summed in NVIDIA's order."""
+    """The quantization error of each block; elements are summed in NVIDIA's order."""
     values = unpacked(packed(code)) * scale.view(E4M3).float()[..., None] * amax
     error = values / torch.full_like(values, LARGEST * e4m3_max) - x
     error = error * error if squares else error.abs()
@@ -99,8 +99,8 @@ def encoded(
 ) -> tuple[Tensor, Tensor]:
     """Encode a matrix [M, K] to pairs [M, K/2] and scales [M, K/16], both bytes; amax is [1] or [M].
 
-    `four_over_six` ("MAE" or "MSE") tries two scales for each block, which map its amax to 6 or to 4, and keeps the one
-    with the smaller error.
+    `four_over_six` ("MAE" or "MSE") tries two scales for each block, which map its amax to 6 and to 4, and uses the
+    scale with the smaller error.
     """
     m, k = x.shape
     amax = amax.float().reshape(-1, 1)
@@ -131,6 +131,6 @@ def decoded(data: Tensor, scales: Tensor, amax: Tensor, e4m3_max: float = 448.0)
 
 
 def rotated(x: Tensor, matrix: Tensor, inverse: bool = False) -> Tensor:
-    """Multiply each 16 elements of a row by a Hadamard matrix, in x's dtype; `inverse` applies the inverse."""
+    """Multiply every 16 elements of a row by a Hadamard matrix (`inverse`: by its inverse), in x's dtype."""
     rotation = matrix.to(x.dtype)
     return (x.reshape(-1, BLOCK) @ (rotation.t() if inverse else rotation)).view(x.shape)

@@ -1,7 +1,7 @@
 """Norms and activations fused with quantization of the result, and with column sums (gradients of a bias).
 
-Kernels exist for delayed, current and block scaling and MXFP8. The result is computed first and then quantized for
-other quantizers, for an amax that is reduced over ranks, and if fusion is slower.
+Kernels exist for delayed, current and block scaling and MXFP8. With other quantizers, with an amax that is reduced over
+ranks, and if fusion is slower, the result is computed first and then quantized.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ from .quantized import (
     wrapped_fp8,
 )
 
-# The ops that the functions below call, for the `over` of `adapt`.
+# The ops that the functions below call; adapters list them as `over`.
 ACT_CASTS = (act_fp8_blocks_into, act_fp8_cast_into, act_fp8_current_into, act_mxfp8_into, *CASTS)
 NORM_CASTS = (bytes_transpose, norm_fp8_blocks_into, norm_fp8_current_into, norm_mxfp8_into, *CASTS)
 
@@ -51,7 +51,7 @@ def needs_transpose(quantizer: Any, device: torch.device) -> bool:
 
 
 def fp8_tensor(call: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Any:
-    """A quantized tensor from bytes that a kernel has written, with their transpose if needed."""
+    """Create a quantized tensor from bytes that a kernel has written; add the transpose of the bytes if needed."""
     gemms_need_transpose = transposes(data.device)
     rowwise = data if quantizer.rowwise_usage or not gemms_need_transpose else None
     transpose = call.bytes_transpose(data) if needs_transpose(quantizer, data.device) else None
@@ -73,8 +73,9 @@ def _two_passes_are_faster(kind: str, act: str, gated: bool, backward: bool) -> 
     """Whether two passes (compute, then quantize) are faster than the fused kernel; both give the same bits.
 
     Speed of the fused kernel relative to two passes on an H200, bfloat16 [8192, 4096] and [8192, 14336]: 0.76 to 0.87
-    for a gate's gradient with blocks or MXFP8, as tiles of both halves compute the same derivative (current scaling
-    computes it twice more, and was not measured); 0.78 to 1.08 for MXFP8 and column sums without an activation.
+    for a gate's gradient with blocks or MXFP8, because the tiles of both halves compute the same derivative (current
+    scaling computes the derivative two more times, and was not measured); 0.78 to 1.08 for MXFP8 with column sums and
+    no activation.
     """
     return (kind != "delayed" and gated and backward) or (kind == "mxfp8" and act == NONE)
 
@@ -111,7 +112,7 @@ def act_quantized(
 
 
 def with_sums(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor, Any]:
-    """The column sums of x, in the dtype of x, and the quantized x."""
+    """Return the column sums of x, in the dtype of x, and the quantized x."""
     sums = x.new_empty(x.shape[-1:])
     output = act_quantized(call, quantizer, x, None, NONE, False, sums)
     if output is not None:
@@ -122,7 +123,7 @@ def with_sums(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor, Any]:
 def norm_quantized(
     call: Any, quantizer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centred: bool
 ) -> tuple[Any, Tensor | None, Tensor] | None:
-    """The quantized layer_norm (`centred`) or rms_norm of x, mean and rstd; None if there is no fused kernel."""
+    """(quantized y, mean, rstd), where y is layer_norm(x) (`centred`) or rms_norm(x); None without a fused kernel."""
     kind = kind_of(quantizer)
     if kind not in ("current", "block", "mxfp8"):
         return None

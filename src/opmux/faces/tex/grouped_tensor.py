@@ -1,8 +1,8 @@
 """Grouped tensors: matrices in one buffer, with the attributes of Transformer Engine's class.
 
-If a group's quantizer is Transformer Engine's, the group has Transformer Engine's class; otherwise the class below. Its
-buffers are the concatenated buffers of its members, even if last dimensions differ: `logical_shape` gives only the
-total size. Scales are never swizzled.
+A group has Transformer Engine's class if its quantizer is Transformer Engine's; otherwise it has the class below. A
+group's buffers are the concatenated buffers of its members. The members' last dimensions may differ, so `logical_shape`
+gives only the total size. Scales are never swizzled.
 """
 
 import importlib
@@ -79,7 +79,7 @@ def readable(op: str, name: str, value: Any) -> None:
 
 
 def group_class(like: Any, internal: bool) -> Any:
-    """The class of grouped tensors for a quantizer, or for another grouped tensor."""
+    """The class of new grouped tensors, for a quantizer or for another grouped tensor `like`."""
     package, dot, rest = type(like).__module__.partition(".pytorch.")
     if not dot or not rest.startswith("tensor."):
         return GroupedTensor
@@ -88,7 +88,7 @@ def group_class(like: Any, internal: bool) -> Any:
 
 
 def new_group(like: Any, internal: bool, shape: tuple[int, int], dtype: torch.dtype, **given: Any) -> Any:
-    """Create a group of the class for `like`; keywords are the buffers by attribute name."""
+    """Create a group of the class that `group_class` returns for `like`; keywords are the buffers by attribute name."""
     given["data"] = given.pop("rowwise_data", None)
     return group_class(like, internal)(shape=shape, dtype=dtype, **given)
 
@@ -101,7 +101,7 @@ def shapes(
 ) -> Shapes:
     """The shape of each member, on the host; synchronizes if dimensions are on a device.
 
-    Without dimensions the members share the group's rows evenly; with only `last_dims` each member has all rows.
+    Without dimensions, members have equal numbers of rows; with only `last_dims`, each member has all rows.
     """
     rows, columns = total
     if first_dims is None and last_dims is None:
@@ -152,7 +152,7 @@ def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
 
 
 def with_buffers_of(group: Any) -> Any:
-    """A copy of the group's quantizer whose usages match the group's buffers; the original's may have changed."""
+    """A copy of the group's quantizer whose usages match the group's buffers; the original may have changed."""
     quantizer = group.quantizer.copy()
     quantizer.rowwise_usage = group.rowwise_data is not None
     quantizer.columnwise_usage = group.columnwise_data is not None

@@ -1,8 +1,8 @@
 """Builds the module tex: functions from the specs, enums, classes, and functions to manage backends.
 
 A function is the spec's entry, which calls the chosen implementation. If tex takes a `DType`, a generated line converts
-the argument (an enum member, its number, a torch dtype) to torch's dtype. A few functions accept a second calling
-convention as well.
+the argument (an enum member, its number, a torch dtype) to torch's dtype. A few functions also accept a second calling
+convention.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLASSES = (
     "CommOverlapP2P",
 )
 MANAGEMENT = ("get_backend", "set_backend", "list_backends", "register_backend", "TEXBackendBase")
-# Functions that are in a submodule of tex.
+# Functions that are members of a submodule of tex.
 INSIDE = {"swizzle_scales_and_pack_ptrs_for_discrete_weights": "grouped_mlp_experimental"}
 
 
@@ -43,7 +43,7 @@ _module: types.ModuleType | None = None
 
 
 def module() -> types.ModuleType:
-    """tex in the version that this process provides; built on first use."""
+    """The module tex, in the version that this process provides; built on first use."""
     global _module
     if _module is None:
         tex = _make_module()
@@ -95,7 +95,7 @@ class DtypeTable(dict):
 
 
 def function(spec: Spec) -> Callable[..., Any]:
-    """tex's function for a spec."""
+    """Create tex's function for a spec."""
     fn = _converting(spec, specs.functions[spec.key])
     convention = CONVENTIONS.get(spec.name)
     return fn if convention is None else _with_signature_of(convention(fn), spec)
@@ -124,7 +124,7 @@ def _converting(spec: Spec, entry: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_signature_of(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
-    """`fn` with the name, docstring and signature of a spec's function."""
+    """Give `fn` the name, docstring and signature of a spec's function."""
     named: Any = fn
     named.__name__ = named.__qualname__ = spec.name
     named.__doc__, named.__module__ = spec.doc, "opmux.tex"
@@ -133,7 +133,7 @@ def _with_signature_of(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]
 
 
 def shown_signature(spec: Spec) -> inspect.Signature:
-    """The documented signature: arguments that are optional only for a second calling convention are required."""
+    """The documented signature; arguments that are optional only for a second calling convention are required."""
     if CONVENTIONS.get(spec.name) is not accepts_one_object:
         return spec.signature
     parameters = spec.signature.parameters.values()
@@ -156,10 +156,10 @@ def accepts_aliases(**aliases: str) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def accepts_row_major(gemm: Callable[..., Any]) -> Callable[..., Any]:
-    """Make generic_gemm also accept the row-major convention D = op(A) op(B), if only that fits the shapes.
+    """Make generic_gemm also accept the row-major convention D = op(A) op(B), if no other fits the shapes.
 
-    tex computes D = op(B) op(A). If the shapes do not allow that and D has the shape of op(A) op(B), A and B are
-    swapped.
+    tex computes D = op(B) op(A). If the shapes do not allow that product, and D has the shape of op(A) op(B), A and B
+    are swapped.
     """
 
     def generic_gemm(A: Any, transA: Any, B: Any, transB: Any, D: Any, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +179,7 @@ def is_row_major(A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tensor) ->
 
 
 def accepts_one_object(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Accept one object with all arguments, as newer callers pass, or all arguments separately."""
+    """Accept either one object with all arguments, which newer callers pass, or all arguments separately."""
     spec: Spec = fn.spec  # type: ignore[attr-defined]
     shown = shown_signature(spec)
 

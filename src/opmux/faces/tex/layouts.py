@@ -1,6 +1,6 @@
 """tex's formats and layouts of attention tensors.
 
-A format is the order of a tensor's dimensions: tokens of a sequence (s), sequences (b), heads (h), dim (d); in "thd"
+A format is the order of a tensor's dimensions: tokens of a sequence (s), sequences (b), heads (h), dim (d). In "thd"
 sequences are concatenated, and `cu_seqlens` has their offsets. A layout gives the formats of q, k and v, and which of
 them are slices of one buffer.
 """
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from .enums import NVTE_QKV_Format, NVTE_QKV_Layout
 
-# Format -> permutation to bhsd, and back. "thd" has no batch dimension: it is padded first.
+# Format -> permutation to bhsd, and back. "thd" is missing: it has no batch dimension, and is padded first.
 TO_BHSD = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3)}
 FROM_BHSD = {"sbhd": (2, 0, 1, 3), "bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3)}
-TO_BSHD = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}  # each is its own inverse
+TO_BSHD = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}  # each permutation is its own inverse
 DENSE = frozenset(TO_BHSD)
 
-# The names of formats; NOT_SET means the layout's format.
+# The names of formats; NOT_SET means that the layout determines the format.
 FORMATS: dict[int, str | None] = {
     int(NVTE_QKV_Format.NVTE_SBHD): "sbhd",
     int(NVTE_QKV_Format.NVTE_BSHD): "bshd",
@@ -29,7 +29,7 @@ FORMATS: dict[int, str | None] = {
 
 
 class QKVLayout(NamedTuple):
-    """The formats of q and of k and v, which of the three share a buffer, and the dimension that separates them."""
+    """The format of q and that of k and v; which of these tensors share a buffer, and along which dimension."""
 
     q: str
     kv: str
@@ -67,9 +67,9 @@ LAYOUTS: dict[int, QKVLayout] = {
 def as_results(
     call: Any, layout: QKVLayout, values: list[Tensor], dtype: torch.dtype
 ) -> tuple[list[Tensor], Tensor | None]:
-    """dq, dk and dv (already in their formats) contiguous and cast to `dtype`, and their shared buffer.
+    """Make dq, dk and dv (already in their formats) contiguous, in `dtype`; return them and their shared buffer.
 
-    If the layout has one buffer for several of them, they are slices of it; otherwise the buffer is None.
+    If several gradients share a buffer in the layout, they are slices of it; otherwise the buffer is None.
     """
     n, axis = layout.shared, layout.axis
     if n == 1:

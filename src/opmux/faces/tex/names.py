@@ -1,4 +1,4 @@
-"""Names of tex's backends, and the policy tokens for them."""
+"""Names of tex's backends, and the tokens by which policies name them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BACKENDS = {"flaggems": "flagos", "torch": "reference"}
 
 
 def backend_token(name: str) -> str:
-    """The policy token of a backend name: `flaggems` is our kernels, `torch` the references, any other a vendor."""
+    """The policy token of a backend: `flaggems` means our kernels, `torch` the references, any other name a vendor."""
     folded = name.strip().casefold()
     return BACKENDS.get(folded, folded if folded in KINDS else f"vendor:{folded}")
 

@@ -1,23 +1,24 @@
 """tex's classes for communication that overlaps with a gemm, over torch.distributed, and for FP8 metadata.
 
-A `CommOverlap` owns a buffer of this rank; each rank of a tensor-parallel group holds `1 / tp_size` of its rows, in the
-order of ranks. `generic_gemm` passes a gemm to `around`, which runs a collective before, after or parallel to it:
+A `CommOverlap` owns a buffer on this rank. Each rank of a tensor-parallel group owns `1 / tp_size` of the buffer's
+rows, in the order of ranks. `generic_gemm` passes a gemm to `around`, which runs a collective before, after or parallel
+to it:
 
 - AG: gather the buffer, then run the gemm, which reads it. Used by the forward of a column-parallel layer for x, and by
-  the dgrad of a row-parallel one for dy. extra_output, if given, receives this rank's part of the buffer.
+  the dgrad of a row-parallel layer for dy. extra_output, if given, receives this rank's part of the buffer.
 - RS: run the gemm, then sum its results over the ranks; this rank's rows go to extra_output. Used by the forward of a
-  row-parallel layer and the dgrad of a column-parallel one.
+  row-parallel layer and the dgrad of a column-parallel layer.
 - bulk AG: gather the buffer parallel to an unrelated gemm. Used by dgrad, which gathers x for wgrad.
 - bulk RS: sum the buffer over the ranks parallel to an unrelated gemm; this rank's rows go to extra_output, or stay in
   place if there is none. Used by wgrad, which scatters dx.
 
 Callers fill the buffer with `copy_into_buffer(x, local_chunk=True)` and read it with `get_buffer`, which returns a
-view: a gemm must read its operands when it is called. The gemm is the ordinary one, called once after all its arguments
-are checked, because a bulk sum in place cannot be repeated.
+view: a gemm must read its operands when it is called. The gemm is the ordinary gemm. It is called once, after all its
+arguments are checked, because a bulk sum in place cannot be repeated.
 
-A collective parallel to a gemm runs on the process group's own stream (NCCL) or thread (gloo); one before or after it
-is not pipelined with pieces of the gemm, so `atomic_gemm`, `num_splits`, `num_comm_sm` and the like are accepted and
-have no effect. cuBLASMp and MPI are not supported.
+A collective parallel to a gemm runs on the process group's own stream (NCCL) or thread (gloo). A collective before or
+after a gemm is not pipelined with pieces of the gemm, so `atomic_gemm`, `num_splits`, `num_comm_sm` and the like are
+accepted, but have no effect. cuBLASMp and MPI are not supported.
 """
 
 import math
@@ -37,13 +38,13 @@ from .rules import this_device
 
 RS, AG = CommOverlapType.RS, CommOverlapType.AG
 
-# torch 2.13 has renamed these two functions, and warns about the old names.
+# torch 2.13 has renamed these two functions, and warns if the old names are used.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class FP8TensorMeta:
-    """The scales and the amax history of a set of FP8 tensors: three attributes, set by callers."""
+    """Metadata of a set of FP8 tensors: scales and amax history, as three attributes that callers set."""
 
     def __init__(self) -> None:
         self.scale: Tensor = torch.empty(0)
@@ -66,10 +67,10 @@ class CommOverlapHelper:
         self._groups: dict[tuple[int, str], Any] = {}
 
     def group(self, tp_size: int, device: torch.device) -> Any:
-        """The tensor-parallel group of this rank for tensors of a device; must be called by all its ranks.
+        """The tensor-parallel group of this rank for tensors of a device. All ranks of the group must call this.
 
-        The given groups are for bootstrap, gloo by default, which would copy an accelerator's tensors through the host:
-        in that case a group of the same ranks is created on the device's own backend.
+        The groups that callers pass are for bootstrap and use gloo by default, which copies an accelerator's tensors
+        through the host. In that case, this creates a group of the same ranks with the device's own backend.
         """
         key = tp_size, device.type
         if key not in self._groups:
@@ -188,7 +189,7 @@ class CommOverlapCore:
     def get_communication_stream(self) -> tuple[Any, Any]:
         """The (send, receive) streams for communication parallel to this object's gemms; (None, None) on a CPU.
 
-        They wait for all work that was enqueued before the last gemm of `around`.
+        The streams wait for all work that was enqueued before the last gemm of `around`.
         """
         if self._buffer.device.type != "cuda":
             return None, None
@@ -199,7 +200,7 @@ class CommOverlapCore:
         return self._streams
 
     def _sync_streams(self) -> None:
-        """Make these streams wait for all work on the current stream so far."""
+        """Make the communication streams wait for all work on the current stream so far."""
         for stream in set(self._streams or ()):
             stream.wait_stream(torch.cuda.current_stream(self._buffer.device))
 
@@ -212,7 +213,7 @@ class CommOverlapCore:
         bulk_overlap: bool = False,
         extra_output: Tensor | None = None,
     ) -> list[Any]:
-        """The results of a gemm with a collective before, after or parallel to it; the last one is extra_output."""
+        """Run a gemm, and a collective before, after or parallel to it; returns its results, with extra_output last."""
         comm = kind("generic_gemm", comm_type)
         if comm == RS and extra_output is None and not bulk_overlap:
             raise ValueError("generic_gemm: extra_output must be a Tensor for comm_type RS; got None")
@@ -237,11 +238,11 @@ class CommOverlapCore:
         finish = self.gather(later=True) if comm == AG else self._scatter_sum(self._buffer, extra_output, later=True)
         try:
             return gemm()
-        finally:  # complete the collective even if the gemm fails, as other ranks wait in it
+        finally:  # complete the collective even if the gemm fails, because other ranks wait in it
             finish()
 
     def gather(self, later: bool = False) -> Callable[[], None]:
-        """All-gather the buffer; with `later`, the returned function waits for the result."""
+        """All-gather the buffer. With `later`, does not wait: the returned function waits for the result."""
         part = self._part()
         source = part if self._native else part.clone()  # gloo cannot gather in place
         work = _all_gather(self._buffer.view(-1), source.view(-1), group=self._group, async_op=True)
@@ -256,7 +257,7 @@ class CommOverlapCore:
             torch.cuda.current_stream(self._buffer.device).wait_stream(send_stream)
 
     def _scatter_sum(self, values: Tensor, out: Tensor | None, later: bool = False) -> Callable[[], None]:
-        """Reduce-scatter `values`: this rank's rows of the sum, written to `out` or in place."""
+        """Reduce-scatter `values`, and write this rank's rows of the sum to `out`, or to `values` if `out` is None."""
         values = values.contiguous()
         rows = values.shape[0] // self._tp_size
         own_rows = slice(self._tp_rank * rows, (self._tp_rank + 1) * rows)
@@ -296,7 +297,7 @@ class CommOverlapBase(CommOverlapCore):
 
 
 class CommOverlapP2PBase(CommOverlapCore):
-    """tex uses a ring of sends; this class uses the same collectives as CommOverlapBase."""
+    """NVIDIA's class uses a ring of sends; this class uses the same collectives as CommOverlapBase."""
 
     p2p = True
 

@@ -1,9 +1,9 @@
-"""Quantizers and quantized tensors: Transformer Engine's, or the light ones of this module.
+"""Quantizers and quantized tensors: those of Transformer Engine, or the light classes of this module.
 
-A quantizer is recognized by its class name, and its tensor class is looked up in the same module, so Transformer Engine
-is not imported here. Both kinds have the same attributes.
+A quantizer is recognized by its class name, and its tensor class is looked up in the module of that class, so
+Transformer Engine is not imported here. Both kinds have the same attributes.
 
-`call` arguments have the ops of `CASTS` as attributes, bound by `adapt`.
+An argument `call` has the ops of `CASTS` as attributes, which `adapt` binds.
 """
 
 import functools
@@ -68,7 +68,7 @@ class Quantizer:
 
 
 class Float8Quantizer(Quantizer):
-    """Delayed scaling: one scale, from earlier tensors; amax is recorded for later ones."""
+    """Delayed scaling: one scale, computed from earlier tensors; records the amax for the scales of later tensors."""
 
     def __init__(
         self,
@@ -264,18 +264,18 @@ KINDS = {
 
 @functools.cache
 def _quantizer_class(cls: type) -> type | None:
-    """The base class of a quantizer that is one of the five in QUANTIZERS, or None."""
+    """The base class (or the class itself) whose name is in QUANTIZERS; None if there is none."""
     return next((c for c in cls.__mro__ if c.__name__ in QUANTIZERS), None)
 
 
 def format_of(quantizer: Any) -> str | None:
-    """delayed, current, block, mxfp8 or nvfp4; None if it is not a quantizer."""
+    """A quantizer's format: delayed, current, block, mxfp8 or nvfp4; None for other objects."""
     base = _quantizer_class(type(quantizer))
     return None if base is None else QUANTIZERS[base.__name__]
 
 
 def kind_of(quantizer: Any, op: str = "tex", name: str = "quantizer") -> str | None:
-    """delayed, current, block, mxfp8 or nvfp4; None for None. Raises TypeError for anything but a quantizer."""
+    """Like `format_of`, but raises TypeError for objects that are neither None nor a quantizer."""
     if quantizer is None:
         return None
     base = _quantizer_class(type(quantizer))
@@ -291,12 +291,12 @@ def _tensor_kind(cls: type) -> str | None:
 
 
 def is_quantized(value: Any) -> bool:
-    """Whether a value is a quantized tensor or the storage of one, Transformer Engine's or ours."""
+    """Whether a value is a quantized tensor or the storage of one, of Transformer Engine or of this module."""
     return _tensor_kind(type(value)) is not None
 
 
 def tensor_kind(value: Any) -> str | None:
-    """fp8 (one scale), block, mxfp8 or nvfp4; None if it is not a quantized tensor."""
+    """A quantized tensor's format: fp8 (one scale), block, mxfp8 or nvfp4; None for other objects."""
     return _tensor_kind(type(value))
 
 
@@ -369,7 +369,7 @@ def _fp8_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
 
 
 def _both_usages(q: Any, data: tuple[Any, Any], scales: tuple[Any, Any], used: tuple[int, int], dtype: Any) -> Fields:
-    """Rowwise and columnwise data and scales from their shapes; `used`: the number of scales without padding."""
+    """Rowwise and columnwise data and scales, from their shapes. `used`: the numbers of scales without padding."""
     fields: Fields = {}
     for i, (usage, enabled) in enumerate((("rowwise", q.rowwise_usage), ("columnwise", q.columnwise_usage))):
         fields[f"{usage}_data"] = (tuple(data[i]), BYTES, False) if enabled else None
@@ -427,7 +427,8 @@ FACTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "mxfp8": lambda q: {"fp8_dtype": q.dtype, "with_gemm_swizzled_scales": False},
     "nvfp4": _fp4_facts,
 }
-ATTRIBUTES = {"fp8_scale_inv": "_scale_inv", "data_transpose": "_transpose"}  # attribute is not _<keyword>
+# Keywords whose attribute is not _<keyword>.
+ATTRIBUTES = {"fp8_scale_inv": "_scale_inv", "data_transpose": "_transpose"}
 
 
 def _memory(field: Field | None, device: torch.device, pin: bool = False) -> Any:
@@ -446,7 +447,7 @@ def empty(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memor
 
 
 def _with_needed_buffers(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], device: torch.device) -> Any:
-    """`output` with the buffers that the quantizer needs now: adds missing ones and removes others."""
+    """Give `output` the buffers that the quantizer needs now: add missing buffers, and remove the others."""
     for name, field in FIELDS[kind](quantizer, shape, device).items():
         attribute = ATTRIBUTES.get(name, f"_{name}")
         buffer = getattr(output, attribute, None)
@@ -464,7 +465,7 @@ def _with_needed_buffers(quantizer: Any, kind: str, output: Any, shape: tuple[in
         output._fp8_dtype = quantizer.dtype
     if kind == "block":
         output._is_2D_scaled = quantizer.block_scaling_dim == 2
-    if getattr(output, "_with_gemm_swizzled_scales", False):  # another library swizzled them; ours are not swizzled
+    if getattr(output, "_with_gemm_swizzled_scales", False):  # set by another library; our scales are not swizzled
         output._with_gemm_swizzled_scales = False
     return output
 
@@ -473,7 +474,7 @@ STEPS = {"nvfp4": 16, "mxfp8": 32}
 
 
 def can_quantize(op: str, value: Any, quantizer: Any, name: str = "tensor", quantizer_name: str = "quantizer") -> None:
-    """Raise, with these names, if `quantizer` is neither None nor a quantizer, or does not support the tensor."""
+    """Raise if `quantizer` is neither None nor a quantizer, or does not support the tensor; names are for the error."""
     kind = kind_of(quantizer, op, quantizer_name)
     if kind == "delayed":
         for part in ("scale", "amax"):
@@ -516,7 +517,7 @@ def has_amaxes(op: str, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any)
             raise BadArgument.of(op, name, "be a Tensor, as {quantizer} has that usage", "None", TypeError)
 
 
-# The ops for quantizing and dequantizing: for the `over` of functions that do either.
+# The ops that quantize and dequantize; functions that do either list them as `over`.
 CASTS = (
     amax_abs,
     fp8_blocks_into,
@@ -535,9 +536,10 @@ OPS = types.SimpleNamespace(**{fn.spec.name: fn for fn in CASTS})  # for callers
 
 
 def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
-    """Quantize a tensor to the quantizer's tensor class, into `output` if given. Without a quantizer, returns `value`.
+    """Quantize a tensor to the quantizer's tensor class, into `output` if given; if the quantizer is None, return
+    `value`.
 
-    If `noop` is not zero, output is not changed; noop is read on the device.
+    If `noop`, which is read on the device, is not zero, the contents of `output` do not change.
     """
     kind = kind_of(quantizer)
     if kind is None:
@@ -576,13 +578,13 @@ def is_two_d(quantizer: Any) -> bool:
 
 
 def recorded_amax(quantizer: Any) -> Tensor | None:
-    """The tensor in which delayed scaling records amax; None if it is empty, as for casts with a known scale."""
+    """The tensor in which delayed scaling records amax; None if the tensor is empty, because nothing is recorded."""
     amax = quantizer.amax
     return None if amax is None or not amax.numel() else amax
 
 
 def per_tensor(tensor: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """Data and its transpose, viewed in their current shapes."""
+    """Data and its transpose, viewed in the shapes for a tensor of `shape`."""
     data, transpose = tensor._data, tensor._transpose
     if data is not None and data.shape != shape:
         data = data.view(shape)
@@ -626,7 +628,7 @@ def fp4_amaxes(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor | None, Ten
 
 
 def _fp4_columns(flat: Tensor, quantizer: Any) -> Tensor:
-    """The transposed matrix, rotated by the Hadamard matrix if the quantizer says so."""
+    """The transposed matrix, multiplied by the Hadamard matrix if the quantizer requires it."""
     columns = flat.t().contiguous()
     return rotated(columns, quantizer.rht_matrix.to(flat.device)) if quantizer.with_rht else columns
 
@@ -641,7 +643,7 @@ def _nvfp4(call: Any, x: Tensor, quantizer: Any, output: Any, noop: Tensor | Non
 def fp4_into(
     x: Tensor, quantizer: Any, output: Any, row: Tensor | None, col: Tensor | None, noop: Tensor | None = None
 ) -> None:
-    """Fill the buffers of an NVFP4 tensor with these amaxes."""
+    """Quantize x into the buffers of an NVFP4 tensor, with these amaxes."""
     flat = x.reshape(matrix(x.shape))
     how: dict[str, Any] = {"two_d": quantizer.with_2d_quantization, "stochastic": quantizer.stochastic_rounding}
     if getattr(quantizer, "nvfp4_use_4over6", False):
@@ -659,7 +661,7 @@ def fp4_into(
 
 
 def shared_amax(amax: Tensor, quantizer: Any) -> Tensor:
-    """The largest amax over all ranks of the quantizer's reduction, in place."""
+    """Reduce amax in place to the maximum over all ranks of the quantizer's group."""
     group = quantizer._canonicalized_amax_reduction_group()
     torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=group)
     return amax
@@ -676,13 +678,13 @@ def _buffers(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def device_of(value: Any) -> torch.device:
-    """The device of a tensor, or of its buffers: storages of 2.9 have no device."""
+    """The device of a tensor; that of its buffers if it has none, as storages of 2.9."""
     device = getattr(value, "device", None)
     return device if device is not None else next(buffer.device for _, buffer in _buffers(value))
 
 
 def logical_shape(value: Any) -> torch.Size:
-    """The shape of a quantized tensor, from its data. Transposed data has the last dimension first."""
+    """The shape of a quantized tensor, computed from its data. In transposed data, the last dimension comes first."""
     name, data = next(_buffers(value))
     in_row_order = name in ("_data", "_rowwise_data") or tensor_kind(value) == "mxfp8"
     shape = tuple(data.shape) if in_row_order else (*data.shape[1:], data.shape[0])
@@ -693,9 +695,10 @@ def logical_shape(value: Any) -> torch.Size:
 
 
 def plain(call: Any, value: Any, dtype: torch.dtype | None = None, columnwise: bool = False) -> Tensor:
-    """The dequantized tensor, in `dtype` (default: its own); a plain tensor is returned itself.
+    """Dequantize a tensor to `dtype` (default: the tensor's own dtype); a plain tensor is only cast.
 
-    If it has both, rowwise data is used, or columnwise data if `columnwise`. They differ in rounding.
+    If the tensor has both, rowwise data is read, or columnwise data if `columnwise` is set; the two are rounded
+    differently.
     """
     kind = tensor_kind(value)
     if kind is None:
@@ -757,9 +760,9 @@ def wrapped_fp8(
     transpose: Tensor | None = None,
     scale_inv: Tensor | None = None,
 ) -> Any:
-    """A quantized tensor (delayed or current scaling) from existing bytes.
+    """Create a quantized tensor (delayed or current scaling) from existing bytes.
 
-    `scale_inv` is [1]; the default is computed from the quantizer's scale.
+    `scale_inv` has one element; the default is computed from the quantizer's scale.
     """
     kind_of(quantizer)
     if scale_inv is None:

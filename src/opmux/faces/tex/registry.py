@@ -1,8 +1,8 @@
-"""tex's backends by name: register a class, list them, select one.
+"""tex's backends by name: functions to register a class, to list the backends, and to select one.
 
-Backend classes and `OpImpl`s use the same registry: each method that a class overrides becomes an impl of tex's op, of
-kind VENDOR. The built-in backends `flaggems` and `torch` are names for impls that are registered elsewhere: our
-kernels, and the references.
+Backend classes and `OpImpl`s use the same registry: each method that a class overrides becomes an impl (kind VENDOR) of
+the tex op with its name. The built-in backends `flaggems` and `torch` are names for impls that are registered
+elsewhere: our kernels, and the references.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Backend:
         return self.cached
 
     def refusal(self) -> str | None:
-        """Why no tex function can run on it under the current policy, or None. Impls that failed before cannot run."""
+        """Why no tex function can run on this backend under the current policy, or None. Failed impls cannot run."""
         current = policies.get_policy()
         return current.excludes(self.token) or self.missing(current)
 
     def missing(self, under: policies.SelectionPolicy | None = None) -> str | None:
-        """Why it does not work on this machine (with a policy: under that policy), or None."""
+        """Why this backend does not work on this machine (with a policy: under that policy), or None."""
         return self.own_refusal() or availability.refusal(get_default_manager(), self.token, under)
 
     def own_refusal(self) -> str | None:
-        """Why `is_available` of the class is false, or None; cached. ViewOfImpls has no library to check."""
+        """Why the class's `is_available` is false, or None; cached. A ViewOfImpls has no library to check, so None."""
         if issubclass(self.cls, ViewOfImpls):
             return None
         if "refusal" not in self.known:
@@ -93,11 +93,11 @@ class Backend:
         return {**properties, "available": self.refusal() is None}
 
 
-_backends: dict[str, Backend] = {}  # by folded NAME
+_backends: dict[str, Backend] = {}  # case-folded NAME -> backend
 
 
 def register_backend(cls: T) -> T:
-    """A decorator that registers a subclass of `TEXBackendBase`; the methods that it overrides become impls."""
+    """Decorator that registers a subclass of `TEXBackendBase`; the methods that the subclass overrides become impls."""
     if not isinstance(cls, type) or not issubclass(cls, TEXBackendBase):
         raise BadImpl(f"@register_backend takes a subclass of TEXBackendBase; got {cls!r}")
     if not isinstance(cls.NAME, str) or not cls.NAME.strip():
@@ -126,7 +126,7 @@ def register_backend(cls: T) -> T:
 
 
 def _warn_near_misses(cls: type) -> None:
-    """Warn about a method whose name is almost a tex function's: probably a typo, and nothing would call it."""
+    """Warn about a method whose name is close to a tex function's: probably a typo; nothing calls the method."""
     for name in (n for n, v in vars(cls).items() if callable(v) and not n.startswith("_")):
         close = None if hasattr(TEXBackendBase, name) else nearest(name, METHODS)
         if close is not None and abs(len(close) - len(name)) <= 2:
@@ -151,7 +151,7 @@ def _impl(backend: Backend, name: str) -> OpImpl:
             return getattr(backend.instance(), name)(*args, **kwargs)
         except NotSupported:
             raise
-        except NotImplementedError as error:  # the method declines these arguments, so it is not quarantined
+        except NotImplementedError as error:  # the method declines only these arguments: do not quarantine it
             raise NotSupported(f"{name} not implemented by backend '{backend.cls.NAME}': {error}") from error
 
     fn: Any = call
@@ -169,7 +169,7 @@ def _priority(cls: type) -> int:
 
 
 def _class_property(cls: type, name: str, default: Any) -> Any:
-    """The value of a property, evaluated without an instance; the default if that fails."""
+    """Evaluate a property without an instance of the class; returns the default if that fails."""
     attribute = getattr(cls, name)
     if attribute is getattr(TEXBackendBase, name):
         return default
@@ -225,15 +225,15 @@ for _name in METHODS:
 
 
 def list_backends() -> list[dict[str, Any]]:
-    """Every backend, the unavailable ones too: name, vendor, priority, available; highest priority first."""
+    """All backends, also unavailable ones, by descending priority: name, vendor, priority, available."""
     rows = [b.row() for b in _all()]
     return sorted(rows, key=lambda r: (-r["priority"], r["name"]))
 
 
 def get_backend() -> Any:
-    """The first backend for tex functions under the current policy. Impls that failed before are left out."""
+    """The first backend for tex functions under the current policy, without regard to impls that failed before."""
     current = policies.get_policy()
-    get_default_manager().check_policy(current, "tex::")  # raises the same error as a call
+    get_default_manager().check_policy(current, "tex::")  # to raise the same error as a call would
     backends = _all()
     for token in current.order_for("tex::"):
         for backend in backends:
@@ -243,7 +243,7 @@ def get_backend() -> Any:
 
 
 def set_backend(name: str) -> None:
-    """Prefer a backend for tex functions in the whole process; functions that it lacks fall back to other backends."""
+    """Prefer a backend for tex functions in the whole process; other backends run the functions that it lacks."""
     backend = _find(name)
     why = _unregistered(name) if backend is None else backend.refusal()
     if backend is None or why is not None:
@@ -276,7 +276,7 @@ def _not_found(name: Any, why: str | None) -> BackendNotFound:
 
 
 def _unregistered(name: Any) -> str:
-    """Says that no backend has this name, and which backend files could not be imported."""
+    """The error that no backend has this name; it names the backend files that could not be imported."""
     from . import backends
 
     failed = "".join(f"; {file} could not be imported: {error}" for file, error in backends.failed.items())

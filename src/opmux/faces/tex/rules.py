@@ -204,7 +204,7 @@ class generator(Rule):
 
 @dataclass(frozen=True)
 class absent(Rule):
-    """None, because we do not support what NVIDIA uses the argument for."""
+    """Must be None: we do not support what NVIDIA uses the argument for."""
 
     why: str
 
@@ -271,7 +271,7 @@ class on_device(Rule):
 
 
 def this_device() -> torch.device:
-    """The current accelerator, or the CPU if there is none."""
+    """The current accelerator device; the CPU if there is no accelerator."""
     current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if current is None:
         return torch.device("cpu")

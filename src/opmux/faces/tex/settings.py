@@ -1,4 +1,4 @@
-"""tex's extension of core: its namespace of ops, its settings, and TransformerEngine-FL's names for settings.
+"""Registers with core: tex's namespace of ops, tex's settings, and TransformerEngine-FL's names of settings.
 
 Core imports this module when it first reads a setting, so this module imports only core.
 """

@@ -1,6 +1,6 @@
 """Light quantizers and quantized tensors, for programs without Transformer Engine's Python layer.
 
-They have only the attributes that tex's functions read; if the layer is installed, its classes are used.
+They have only the attributes that tex's functions read. If the layer is installed, programs use its classes.
 """
 
 from .quantized import (

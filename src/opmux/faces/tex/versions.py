@@ -17,8 +17,8 @@ from .settings import TEX_VERSION
 
 NEWEST, OLDER = "2.20", "2.9"
 
-# All functions of 2.9; those with other arguments in 2.9 are wrapped below. Do not add new functions: they belong only
-# to the newest interface.
+# All functions of 2.9. Functions with other arguments in 2.9 are wrapped below. Do not add functions: new ones belong
+# only to the newest interface.
 IN_OLDER = frozenset(
     """
     bgrad_quantize bulk_overlap_ag_with_external_gemm clamped_dswiglu clamped_swiglu compute_amax
@@ -59,7 +59,7 @@ OLDER_ENUMS: dict[str, tuple[tuple[str, ...], dict[str, int]] | None] = {
 
 
 def served() -> str:
-    """The version to provide: the setting's, else the installed transformer_engine's, else the newest."""
+    """The version to provide: that of the setting, else that of the installed transformer_engine, else the newest."""
     setting = TEX_VERSION.look()
     if setting.is_set and setting.value is not None:
         return _nearest(setting.value, setting.source)
@@ -70,7 +70,7 @@ def served() -> str:
 
 
 def _nearest(text: str, source: str) -> str:
-    """The version to provide for `text`: 2.9 for 2.9 and older, the newest for all later ones."""
+    """The version to provide for the version `text`: 2.9 for 2.9 and older, else the newest."""
     match = re.match(r"(\d+)\.(\d+)", text)
     if match is None:
         raise BadKnob(f"{source} is '{text}': expected a version of tex's interface, {OLDER} or {NEWEST}")
@@ -102,7 +102,7 @@ def functions(version: str, newest: dict[str, Callable[..., Any]]) -> dict[str, 
 
 
 def wrappers_of_old_signatures(new: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The functions that have other arguments in 2.9, as wrappers of the newest ones."""
+    """The functions that have other arguments in 2.9, as wrappers of the newest functions."""
     import torch
 
     def clamped_swiglu(input, quantizer, limit=7.0, alpha=1.702):

@@ -14,7 +14,7 @@ from ....core.log import logger
 
 BUILT_IN = ("flaggems", "nvidia", "torch_backend")
 
-failed: dict[str, str] = {}  # module -> why it could not be imported; shown if a backend is not found
+failed: dict[str, str] = {}  # module -> why its import failed; for the error if a backend is not found
 
 
 def load() -> None:

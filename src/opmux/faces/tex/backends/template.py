@@ -1,12 +1,13 @@
 """A backend template. Copy this file to `<vendor>.py`, change the names, and override the functions of your library.
 
-Calls of methods that you do not override run on the next backend, so one method is enough to start. By importance:
+Calls of methods that you do not override run on the next backend, so one method is enough to start. Functions by
+importance:
 
 | | functions |
 |---|---|
 | critical | generic_gemm, rmsnorm_fwd, rmsnorm_bwd, fused_attn_fwd, fused_attn_bwd |
 | important | layernorm_fwd, layernorm_bwd; gelu, swiglu and their like, with gradients; scaled_*_softmax_* |
-| optional | overlap of communication, NVSHMEM, the rarer formats of FP8 and FP4 |
+| optional | communication overlap, NVSHMEM, the less common FP8 and FP4 formats |
 
 Arguments are tex's, in its order, with torch dtypes. If you do not support some arguments (a quantizer, a layout),
 raise `NotImplementedError` before the first write, and the next backend gets the call. Then:
@@ -14,7 +15,7 @@ raise `NotImplementedError` before the first write, and the next backend gets th
     import transformer_engine_fl_torch as tex
     tex.set_backend("template")
 
-A copy in this folder is found automatically. In a package of your own, import this module from your entry point.
+opmux finds a copy in this folder automatically. If the copy is in your own package, import it from your entry point.
 `opmux explain tex::rmsnorm_fwd` shows which backend runs, and why.
 """
 
@@ -34,7 +35,7 @@ class TemplateBackend(TEXBackendBase):
     PRIORITY = 90
 
     def is_available(self) -> bool:
-        # Query your driver here. An exception means "not available", and is shown as the reason.
+        # Query your driver here. An exception means "not available"; its text is shown as the reason.
         return True
 
     def rmsnorm_fwd(

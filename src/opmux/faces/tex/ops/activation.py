@@ -1,8 +1,8 @@
 """tex's activations: NVIDIA's names and signatures over the ops of `specs.activation`.
 
-A function calls the op that computes the activation, or one that also quantizes. Delayed scaling without a transpose
-uses the op that casts to float8. Delayed scaling with a transpose, current and block scaling and MXFP8 use the ops of
-`fused`. With any other quantizer the result is quantized in a second step.
+A function calls either the op that computes the activation, or an op that also quantizes. Delayed scaling without a
+transpose uses the op that casts to float8. Delayed scaling with a transpose, current and block scaling and MXFP8 use
+the ops of `fused`. With any other quantizer the result is quantized in a second step.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
 
 
 def casts_alone(quantizer: Any, x: Tensor) -> bool:
-    """Whether the quantized result is only bytes, with a known scale."""
+    """Whether quantizing is only a cast to float8: the scale is known before, and no transpose is needed."""
     return is_delayed(quantizer) and not needs_transpose(quantizer, x.device)
 
 
@@ -50,7 +50,7 @@ def forward(check: Fn, part: str, fused: str, act: str) -> Fn:
         with torch.no_grad():
             if quantizer is None:
                 return compute(input)
-            check(input=input, quantizer=quantizer)  # before the quantizer's amax is written
+            check(input=input, quantizer=quantizer)  # check before the quantizer's amax is written
             if casts_alone(quantizer, input):
                 cast = getattr(call, fused)
                 y, inverse = cast(input, quantizer.scale, recorded_amax(quantizer), fp8_of(quantizer), act)
@@ -105,7 +105,7 @@ def as_list(value: Any) -> Any:
 
 
 class ActivationForm(NamedTuple):
-    """Functions that differ only in the activation: the ops that they call, and what they return."""
+    """Describes functions that differ only in the activation: the ops that they call, and what they return."""
 
     make: Callable[[Fn, str, str, str], Fn]
     part: str  # the op for an activation

@@ -1,17 +1,18 @@
 """tex's fused attention, implemented by `attention_general` and `masked_attention`.
 
-Calls without bias, dropout, sinks and Max use the primitive `attention_general`. It gets dense views, which kernels
-read and write in place, or packed tensors ("thd", and padded sequences after the padding is removed). Both layouts use
-the same op, because `attention` and `attention_varlen` may use different libraries, and equal sequences must give equal
-bits. Causal masks of `attention_general` are aligned to the bottom right here. A top-left mask is the same if queries
-and keys have equal lengths. They have if the shapes are equal and there is no padding, or if cu_seqlens_q and
-cu_seqlens_kv are the same tensor object; their values are not read, because that would synchronize. All other calls
-compute the full matrix of scores.
+Calls without bias, dropout, sinks and Max use the primitive `attention_general`. Its inputs are dense views, which
+kernels read and write in place, or packed tensors ("thd", and padded sequences after the padding is removed). Both
+layouts use the same op, because `attention` and `attention_varlen` may use different libraries, and equal sequences
+must give equal bits. Here causal masks of `attention_general` are aligned to the bottom right. A top-left mask is the
+same if queries and keys have equal lengths. The lengths are known to be equal if the shapes are equal and there is no
+padding, or if cu_seqlens_q and cu_seqlens_kv are the same tensor object; their values are not read, because that would
+synchronize. All other calls compute the full matrix of scores.
 
 FP8 attention is emulated: quantized inputs are dequantized, and results are quantized if a delayed-scaling quantizer is
 given (with current scaling and MXFP8, NVIDIA's own results are in high precision). The probabilities and their gradient
-are never rounded to FP8, so their quantizers are not used. Their amax, which FP8 recipes read, is set to a cheap upper
-bound: 1 for probabilities, and the largest |row of dO| |row of V| for their gradient.
+are never rounded to FP8, so their quantizers are not used. FP8 recipes read the amax of these quantizers, so it is set
+to a cheap upper bound: 1 for the probabilities; for their gradient the largest norm of a row of dO times the largest
+norm of a row of V.
 """
 
 import math
@@ -74,7 +75,7 @@ from ..rules import any_dtype, generator
 
 
 def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
-    """Raise the amax of a delayed-scaling quantizer to `bound`; it may be an inference tensor."""
+    """Raise the amax of a delayed-scaling quantizer to `bound`; the amax may be an inference tensor."""
     if kind_of(quantizer) == "delayed":
         with torch.inference_mode():
             quantizer.amax.clamp_(min=bound)
@@ -97,7 +98,7 @@ def _randn(shape: tuple[int, ...], dtype: torch.dtype, device: Any, seed: int) -
 
 
 class AttentionCase(NamedTuple):
-    """A sample call: layout, mask, bias and softmax type, given by the suffixes of their enum names, and sizes."""
+    """A sample call: layout, mask, bias and softmax type (by the suffixes of their enum names), and sizes."""
 
     layout: str = "BSHD_BSHD_BSHD"
     mask: str = "NO_MASK"
@@ -218,7 +219,7 @@ def forward_of(
     fmt: str,
     with_max: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute O in its format, S and, if `with_max`, Max, by the fastest primitive that supports the arguments."""
+    """Compute O in its format, S, and Max if `with_max`, by the fastest primitive that supports the arguments."""
     bounds = None if with_max else args.bounds()
     if bounds is not None and not args.padded:
         x, y, z = args.queries(q, args.layout.q), args.keys(k), args.keys(v)
@@ -251,14 +252,14 @@ def as_batch(t: Tensor) -> Tensor:
 
 
 def rows(args: AttentionArguments, t: Tensor, tokens: int, empty: float) -> Tensor:
-    """A statistic [b, h, s] in tex's shape."""
+    """Reshape a statistic [b, h, s] to tex's shape."""
     if args.layout.q != "thd" or args.q_lengths is None:
         return t.unsqueeze(3)
     return packed(t.transpose(1, 2), args.q_lengths, tokens, empty).unsqueeze(2)
 
 
 def stats_of_tokens(args: AttentionArguments, lse: Tensor) -> Tensor:
-    """S in tex's shape, from lse [heads, tokens]."""
+    """Reshape lse [heads, tokens] to tex's shape of S."""
     if args.layout.q == "thd":
         return args.from_tokens(lse.T, "thd").unsqueeze(2).contiguous()
     return args.from_tokens(lse.T[..., None], "bshd", empty=-math.inf).transpose(1, 2).contiguous()
@@ -377,7 +378,8 @@ def backward_of(
 ) -> FormattedGradients:
     """Compute the gradients by the fastest primitive that supports the arguments.
 
-    A library may sum in any order, unless `torch.use_deterministic_algorithms` is set.
+    Libraries may sum in any order unless `torch.use_deterministic_algorithms` is set. So if only `deterministic` is
+    set, `masked_backward` computes the gradients.
     """
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
     bounds = args.bounds() if may_differ else None
@@ -497,7 +499,7 @@ def fused_attn_bwd(
 
 
 def largest_norm(t: Tensor) -> Tensor:
-    """The largest norm of a row, float32 [1]; 0 if there are no rows."""
+    """The largest norm of all rows, float32 [1]; 0 if there are no rows."""
     norms = torch.linalg.vector_norm(wide(t), dim=-1).flatten().float()
     return norms.amax(0, keepdim=True) if norms.numel() else norms.new_zeros(1)
 
@@ -505,7 +507,7 @@ def largest_norm(t: Tensor) -> Tensor:
 def quantized_gradients(
     call: Any, layout: QKVLayout, grads: list[Tensor], buffer: Tensor | None, quantizer: Any
 ) -> list[Any]:
-    """dq, dk and dv, quantized if a delayed-scaling quantizer is given; a shared buffer is quantized as one tensor."""
+    """Quantize dq, dk and dv if the quantizer uses delayed scaling; a shared buffer is quantized as one tensor."""
     if kind_of(quantizer) != "delayed":
         return grads
     if buffer is None:
@@ -574,7 +576,7 @@ BACKENDS = {
     torch.float8_e4m3fn: FP8,
     torch.float8_e5m2: FP8,
 }
-DELAYED = 0  # NVTEScalingMode with one scale for a tensor; all others scale blocks
+DELAYED = 0  # the NVTEScalingMode with one scale per tensor; all others scale blocks
 
 
 class BackendQuery(NamedTuple):
@@ -608,7 +610,7 @@ QUERY_CONTRACT = Contract.of("get_fused_attn_backend", typing.get_type_hints(Bac
 
 
 def backend_for(op: str, query: BackendQuery) -> tuple[Any, str]:
-    """The backend, and the reason if there is none ("" if there is one)."""
+    """Return (backend, ""), or, if no backend supports the call, (NO_BACKEND, the reason)."""
     try:
         QUERY_CONTRACT.check(query._asdict())
     except BadArgument as error:
@@ -695,5 +697,5 @@ def get_fused_attn_backend(
     for name, value in arguments.items():
         if value is None:
             raise BadArgument.of(op_name, f"argument '{name}'", "be given", "None", TypeError)
-    *query, _, _, _ = arguments.values()  # all but return_max_logit, cuda_graph and deterministic
+    *query, _, _, _ = arguments.values()  # drops return_max_logit, cuda_graph and deterministic
     return backend_for(op_name, BackendQuery(*query))[0]

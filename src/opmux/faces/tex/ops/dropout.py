@@ -40,7 +40,7 @@ def drops_again(op: str, grad_output: Any, mask: Tensor, grad_input: Tensor | No
 
 
 def copied_to(value: Tensor, into: Tensor | None) -> Tensor:
-    """The value, or `into` after copying the value to it."""
+    """Return the value; if `into` is given, copy the value to it and return `into`."""
     if into is None:
         return value
     with torch.inference_mode(into.is_inference()), torch.no_grad():

@@ -2,8 +2,8 @@
 
 The convention is column-major: for row-major A and B, D = alpha op(B) op(A), so the rows of B are the rows of D.
 Quantized operands are multiplied without dequantizing if both are FP8 with one scale, or both have blocks of 128. The
-product reads the data with the summed dimension last: rowwise data of A with transA and of B without transB, otherwise
-columnwise data. All other quantized operands are dequantized first.
+product reads data whose last dimension is the summed one: the rowwise data of A if transA is set, and of B if transB is
+not set; otherwise the columnwise data. All other quantized operands are dequantized first.
 """
 
 import math
@@ -32,7 +32,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_plain_product(A: Any, B: Any, out_dtype: Any = None) -> bool:
-    """Whether A and B are plain tensors of the product's dtype and no gradient is recorded: the fast path."""
+    """Whether the fast path can run: A and B are plain tensors of the product's dtype, and grad mode is off."""
     if type(A) not in PLAIN or type(B) not in PLAIN or torch.is_grad_enabled():
         return False
     dtype = A.dtype
@@ -57,7 +57,7 @@ def shape_of(op: str, name: str, value: Any) -> torch.Size:
 
 
 def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool, suffix: str = "") -> tuple[list[int], int, int]:
-    """The shape of D, its rows, and the summed length; raises ValueError if A and B do not fit.
+    """Return the shape of D, the number of its rows, and the summed length; raises ValueError if A and B do not fit.
 
     `suffix` is appended to the names of A and B in an error.
     """
@@ -87,7 +87,7 @@ def check_out(op: str, name: str, D: Any, shape: list[int], dtype: torch.dtype, 
 
 
 def out_dtype_of(op: str, name: str, dtype: Any, A: Any, D: Any) -> torch.dtype:
-    """The dtype of the product: the given one, else D's, else A's."""
+    """The dtype of the product: `dtype`, else D's, else A's."""
     if dtype is None:
         like = D if isinstance(D, Tensor) and tensor_kind(D) is None else A
         dtype = getattr(like, "_dtype", None) or like.dtype
@@ -101,8 +101,8 @@ def check_epilogue(
 ) -> None:
     fits = bias is None or (bias.__class__ in PLAIN and bias.shape == (shape[-1],) and bias.dtype in FLOATS)
     if bias is not None and (not fits or bias.device != device_of(like)):
-        row = isinstance(bias, Tensor) and bias.numel() == shape[-1] == bias.shape[-1]  # [1, n] is read as [n]
-        # with grad, the bias is not read: it only requests its gradient
+        row = isinstance(bias, Tensor) and bias.numel() == shape[-1] == bias.shape[-1]  # [1, n] means [n]
+        # With grad, the bias is not read; it only requests a gradient.
         expected = None if grad or row else (shape[-1],)
         check_tensor(op, "bias", bias, shape=expected, on=device_of(like), of="a number for each column of D")
     if gelu and grad:
@@ -126,10 +126,10 @@ def refuse_blocks(
     grad: bool,
     split: bool,
 ) -> None:
-    """Raise for products of 128-blocks that NVIDIA's library rejects, so that a program behaves the same on both.
+    """Raise for products of 128-blocks that cuBLAS rejects, so that a program behaves the same with opmux and NVIDIA's
+    tex.
 
-    These are cuBLAS's rules: split accumulation is required, one operand must be scaled along its rows, and rows must
-    be aligned to 16 bytes.
+    cuBLAS requires split accumulation, one operand that is scaled along its rows, and rows aligned to 16 bytes.
     """
     both_e5m2 = torch_dtype(A._fp8_dtype) is torch_dtype(B._fp8_dtype) is torch.float8_e5m2
     problems = (
@@ -163,14 +163,14 @@ def rows_of(x: Tensor) -> Tensor:
 def shaped(y: Tensor, shape: list[int]) -> Tensor:
     """Reshape a result to the shape of D.
 
-    The result is not a view: autograd forbids writing to a view that a custom function returns. `_unsafe_view` takes
-    10 us more.
+    The result must not be a view, because autograd forbids writing to a view that a custom function returns. So this
+    resizes; `_unsafe_view` takes 10 us more.
     """
     return y if y.dim() == len(shape) else y.resize_(shape)
 
 
 def fp8_of(value: Any, columnwise: bool) -> Tensor:
-    """The bytes of a tensor with one scale, with the summed dimension last."""
+    """The bytes of an FP8 tensor with one scale; the summed dimension is last."""
     if not columnwise and value._data is not None:
         data = rows_of(value._data)
     elif columnwise and value._transpose is not None and not value._transpose_invalid:
@@ -186,7 +186,7 @@ def fp8_of(value: Any, columnwise: bool) -> Tensor:
 
 
 def blocks_of(value: Any, columnwise: bool) -> tuple[Tensor, Tensor, int]:
-    """The bytes of a block-scaled tensor, with the summed dimension last, its scales, and the rows of a block."""
+    """A block-scaled tensor's bytes (the summed dimension is last), its scales, and the number of rows per block."""
     data = value._columnwise_data if columnwise else value._rowwise_data
     scale = value._columnwise_scale_inv if columnwise else value._rowwise_scale_inv
     data = data.reshape(data.shape[0], -1) if columnwise else rows_of(data)
@@ -203,7 +203,7 @@ def holds_blocks(value: Any, columnwise: bool) -> bool:
 
 
 def plain_dtype(A: Any, B: Any) -> torch.dtype:
-    """The dtype to dequantize operands to: bfloat16 represents FP8 with power-of-two scales exactly."""
+    """The dtype to dequantize operands to; bfloat16 for MXFP8: FP8 times a power-of-two scale is exact in it."""
     kinds = {tensor_kind(A), tensor_kind(B)}
     if kinds == {"mxfp8"}:
         return torch.bfloat16
@@ -243,7 +243,7 @@ def wide_product(
     fast: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """alpha op(B) op(A) + bias without rounding, for epilogues that have no op."""
+    """alpha op(B) op(A) + bias in float32 or float64, for epilogues that no op computes."""
     inside = torch.float64 if dtype is torch.float64 else F32
     if tensor_kind(A) is None and tensor_kind(B) is None:
         a, b = as_matrices(A, B)
@@ -279,7 +279,7 @@ def product_with_epilogue(
     beta: float,
     fast: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The product with its epilogue (D itself if given), and the input of gelu. gelu_in: multiply by gelu'(gelu_in)."""
+    """The product after its epilogue (in D if given), and gelu's input. With gelu_in, multiply by gelu'(gelu_in)."""
     both_plain = tensor_kind(A) is None and tensor_kind(B) is None
     if both_plain and beta == 0.0 and (not gelu or pre_dtype is dtype):
         a, b = as_matrices(A, B)
@@ -321,7 +321,7 @@ def put(y: Tensor, D: Tensor | None, dtype: torch.dtype | None = None) -> Tensor
 
 
 def empty_product(shape: list[int], dtype: torch.dtype, like: Any, D: Tensor | None, beta: float) -> Tensor:
-    """The product of empty operands: zero, or beta D; the epilogue does not apply."""
+    """The product of empty operands: zero, or beta D; no epilogue is applied."""
     if D is None:
         return torch.zeros(shape, dtype=dtype, device=device_of(like))
     return D.zero_() if beta == 0.0 else D
@@ -384,7 +384,7 @@ GENERIC = Maker(
 
 
 def as_list(value: Any) -> Any:
-    """The results of an impl as tex returns them: a list of four."""
+    """An impl's results as the list of four that tex returns."""
     if not isinstance(value, (list, tuple)):
         value = [value]
     return [*value, *[None] * (4 - len(value))] if not isinstance(value, list) or len(value) < 4 else value
@@ -451,7 +451,7 @@ def generic_gemm(
     if D is quantizer is comm_overlap is extra_output is None and not (gelu or accumulate or beta) and alpha == 1.0:
         check_epilogue(name, shape, rows, A, bias, False, None, grad)
         bias = bias if bias is None or grad or bias.dim() == 1 else bias.view(-1)
-        # the fast path of te.Linear, forward and backward
+        # The fast path, which te.Linear uses in forward and backward.
         if rows and k and shape[-1] and is_plain_product(A, B, output_dtype):
             y = call.gemm(rows_of(B), rows_of(A), None if grad else bias, transB, transA)
             y = y if len(shape) == 2 else shaped(y, shape)
@@ -472,7 +472,7 @@ def generic_gemm(
     scale = scales(name, alpha, beta, accumulate, out)
     alpha = float(alpha)
     if out is not None and quantizer is comm_overlap is extra_output is None and not gelu and (grad or bias is None):
-        if rows and k and shape[-1] and is_plain_product(A, B):  # a weight's gradient
+        if rows and k and shape[-1] and is_plain_product(A, B):  # the gradient of a weight
             call.gemm_add_(rows_of(out), rows_of(B), rows_of(A), transB, transA, alpha, scale)
             return [D, column_sums(call, B, transB, dtype) if bias is not None else None, None, None]
     check_tensor(name, "extra_output", extra_output, dtypes=None, on=device_of(A), optional=True)
@@ -507,7 +507,7 @@ def generic_gemm(
 
 
 def scales(op: str, alpha: Any, beta: Any, accumulate: bool, D: Any) -> float:
-    """beta with its default: 1 if accumulate, else 0."""
+    """Check alpha and beta; return beta, or its default: 1 if accumulate, else 0."""
     check_number(op, "alpha", alpha)
     if accumulate:
         if D is None:
@@ -577,7 +577,7 @@ def checked_gemm(
 
 
 def gemm_without_grad(*args: Any) -> list[Any]:
-    """checked_gemm under no_grad, which takes 1.5 us; an autograd.Function has it already."""
+    """checked_gemm under no_grad, which takes 1.5 us; callers inside an autograd.Function do not need it."""
     with torch.no_grad():
         return checked_gemm(*args)
 
@@ -586,7 +586,7 @@ def gemm_without_grad(*args: Any) -> list[Any]:
 
 
 def _grouped_args(d: Draw) -> dict[str, Any]:
-    """Arguments of three products, the second without rows."""
+    """Arguments of three products; the second one has no rows."""
     shape = d.case.shape
     parts = [
         _args(Draw(Case(s, options={**d.case.options, "part": i}), d.dtype, d.device))
@@ -708,7 +708,7 @@ def grouped(
     pre: Any,
     grad: bool,
 ) -> list[tuple[Any, ...]]:
-    """For each product: operands, output, bias, pre_gelu_out, shape, and summed length."""
+    """Check the arguments; for each product, return operands, output, bias, pre_gelu_out, shape and summed length."""
     check_list(op, "A", A, lambda name, v: None)
     for name, value in (("B", B), ("bias", bias), ("pre_gelu_out", pre)):
         check_list(op, name, value, lambda name, v: None, len(A))

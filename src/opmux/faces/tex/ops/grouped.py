@@ -1,10 +1,10 @@
 """tex's GroupedTensor: matrices in one buffer, quantized and multiplied together.
 
-Member i is [first_dims[i], last_dims[i]]; members are contiguous in memory, one after another. If both are None,
-members have equal numbers of rows; if one is None, members have that dimension of the group. These functions read the
-dimensions on the host, which synchronizes if they are on a device; `get_cublasLt_version` makes Transformer Engine use
-lists of tensors instead, whose sizes are known on the host. `splits_to_offsets` and similar functions do not
-synchronize.
+Member i has shape [first_dims[i], last_dims[i]]; members are contiguous in memory, one after another. If both arguments
+are None, members have equal numbers of rows. If one is None, members have the group's size in that dimension. These
+functions read the dimensions on the host, which synchronizes if they are on a device. So `get_cublasLt_version` makes
+Transformer Engine use lists of tensors instead, whose sizes the host knows. `splits_to_offsets` and similar functions
+do not synchronize.
 """
 
 import math
@@ -111,7 +111,7 @@ FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
 def output_fits(
     op: str, tensor: Tensor, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None, output: Any
 ) -> None:
-    """Raise if `output` is not a group of members of these shapes."""
+    """Raise if `output` is not a group whose members have these shapes."""
     if output is None:
         return
     shape = tuple(output.logical_shape)
@@ -141,7 +141,7 @@ def leading_zero(sums: Tensor) -> Tensor:
 def parts_to_quantize(
     op: str, tensor: Tensor, quantizer: Any, num: int, first_dims: Tensor | None, last_dims: Tensor | None = None
 ) -> list[Tensor]:
-    """The matrix of each member; raises if the quantizer does not support their sizes."""
+    """Split `tensor` into the members' matrices; raise if the quantizer does not support their sizes."""
     flat, offset, parts = tensor.contiguous().view(-1), 0, []
     for shape in shapes(op, (tensor.shape[0], tensor.shape[1]), num, first_dims, last_dims):
         n = math.prod(shape)
@@ -164,14 +164,14 @@ def group_for(
     last_dims: Tensor | None,
     tensor_offsets: Tensor | None,
 ) -> Any:
-    """A group with uninitialized buffers for these parts of `tensor`."""
+    """An uninitialized group whose members have the shapes of `parts`."""
     offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
     dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
     return empty_group(quantizer, tensor, shapes_of(parts), **dims)
 
 
 def filled(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None = None) -> Any:
-    """Fill a group with the members quantized from these parts."""
+    """Quantize each part into the corresponding member of the group."""
     if kind_of(quantizer) == "current":
         return filled_current(call, group, parts, quantizer, noop)
     for member, part in zip(members(group), parts, strict=True):
@@ -181,7 +181,7 @@ def filled(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Ten
 
 
 def filled_current(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None) -> Any:
-    """`filled` for current scaling, where the group also stores the amax and the scale of each member."""
+    """`filled` for current scaling; the group then also stores each member's amax and scale."""
     dtype = fp8_of(quantizer)
     amax = torch.cat([call.amax_abs(part) for part in parts])
     amax = shared_amax(amax, quantizer) if quantizer.with_amax_reduction else amax
@@ -648,7 +648,7 @@ def bias_rows(op: str, bias: Any, num: int) -> list[Tensor]:
 
 
 def fit_together(op: str, i: int, a: Any, transa: Any, b: Any, transb: Any, d: Tensor, bias: Tensor | None) -> None:
-    (a0, a1), (b0, b1) = a.size(), b.size()  # storages have no shape
+    (a0, a1), (b0, b1) = a.size(), b.size()  # storage classes have size(), but no shape
     inner, b_inner = (a1 if transa else a0), (b0 if transb else b1)
     if inner != b_inner:
         raise BadArgument.of(op, f"A[{i}]", f"fit B[{i}] of {(b0, b1)}", str((a0, a1)))
@@ -662,9 +662,9 @@ def fit_together(op: str, i: int, a: Any, transa: Any, b: Any, transb: Any, d: T
 def put_product(
     call: Any, d: Tensor, a: Any, transa: Any, b: Any, transb: Any, bias: Any, scale: Any, alpha: Tensor, beta: Tensor
 ) -> None:
-    """Write one product to d, rounded once.
+    """Compute one product and write it to d, rounded once.
 
-    d is read only if beta is not 0: its contents may be undefined.
+    If beta is 0, the contents of d have no effect, because they may be undefined.
     """
     if not d.numel():
         return

@@ -35,7 +35,7 @@ def _lengths(device: Any, *ends: int) -> Tensor:
 
 
 def _one_sample_each(*builds: Any) -> Samples:
-    """One sample for each function that builds named arguments."""
+    """Make one sample from each function; the functions return named arguments."""
 
     def samples(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         for i, build in enumerate(builds):
@@ -116,7 +116,7 @@ def _cache_args(dtype: torch.dtype, device: Any) -> dict[str, Any]:
 def _cache_slots(
     new: Tensor, fmt: str, lengths: Lengths, cached: Tensor, table: Tensor, page: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each token of `new` ([tokens, ...] or [b, s, ...], flattened): page, index in the page, validity."""
+    """For each token of `new` ([tokens, ...] or [b, s, ...], flattened): its page, index in the page, and validity."""
     if fmt == "thd":
         sequence, position, valid = token_places(lengths, new.shape[0])
     else:
@@ -210,8 +210,8 @@ def copy_to_kv_cache(
         lengths, cached = Lengths.of(cu_new_lens[: b + 1]), cu_cached_lens[: b + 1].long().diff()
         news = [t.transpose(0, 1) if fmt == "sbhd" else t for t in (new_k, new_v)]
         page, index, valid = _cache_slots(news[0], fmt, lengths, cached, table, max_seq_len // max_pages_per_seq)
-        # Invalid tokens repeat the write of the first valid one, so that no element is written with two values; if
-        # there is no valid token, an element is written with its own value.
+        # Invalid tokens repeat the write of the first valid token, so that no element is written with two values. If no
+        # token is valid, they write an element's current value.
         token = torch.where(valid, torch.arange(valid.shape[0], device=valid.device), valid.long().argmax())
         page, index = page[token], index[token]
         for cache, new in zip((k_cache, v_cache), news, strict=True):

@@ -25,7 +25,7 @@ from ....specs.samples import Case, Draw, Maker
 
 @dataclass(frozen=True)
 class of_dtype(Rule):
-    """A tensor of the dtype that another argument names; float8 may be passed as bytes."""
+    """A tensor whose dtype is the value of another argument; float8 may be passed as bytes."""
 
     of: str
     error = TypeError
@@ -48,7 +48,7 @@ class of_dtype(Rule):
 
 @dataclass(frozen=True)
 class matrix_or_empty(Rule):
-    """A float32 tensor of two dimensions, or an empty tensor of any shape, dtype and device for None."""
+    """A float32 tensor of two dimensions. An empty tensor of any shape, dtype and device means None."""
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         right = not value.numel() or (value.dtype is torch.float32 and value.dim() == 2)
@@ -72,7 +72,7 @@ Count = Annotated[int, at_least(0)]
 
 
 def typed(fn: Any, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor viewed as its dtype: float8 is passed as bytes."""
+    """View a tensor as its real dtype, because float8 is passed as bytes."""
     if x.dtype is dtype:
         return x
     fn.check(**{name: x, "dtype": dtype})
@@ -134,7 +134,7 @@ UNPERMUTES_BWD = Maker(_unpermute_bwd_args, tuple(c for c in CASES if c.options.
 
 
 def _wrong(maker: Maker, **ways: tuple[Any, str]) -> BadSamples:
-    """Bad samples for checks that are not in the signature; `ways`: argument -> (function of it, error pattern)."""
+    """Bad samples for checks outside the signature. `ways`: argument -> (function that spoils it, error pattern)."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, (spoil, pattern) in ways.items():

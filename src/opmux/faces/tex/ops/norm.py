@@ -58,12 +58,12 @@ def per_row(op: str, x: Tensor, name: str, stat: Tensor) -> Tensor:
 
 
 def widened(input: Tensor, dtype: torch.dtype) -> Tensor:
-    """The input in a dtype at least as wide as the output's, so that results are rounded once, to otype."""
+    """Cast the input to a dtype at least as wide as the output's, so that results are rounded once, to otype."""
     return input.to(torch.promote_types(input.dtype, dtype))
 
 
 def as_requested(call: Any, y: Tensor, ln_out: Any, quantizer: Any, dtype: torch.dtype) -> Any:
-    """The result, quantized or written to ln_out if the caller has passed a quantizer or ln_out."""
+    """Quantize the result if there is a quantizer, else cast it, and write it to ln_out if that is given."""
     if quantizer is not None:
         return quantized(call, y.to(dtype), quantizer, ln_out)
     return y.to(dtype) if ln_out is None else ln_out.copy_(y)
@@ -135,7 +135,7 @@ def _layernorm_fwd_args(d: Draw) -> dict[str, Any]:
 
 
 def _tex_bwd_args(args: dict[str, Any], **between: Tensor) -> dict[str, Any]:
-    """Arguments of our backward in tex's order and under tex's names, with flat statistics."""
+    """Convert arguments of our backward to tex's order and names; statistics become flat."""
     mu = {"mu": _stat(args["mean"])} if "mean" in args else {}
     return {
         "dz": args["dy"],

@@ -1,4 +1,4 @@
-"""tex's functions for NVFP4: transposes of packed data, scales from amaxes, casts of a shard of a matrix.
+"""tex's functions for NVFP4: they transpose packed data, compute scales from amaxes, and cast a shard of a matrix.
 
 An element has 4 bits: the sign, and the index of one of 0, 0.5, 1, 1.5, 2, 3, 4, 6. The first element of a pair is in
 the low half of a byte. A tile of 16 x 16 has a decoding scale in E4M3, stored as one byte for each of its 16 rows; a
@@ -27,7 +27,7 @@ MOST, LEAST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 
 
 def halves(packed: Tensor) -> Tensor:
-    """Unpack rows to one byte an element."""
+    """Unpack rows to one byte per element."""
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
 
 
@@ -53,7 +53,7 @@ def padded(shape_of: Callable[..., tuple[int, int]], text: str) -> Rule:
 
 
 def each_of(fn: Any, names: Mapping[str, str]) -> Callable[..., None]:
-    """A `where` check for a function of lists: each item must fit the function of single arguments.
+    """A `where` check for a function `fn` of lists: the list items with one index must be valid arguments of `fn`.
 
     `names` maps that function's argument names to the names of the lists.
     """
@@ -110,7 +110,7 @@ def _scale_bytes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 def transpose_scales_(output: Tensor, input: Tensor, m_tiles: int, k_tiles: int) -> None:
-    """Copy the scale of tile (i, j), in row 16 i, to rows 16 j .. 16 j + 15; rows without a tile are 0."""
+    """Copy the scale of tile (i, j), output[16 j .. 16 j + 15, i] = input[16 i, j]; rows without a tile are 0."""
     if m_tiles and k_tiles:
         tiles = input[: m_tiles * TILE : TILE, :k_tiles].t().repeat_interleave(TILE, 0)
         output[: tiles.shape[0], :m_tiles] = tiles
@@ -415,7 +415,7 @@ def nvfp4_multi_tensor_compute_partial_amax(
 
 
 def cast_(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int, w: int, start: int) -> None:
-    """Cast a shard to FP4. The first and last half byte are kept if they belong to another shard."""
+    """Cast a shard to FP4. The first and the last half byte are not changed if they belong to another shard."""
     if not inp.numel():
         return
     encode = global_scale.reshape(())
@@ -435,7 +435,7 @@ def cast_(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int,
 
 
 def packed_bytes(inp: Tensor, start_offset: int) -> int:
-    """The number of bytes that hold the elements from start_offset on."""
+    """The number of bytes of inp's elements in packed FP4, if the first element has the index start_offset."""
     return (start_offset + inp.numel() + 1) // 2 - start_offset // 2 if inp.numel() else 0
 
 

@@ -143,7 +143,7 @@ def _update(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 def _bad(samples: Callable[..., Iterator[Sample]], **wrong: tuple[int, Any, type[Exception], str]) -> BadSamples:
-    """Bad samples: the first good one with one argument, given by its index, replaced."""
+    """Bad samples: the first good sample, with the argument at an index replaced."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, (index, value, error, pattern) in wrong.items():
@@ -346,7 +346,7 @@ def compute_amax(call: Any, input: Float[Tensor, "..."], amax: Flag) -> None:
 
 
 def write_all(targets: list[Tensor], values: list[Tensor]) -> None:
-    """Copy values to tensors with as few launches as torch allows; the tensors may be inference tensors."""
+    """Copy values to tensors, which may be inference tensors, with as few launches as torch allows."""
     if any(t.is_inference() for t in targets):
         with torch.inference_mode():
             torch._foreach_copy_(targets, values)
@@ -358,7 +358,7 @@ _HISTORY_COLUMNS: HeldTensors[tuple[Tensor, Tensor]] = HeldTensors()
 
 
 def _history_columns(length: int, counts: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
-    """For concatenated histories [length, n]: the offset of each column's first entry, and its stride."""
+    """For concatenated histories [length, n]: the offset of each column's first entry, and the column's stride."""
     key = length, counts, like.device
     if is_traced(like):  # fake tensors cannot be mixed with cached ones
         return _new_history_columns(*key)
@@ -436,7 +436,7 @@ def update(
     largest: float,
     recent: bool,
 ) -> None:
-    """Update histories of one length, with a few launches on their concatenation."""
+    """Update histories of equal length, with a few launches on their concatenation."""
     counts = tuple(s.numel() for s in scales)
     first, step = _history_columns(length, counts, newest)
     history = torch.cat([h.flatten() for h in histories])

@@ -35,7 +35,7 @@ QKV_NAMES = {
 
 
 def is_table(freqs: Tensor) -> bool:
-    """Whether tex's functions accept freqs as a table; our ops accept more dtypes and shapes."""
+    """Whether tex's functions accept freqs; our ops accept more dtypes and shapes of tables."""
     return freqs.dtype is torch.float32 and freqs.dim() == 4
 
 

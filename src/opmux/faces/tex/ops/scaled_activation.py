@@ -1,4 +1,4 @@
-"""tex's gates with parameters, and activations with a factor for each row, implemented by `specs.activation`."""
+"""tex's gates with parameters, and activations with a factor per row, implemented by the ops of `specs.activation`."""
 
 from typing import Any
 

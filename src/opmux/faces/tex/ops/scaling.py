@@ -1,11 +1,11 @@
-"""tex's functions that cast a shard of a matrix with block scales, and that swizzle scales for cuBLAS.
+"""tex's functions that cast a shard of a matrix with block scales, and functions that swizzle scales for cuBLAS.
 
 A distributed optimizer owns a flat shard of an [h, w] matrix, from element `start_offset` on. It computes the amax of
-its part of each block, or 0 for blocks without elements of the shard. The caller reduces these over the ranks; then the
-shard is cast with the scales of its blocks.
+its part of each block, which is 0 if the shard has no element of the block. The caller reduces the amaxes over the
+ranks; then the shard is cast with the scales of its blocks.
 
-cuBLAS reads the scales of MXFP8 and NVFP4 in tiles of 128 x 4. Our gemms do not: scales are not swizzled,
-`_with_gemm_swizzled_scales` stays False, and the functions that swizzle in place are no-ops. Only
+cuBLAS reads the scales of MXFP8 and NVFP4 in tiles of 128 x 4. Our gemms read scales in row-major order. So scales are
+not swizzled, `_with_gemm_swizzled_scales` stays False, and the functions that swizzle in place are no-ops. Only
 `swizzle_scales_and_pack_ptrs_for_discrete_weights` swizzles, to a new buffer for another library's kernel.
 """
 
@@ -97,7 +97,7 @@ def put_bytes(target: Tensor, values: Tensor) -> None:
 
 
 def shard_samples(w: int, h: int) -> Any:
-    """Shards of an [h, w] matrix: all of it, one from the middle of a row, an empty one."""
+    """Shards of an [h, w] matrix: the whole matrix, a shard that starts in the middle of a row, an empty shard."""
 
     def pieces(dtype: torch.dtype, device: Any) -> Iterator[tuple[Tensor, int, str]]:
         values = torch.randn(h * w, generator=torch.Generator().manual_seed(7)).to(device, dtype)
@@ -327,7 +327,7 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
 
 
 def swizzled(scales: Tensor) -> Tensor:
-    """Scales [rows, columns] in cuBLAS's tiles of 128 x 4: rows 32 apart are adjacent."""
+    """Reorder scales [rows, columns] to cuBLAS's tiles of 128 x 4, in which rows 32 apart are adjacent."""
     rows, columns = scales.shape
     return scales.reshape(rows // 128, 4, 32, columns // 4, 4).permute(0, 3, 2, 1, 4).contiguous()
 

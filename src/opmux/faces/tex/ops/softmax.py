@@ -1,7 +1,7 @@
 """tex's softmaxes of attention logits: NVIDIA's names and signatures, implemented by the ops of `specs.softmax`.
 
-tex replaces masked logits by -10000; our ops exclude them. A row with an unmasked logit above
--9890 gets the same result.
+tex replaces masked logits by -10000; our ops exclude them. For a row with an unmasked logit above -9890 the result is
+the same.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ class SoftmaxForm(NamedTuple):
     """One of tex's softmaxes, a forward and a backward."""
 
     name: str
-    over: str  # the keys that a query attends to, for the documentation
+    over: str  # for the documentation: the keys that a query attends to
     masked: bool = False
     causal: bool = False
     square: bool = False
 
     @property
     def grad(self) -> str:
-        """tex's name for the gradient of the result."""
+        """tex's name of the argument for the result's gradient."""
         return "output_grads" if self.causal else "output_grad"
 
     def cases(self) -> tuple[Case, ...]:

@@ -1,8 +1,8 @@
 """tex's functions for concatenated ("thd") sequences that are distributed over devices (context parallelism).
 
-A device has two equal halves of each sequence: part `rank` from the front, and part `rank` from the back.
-`cu_seqlens`, int32 [b + 1], holds the offsets of a device's sequences; divided by two, the offsets of packed halves. It
-is read on the device.
+Each device has two equal parts of each sequence, called halves: part `rank` from the front, and part `rank` from the
+back. `cu_seqlens`, int32 [b + 1], contains the offsets of a device's sequences; divided by two, they are the offsets of
+packed halves. It is read on the device.
 """
 
 import typing
@@ -56,7 +56,7 @@ LseOfOut = Float[
 
 
 class Halves(NamedTuple):
-    """For each token: its sequence, its index there, its index among packed halves, and which half it is in."""
+    """For each token: its sequence, its index in the sequence, its index among packed halves, and its half."""
 
     sequence: Tensor
     position: Tensor
@@ -153,7 +153,7 @@ def thd_second_half_lse_correction(
 
 
 def _second_half_positions(cu_seqlens: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """[b, longest]: whether a position is in the second half of its sequence, and its index in that half."""
+    """Two [b, longest] tensors: whether a position is in the second half of its sequence; its index in that half."""
     size = cu_seqlens.long().diff()[:, None]
     position = torch.arange(longest, device=cu_seqlens.device)
     index = position - size // 2
@@ -194,7 +194,7 @@ def thd_read_second_half_lse(
 
 
 def _of_tokens(lse: Tensor, packed: bool, halves: Halves, index: Tensor, position: Tensor) -> Tensor:
-    """lse as [tokens, h, 1], indexed by token (packed), or by position in the sequence."""
+    """Gather lse as [tokens, h, 1]: a packed lse by token, otherwise by sequence and position."""
     if packed:
         values = lse.transpose(0, 1)[index.clamp(0, lse.shape[1] - 1)]
     else:

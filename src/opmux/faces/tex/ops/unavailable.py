@@ -1,7 +1,7 @@
-"""tex functions that query the machine, and those that need several GPUs or libraries that opmux does not have.
+"""tex functions that query the machine, and functions that need several GPUs or libraries that opmux lacks.
 
-Functions that make sense on one device are implemented. All others are in the table UNAVAILABLE: each raises
-NotSupported, with what it needs and what to use instead.
+Functions that make sense on one device are implemented. The table UNAVAILABLE lists all others: each raises
+NotSupported, and the error says what the function needs and what to use instead.
 """
 
 import inspect
@@ -91,7 +91,7 @@ def nvte_built_with_cublasmp() -> bool:
 
 
 class SingleRank:
-    """The communicator of a sample: one rank has nothing to gather."""
+    """The communicator of a sample; it does nothing, because a single rank has nothing to gather."""
 
     def gather_on(self, send_stream: Any, recv_stream: Any) -> None:
         """No-op."""
@@ -117,7 +117,7 @@ def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream:
 
 # ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
-# The open contexts. Numbers are never reused; 0 means no context.
+# The numbers of open contexts. Numbers are never reused; 0 means no context.
 CONTEXTS: set[int] = set()
 _numbers = itertools.count(1)
 
@@ -221,9 +221,9 @@ def ep_zero_copy_supported() -> bool:
 
 
 class Unavailable(NamedTuple):
-    """A function that is not supported: its parameters, what it needs, what to use instead."""
+    """A function that is not supported: its parameters, what it needs, and what to use instead."""
 
-    parameters: str  # `name=default`; `name=?` is required, but follows parameters with defaults
+    parameters: str  # `name=default`; `name=?`: required, after parameters with defaults
     needs: str
     instead: str
 
@@ -268,7 +268,7 @@ DEFAULTS: dict[str, Any] = {"0": 0, "False": False, "None": None, "?": None}
 
 
 def signature(row: Unavailable) -> inspect.Signature:
-    """The signature of a row. A required parameter after optional ones gets the default None."""
+    """The signature of an unsupported function. A required parameter after optional ones gets the default None."""
     parameters = []
     for text in row.parameters.split():
         name, equals, default = text.partition("=")

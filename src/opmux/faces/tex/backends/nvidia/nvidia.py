@@ -1,6 +1,6 @@
 """The backend `nvidia`: NVIDIA's compiled transformer_engine_torch, if it is installed.
 
-It is loaded from its file on first use, not from `sys.modules`, where one of our modules may have its name. It has
+It is loaded from its file on first use, not from `sys.modules`, where the name may refer to one of our modules. It has
 its own enums: our enum members and torch dtypes are converted in arguments, and converted back in results.
 """
 
@@ -42,7 +42,7 @@ def find() -> Path | None:
 
 @functools.cache
 def load() -> ModuleType:
-    """Load the extension and the library it needs."""
+    """Load the extension, and the library that it needs."""
     file = find()
     if file is None:
         raise NotSupported(f"{EXTENSION} is not installed")
@@ -58,7 +58,7 @@ def load() -> ModuleType:
 
 
 def theirs(value: Any) -> Any:
-    """A dtype or enum member converted to the extension's."""
+    """Convert a dtype or enum member to the extension's enum."""
     if isinstance(value, torch.dtype):
         return load().DType(enums.NUMBERS[value])
     if isinstance(value, enum.IntEnum):
@@ -68,7 +68,7 @@ def theirs(value: Any) -> Any:
 
 
 def ours(value: Any) -> Any:
-    """A member of one of the extension's enums converted to ours."""
+    """Convert a member of one of the extension's enums to our enum."""
     kind = getattr(enums, type(value).__name__, None)
     return kind(int(value)) if isinstance(kind, type) and issubclass(kind, enum.IntEnum) else value
 

@@ -1,4 +1,4 @@
-"""The backend `torch`: the references."""
+"""The backend `torch`: the reference implementations."""
 
 from .torch_backend import TorchBackend
 

@@ -1,6 +1,6 @@
 """tex functions that run only our own kernels, whatever the policy prefers: `cpp_extensions.rmsnorm_fwd(...)`.
 
-The kernels are elsewhere, because `opmux.ops` and torch's ops use the same ones: Triton in `opmux/kernels`, C++ for the
+`opmux.ops` and torch's ops use the same kernels, so these are in other folders: Triton in `opmux/kernels`, C++ for the
 CPU in `opmux/backends/_cpu`. `opmux/faces/tex/ops` has NVIDIA's signatures over them.
 """
 

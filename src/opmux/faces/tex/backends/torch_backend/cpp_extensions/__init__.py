@@ -1,7 +1,8 @@
-"""tex functions that run only the references, whatever the policy prefers: `cpp_extensions.rmsnorm_fwd(...)`.
+"""tex functions that run only reference implementations, whatever the policy prefers:
+`cpp_extensions.rmsnorm_fwd(...)`.
 
-The references are elsewhere, because each is also the specification of its op: see `opmux/specs`, and
-`opmux/faces/tex/ops` for functions without a primitive.
+Each reference is also the specification of its op, so it is in `opmux/specs`, or in `opmux/faces/tex/ops` for functions
+without a primitive.
 """
 
 from ....base import METHODS, methods_of
