@@ -143,6 +143,15 @@ def test_a_weight_gradient_accumulates_into_float32(dtype):
     close(bias_grad, B.double().sum(0))
 
 
+@pytest.mark.parametrize("beta", [None, 0.0, 0.5, 1.0])
+def test_beta_applies_to_a_product_of_empty_operands(beta):
+    """The same as for a product that is zero."""
+    A, B = torch.zeros(0, 4), torch.zeros(3, 0)
+    D = torch.full((3, 4), 2.0)
+    got, *_ = call(A, B, "NN", out=D, accumulate=True, beta=beta)
+    assert got is D and torch.equal(D, torch.full((3, 4), 2.0 * (1.0 if beta is None else beta)))
+
+
 @pytest.mark.parametrize("alpha, beta", [(0.5, None), (-2.0, 0.25), (1.0, 0.0), (np.float32(0.5), np.float32(2.0))])
 @pytest.mark.parametrize("epilogue", ["", "bias", "gelu", "dgelu"])
 def test_alpha_and_beta_apply_before_the_epilogue(epilogue, alpha, beta):

@@ -324,7 +324,7 @@ def empty_product(shape: list[int], dtype: torch.dtype, like: Any, D: Tensor | N
     """The product of empty operands: zero, or beta D; no epilogue is applied."""
     if D is None:
         return torch.zeros(shape, dtype=dtype, device=device_of(like))
-    return D.zero_() if beta == 0.0 else D
+    return D.zero_() if beta == 0.0 else D if beta == 1.0 else D.mul_(beta)
 
 
 def column_sums(call: Any, B: Any, columnwise: bool, dtype: torch.dtype) -> Tensor:
