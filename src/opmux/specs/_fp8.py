@@ -17,9 +17,9 @@ from .quant import One as One
 from .quant import amax_of, bytes_of, inverse, put
 from .samples import Case, Draw, Maker
 
-# A sum in another order may round to the adjacent float8 value, which is the adjacent byte.
+# A sum in another order may round to the adjacent float8 value, so bytes may differ by 1.
 BYTES = {torch.uint8: Tol(0.0, 1.0)}
-# With a scale for each block: if a result rounds to the adjacent value, its scale may be the adjacent value too.
+# For ops with a scale per block: the block's largest element may round differently, which changes the scale too.
 BLOCKS = {**BYTES, torch.float32: Tol(1e-2, 1e-5)}
 
 
@@ -44,14 +44,14 @@ CASES = (
 
 
 def numbers(d: Draw) -> dict[str, Any]:
-    """A scale (1e5: most values saturate), an amax larger than that of any sample, and a float8 dtype."""
+    """Draws scale, amax and dtype; with scale 1e5 most values saturate, and no sample exceeds the initial amax."""
     one = lambda value: torch.full((1,), value, device=d.device)
     amax = one(1e6) if d.option("amax") else None
     return {"scale": one(d.option("scale", 50.0)), "amax": amax, "dtype": d.option("to", torch.float8_e4m3fn)}
 
 
 def samples(build_inputs: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
-    """Samples of an op with a cast; the arguments named in `after` come after those of the cast."""
+    """Samples of an op that casts to float8; the arguments named in `after` follow scale, amax and dtype."""
 
     def build(d: Draw) -> dict[str, Any]:
         inputs = build_inputs(d)
