@@ -41,7 +41,7 @@ def _bwd_args(d: Draw) -> dict[str, Any]:
 
 
 class odd(Rule):
-    """An odd number."""
+    """The value must be odd."""
 
     def problem(self, value: Any, given: Any) -> str | None:
         return None if value % 2 else "be odd"
