@@ -65,7 +65,7 @@ def step(model: Any, inputs: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def garbage(call: Callable[[], Any]) -> int:
-    """The number of tensors that a call leaves in reference cycles, which only the garbage collector frees."""
+    """The number of tensors that a call leaves in reference cycles, so that only the garbage collector frees them."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Each overload on FlagGems' list is overridden, composed by ATen, a view, or left to torch for a stated reason."""
+"""Each overload on FlagGems' list is overridden, composed by ATen or a view, or we state why it is left to torch."""
 
 import aten_coverage
 import pytest

@@ -1,4 +1,4 @@
-"""Activation recomputation in Transformer Engine's FP8 modules: results are the same as without it."""
+"""Activation recomputation does not change the results of Transformer Engine's FP8 modules."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def plain(layer, x, autocast):
 @pytest.mark.parametrize("mode", ["reentrant", "not reentrant", "torch's"])
 @pytest.mark.parametrize("recipe", ["delayed", "current", "block", "mxfp8", "hybrid"])
 def test_recomputation_gives_the_same_results(te, recipes, recipe, mode):
-    """te.checkpoint in both modes, and torch's checkpoint with autocast inside the checkpointed function."""
+    """Tests te.checkpoint in both modes, and torch's checkpoint with autocast inside the checkpointed function."""
 
     def run(layer, x, autocast):
         if mode == "torch's":

@@ -48,7 +48,7 @@ def tables_fit(
     cu_seqlens: Tensor | None = None,
     **tables: Tensor,
 ) -> None:
-    """Raise unless the tables have a row for each position of x (named `name_of_x`) and at most `width` columns."""
+    """Raise unless each table has a row per position of x and at most `width` columns; errors call x `name_of_x`."""
     batch, length = LAYOUTS[layout]
     n, shape = x.shape[length] * cp_size, tuple(x.shape)
     sequences = x.shape[batch] if batch is not None else 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1

@@ -73,7 +73,7 @@ class Draw:
         return self._laid(self.case.layout, self.case.shape, self.dtype, scale)
 
     def grad(self) -> Tensor:
-        """A gradient of the case's shape; for the layout "expanded", an expanded scalar, as `sum()` has."""
+        """A gradient of the case's shape; with the layout "expanded", an expanded scalar, as in the backward of sum."""
         if self.case.layout == "expanded":
             return self._new((), self.dtype).expand(self.case.shape)
         return self.full()
