@@ -1,7 +1,7 @@
-"""TransformerEngine-FL's guide to custom backends, from top to bottom: one test for each promise.
+"""Follows TransformerEngine-FL's guide to custom backends from top to bottom: one test for each promise.
 
-The effect of a variable is tested in this process, the output of a program in a new one. `pip install` of a plugin and
-the two example programs are tested in tests/examples.
+Effects of variables are tested in this process, outputs of programs in new ones. tests/examples tests `pip install` of
+a plugin, and the two example programs.
 """
 
 import os

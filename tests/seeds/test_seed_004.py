@@ -186,7 +186,7 @@ def test_the_example_is_unavailable_without_its_library():
 
 
 def test_a_copy_of_the_template_is_a_new_backend(tmp_path):
-    """Copy, rename, add a guarded import, select it; a second vendor's library is missing."""
+    """Copies and renames the template, adds a guarded import, selects the copy; a second vendor lacks its library."""
     shutil.copytree(SRC, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     backends = tmp_path / "src" / "opmux" / "faces" / "tex" / "backends"
     text = (backends / "template.py").read_text()
@@ -356,7 +356,7 @@ def test_set_backend_overrides_an_order_from_the_environment(library, setenv):
 
 
 def test_after_a_failure_all_functions_report_the_fallback(library):
-    """After the backend's only function fails, it is skipped for that shape, and not preferred until it works again."""
+    """If a backend's only function fails, it is skipped for this shape, and not preferred until it works again."""
     hygon()
     tex.set_backend("hygon")
 
