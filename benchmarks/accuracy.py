@@ -56,7 +56,7 @@ def products(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
 
 
 def fp8(scaling: str, draw: random.Random) -> Iterator[Result]:
-    """FP8 to bfloat16, with one scale, one per row, or 1x128 and 128x128 blocks; torch needs multiples of 16 or 128."""
+    """FP8 products, with one scale, a scale per row or a scale per block; torch needs multiples of 16 or 128."""
     step = 128 if scaling == "blocks" else 16
     m, n, k = size(draw), *(-(-size(draw) // step) * step for _ in range(2))
     a, b = (torch.randn(rows, k, device=CUDA).to(E4M3) for rows in (m, n))

@@ -50,7 +50,7 @@ def body_bwd(dy, x, weight, eps):
 
 
 def best_ns(fn, plain, repeats: int, loops: int) -> tuple[float, float]:
-    """The best time of one `fn()` and of one `plain()`, in thread CPU ns. They alternate, because clocks drift."""
+    """The best time of a `fn()` and of a `plain()`, in ns of thread CPU time. They alternate, as clocks drift."""
     clock, span = time.thread_time_ns, range(loops)
 
     def once(f) -> float:

@@ -110,7 +110,7 @@ def main() -> None:
     if not torch.accelerator.is_available():
         raise SystemExit("there is no accelerator here: nothing to measure")
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})  # one core, so that none has to warm up
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})  # one core, so that no other core has to warm up
     device = torch.accelerator.current_accelerator().type
     every = len(opmux.enable(mode="all"))
     opmux.disable()

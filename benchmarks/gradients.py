@@ -146,7 +146,7 @@ def cases(device: str) -> dict[str, tuple[list[Tensor], dict[str, Callable[..., 
 
 
 class Timer:
-    """Times a call on the host: thread CPU time on the CPU, else wall time without waiting for kernels."""
+    """Times a call on the host, in thread CPU time on the CPU, else in wall time without waiting for kernels."""
 
     def __init__(self, device: str, seconds: float):
         self.on_cpu, self.seconds = device == "cpu", seconds
@@ -281,7 +281,7 @@ def child(tree: Path, commit: str | None, options: argparse.Namespace) -> dict[s
 
 
 def best_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each row, the best time and the median of the ratios."""
+    """For each row of several runs, the best time and the median of the ratios."""
     rows = []
     for same in zip(*(r["rows"] for r in runs), strict=True):
         sides = {}

@@ -265,7 +265,7 @@ def gradients(name: str, dtype: torch.dtype, device: str, modes: tuple[str, ...]
     cleared()
     try:
         return {"gradients": distances(name, dtype)}
-    except (RuntimeError, ValueError) as error:  # an op of the model has no float64
+    except (RuntimeError, ValueError) as error:  # an op of the model lacks float64
         turn("native")
         return {"gradients": {"error": str(error).splitlines()[0]}}
 
@@ -396,7 +396,7 @@ def llama() -> dict[str, Any]:
 
 
 def warm(names: list[str]) -> None:
-    """Compile the kernels of each model, in a new process for each."""
+    """Compile the kernels of all models, each in a new process."""
     command = [sys.executable, __file__, "--device", DEVICE, "--modes", ",".join(MODES[1:]), "--warm"]
     children = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in names]
     for name, child in zip(names, children, strict=True):

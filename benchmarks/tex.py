@@ -192,7 +192,7 @@ class PlainLlama(torch.nn.Module):
 
 
 def measure_layer(device: str) -> dict[str, Any]:
-    """Forward and backward of a GPT layer and a Llama layer, in plain torch and in Transformer Engine."""
+    """Time forward and backward of a GPT layer and a Llama layer, in plain torch and in Transformer Engine."""
     importlib.import_module("opmux.te")  # runs NVIDIA's layer on our tex
     import transformer_engine.pytorch as te
     from transformer_engine.common import recipe

@@ -584,7 +584,7 @@ def other_devices_in_one_call() -> None:
 
 @check
 def gradients_of_composites() -> None:
-    """A composite op has the gradients of the ops that it calls."""
+    """A composite op must get its gradient from the ops that it calls."""
     ops: list[Callable[[Tensor], Tensor]] = [
         torch.square, F.silu, F.selu, F.relu6, lambda x: torch.softmax(x, -1), lambda x: F.log_softmax(x, 0),
         lambda x: F.layer_norm(x, (4,)), lambda x: F.rms_norm(x, (4,)), lambda x: x.var(0), lambda x: x.std(),
@@ -727,7 +727,7 @@ def fake_tensors() -> None:
 
 @check
 def compiled_code() -> None:
-    """Code traced with our kernels enabled runs with them enabled; code traced with them disabled runs without them."""
+    """Code traced while our kernels are enabled runs while they are enabled; the same holds while they are disabled."""
     fn = lambda x: torch.softmax(F.gelu(x) + x.sum(0), -1)
     x = rand(3, 4, grad=True)
     expected = fn(x)
@@ -804,7 +804,7 @@ def nothing_recurses() -> None:
             expected = outcome(fn, t)
             with opmux.use(mode="all"):
                 got = outcome(fn, t)
-            assert got is expected or got[:2] == expected[:2], (got, expected)  # RecursionError is a RuntimeError
+            assert got is expected or got[:2] == expected[:2], (got, expected)  # outcome() catches RecursionError too
     finally:
         sys.setrecursionlimit(limit)
     assert not engine.STATE.inside
@@ -1048,7 +1048,7 @@ def a_call_is_counted_once() -> None:
 
 @check
 def an_undefined_tensor_reaches_the_native_kernel() -> None:
-    """torch passes an undefined tensor as None even where the schema has no `?`, such as the bias in attention's
+    """torch passes undefined tensors as None even for arguments without `?` in the schema, as for attn_bias in this
     backward.
     """
     from opmux.faces.aten.native import taking_numbers

@@ -131,7 +131,7 @@ class Failure:
 class Tally:
     run: int = 0
     passed: int = 0
-    served: int = 0  # calls of an overload that one of our kernels served
+    served: int = 0  # calls of overloads that our kernels served
 
 
 @dataclass
@@ -216,7 +216,7 @@ class Report:
 
 
 class KernelCallCounter:
-    """While active, counts by overload the calls that our kernels serve."""
+    """While active, counts the calls that our kernels serve, by overload."""
 
     def __init__(self) -> None:
         self.served: Counter[str] = Counter()
@@ -281,7 +281,7 @@ class OpRecorder(TorchDispatchMode):
 
 @dataclass
 class Outcome:
-    """What a call produced: results, or an error."""
+    """The outcome of a call: its results or its error, and its warnings."""
 
     value: Any = None
     error: Exception | None = None
@@ -371,7 +371,7 @@ class Unequal(AssertionError):
 def compare(
     got: Any, expected: Any, dtype: torch.dtype, truth: Callable[[], Any], values: bool = True, named: bool = True
 ) -> None:
-    """Raise Unequal where results differ in any observable property."""
+    """Raise Unequal if results differ in any observable property."""
     a, b = leaves(got), leaves(expected)
     if len(a) != len(b):
         raise Unequal(f"{len(a)} results, native has {len(b)}")
@@ -598,7 +598,7 @@ def _changed(sample: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return sample.transform(changed)
 
 
-# (Op, layout of its inputs or `out`) for which torch's own CPU kernel crashes the process.
+# (Op, layout of its inputs or of `out`) -> why torch's own CPU kernel crashes the process.
 CRASHES = {
     ("nn.functional.pdist", "empty"): "the CPU's gradient of no vectors divides by zero",
     ("native_batch_norm", "empty"): "the CPU's gradient of no images, with given statistics, divides by zero",
@@ -607,7 +607,7 @@ CRASHES = {
     ("triu", "out, turned"): "the same",
 }
 LARGE = 4096  # elements; the interpreter sorts larger tensors for seconds, and tests/kernels covers them
-VARIED = 6  # samples per op and dtype that are also tried with other inputs
+VARIED = 6  # samples per op and dtype that also run with INPUTS
 INPUTS: dict[str, Callable[[Any], Any]] = {
     "non-contiguous": _noncontiguous,
     "expanded": _expanded,
@@ -782,7 +782,7 @@ def calls(op: Any, device: str) -> set[str]:
 
 
 def selected_samples(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[Any]:
-    """At most `limit` samples, spread over the list; with a limit, large samples are left out."""
+    """At most `limit` samples, evenly spread over the list of samples; with a limit, large samples are left out."""
     seed(device)
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     # op.sample_inputs would inspect the whole stack and seed again for each sample
@@ -821,7 +821,7 @@ def _errors(runner: Runner, limit: int | None) -> None:
 
 
 class Worker:
-    """A process that runs "op dtype" units one after the other; this class is the parent's side."""
+    """The parent's side of a process that runs "op dtype" units one after the other."""
 
     def __init__(self, device: str, limit: int | None):
         self._heard = tempfile.TemporaryFile()  # noqa: SIM115  # its output, shown when it crashes
@@ -853,7 +853,7 @@ class Worker:
         return line.decode()
 
     def end(self) -> str:
-        """The process's exit status and the end of its output."""
+        """End the process; return its exit status and its last lines of output."""
         self._process.kill() if self._process.poll() is None else None
         status = self._process.wait()
         self._heard.seek(0)
@@ -866,7 +866,7 @@ class Worker:
 
 
 def work(device: str, limit: int | None) -> None:
-    """The worker's side: results go to the original stdout, all other output to stderr."""
+    """The worker's side: write results to the original stdout, and all other output to stderr."""
     import opmux
 
     results = os.fdopen(os.dup(1), "w")
@@ -893,7 +893,7 @@ def work(device: str, limit: int | None) -> None:
 
 
 class WorkerPool:
-    """Workers that share the units; one thread serves each worker."""
+    """Several workers that share the units; each worker has a thread in the parent."""
 
     def __init__(self, options: argparse.Namespace, units: list[str], report: Report):
         self.given, self.report, self.until = options, report, time.monotonic() + options.seconds

@@ -38,7 +38,7 @@ def is_fake_of_torch_2_11(x):
 
 
 def of_rewritten_source(function):
-    """A function of the layer as torch 2.11 runs it, compiled from its source."""
+    """Compile a function of the layer from its source, with its imports rewritten as for torch 2.11."""
     from opmux.faces.te import rewrite, torch_names
 
     imports = frozenset({(torch_names.FAKE, "is_fake")})
@@ -131,7 +131,7 @@ def test_every_quantizer_without_tensors_is_an_opaque_constant(te):
 @CONSTANTS
 @pytest.mark.parametrize("name", ["block", "mxfp8", "nvfp4"])
 def test_compiled_linear_is_one_graph_and_matches_eager(te, name, monkeypatch):
-    """Gradients match too; Blackwell's recipes run with a faked device capability."""
+    """Gradients match too. For Blackwell's recipes, the device capability is faked."""
     from transformer_engine.common import recipe as recipes
     from transformer_engine.pytorch import quantization
 

@@ -69,7 +69,7 @@ def test_efficient_attention_matches_the_formula(bias, causal, contiguous):
 
 
 def attended(q, k, v, do, visible):
-    """o, lse and the gradients of a sequence [seq, heads, dim], by the formula; `visible` is a mask [queries, keys]."""
+    """o, lse and the gradients of a sequence [seq, heads, dim], by the formula; `visible` [queries, keys] is a mask."""
     leaves = [t.double().requires_grad_() for t in (q, k, v)]
     x, y, z = (t.transpose(0, 1) for t in leaves)
     y, z = (t.repeat_interleave(x.shape[0] // t.shape[0], 0) for t in (y, z))

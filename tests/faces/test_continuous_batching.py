@@ -65,7 +65,7 @@ def generated(model, prompts):
 
 
 def batched(model, prompts, persistent=False, **options):
-    """The new tokens by `generate_batch`; prompts over 16 tokens are split and batched with tokens of other prompts."""
+    """The new tokens from `generate_batch`, which splits prompts over 16 tokens and batches them with other prompts."""
     options = {PAGE_NAME: PAGE, "num_blocks": 64, "max_batch_tokens": 16} | options
     generation = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
     config = transformers.ContinuousBatchingConfig(**options)
@@ -108,7 +108,7 @@ def test_generate_batch_gives_the_tokens_of_generate(kind, monkeypatch):
     assert batched(model, requests) == want
     assert model.config._attn_implementation == "opmux"  # restored when the manager stopped
     assert set(calls.pages) == {PAGE if kind in WITH_TABLES else 1}
-    assert 3 in calls.requests  # one step decodes all requests with one call per layer
+    assert 3 in calls.requests  # a step decodes all 3 requests, one call per layer
     full = kind in WITH_TABLES
     assert set(calls.windows) == ({-1} if full else {WINDOW - 1} if kind == "mistral" else {-1, WINDOW - 1})
 
@@ -170,7 +170,7 @@ def test_compiled_models_give_the_same_tokens(monkeypatch):
 
 
 def test_prompts_with_a_common_prefix_share_pages(monkeypatch):
-    """The shared pages are written once and read by all requests."""
+    """One request writes the shared pages, and all requests read them."""
     model, (start,) = tiny("llama"), prompts(9)
     requests = [[*start, 5, 6], [*start, 7], start]
     want = generated(model, requests)

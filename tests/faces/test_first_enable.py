@@ -104,7 +104,7 @@ def test_a_failing_compiler_is_reported_once(simulated, tmp_path, compiler):
     path = compiler(FAILS)
     report = run(simulated, CXX=str(path), OPMUX_CACHE_DIR=str(tmp_path / "cache"))
     loses_cpp_once(report, "error: out of ink")
-    assert not report["returned"]  # compilation ran in the background
+    assert not report["returned"]  # the compiler ran in the background
 
 
 @pytest.mark.slow

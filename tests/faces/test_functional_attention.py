@@ -1,4 +1,4 @@
-"""Attention residual, hyper-connections, multi-token and neighborhood attention against the formulas in plain torch."""
+"""Attention residual, hyper-connections, multi-token and neighborhood attention match the formulas in plain torch."""
 
 from __future__ import annotations
 

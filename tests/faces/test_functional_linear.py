@@ -1,4 +1,4 @@
-"""A linear layer fused with its activation and residual, against torch in float64: values, gradients, saved tensors."""
+"""A linear layer fused with activation and residual matches torch in float64: values, gradients, saved tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gated linear units and MLPs against torch: values, gradients, and tensors saved for backward."""
+"""Gated linear units and MLPs match torch in values and gradients; also tests the tensors saved for backward."""
 
 from __future__ import annotations
 

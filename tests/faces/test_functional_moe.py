@@ -160,7 +160,7 @@ def test_an_expert_index_out_of_range_raises():
 
 
 def test_module_matches_the_experts_of_transformers():
-    """State dict, call signature and results are the same."""
+    """opmux.nn.Experts has the same state dict, call signature and results as transformers' module."""
     modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
     config = modeling.MixtralConfig(hidden_size=H, intermediate_size=INNER, num_local_experts=E, num_experts_per_tok=K)
     config._experts_implementation = "eager"

@@ -1,4 +1,4 @@
-"""Rotary embeddings against transformers' own functions: values, gradients and memory layout."""
+"""Rotary embeddings match transformers' own functions in values, gradients and memory layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tables(b, s, d, dtype=torch.float32, interleaved=False):
 
 
 def strides_of(t):
-    """The memory layout: the strides of dimensions with more than one element."""
+    """The strides of the dimensions with more than one element."""
     return [stride for n, stride in zip(t.shape, t.stride(), strict=True) if n > 1]
 
 

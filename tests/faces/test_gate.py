@@ -30,7 +30,7 @@ def library():
 
 @pytest.fixture
 def called(library):
-    """The names of the overrides that were called; each override runs ATen's saved kernel."""
+    """A list of the overrides' names in the order of calls; each override runs ATen's saved kernel."""
     calls, gates = [], []
     lib = torch.library.Library("aten", "IMPL")
 

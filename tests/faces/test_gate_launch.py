@@ -41,7 +41,7 @@ class FakeDevice:
         self.from_python, self.from_cpp = [], []
         self.status = 0  # after `does` launches the driver returns this status
         self.does = 0
-        self.extra = None  # additional work of an override, called with its first tensor
+        self.extra = None  # called by every override with its first tensor
         self.names = list(FUNCTION)
 
     def kernel(self, name, x, other, y, n, scale):
@@ -238,7 +238,7 @@ def test_threads_launch_their_own_records_while_records_are_replaced(fake_device
 
 
 def test_a_call_whose_second_launch_fails_is_not_run_again(fake_device):
-    """The first launch has changed the tensor; running the whole call again would change it twice."""
+    """The first launch has changed the tensor, so running the call again would change the tensor twice."""
     x, other = torch.ones(4), torch.ones(4)
     fake_device.extra = lambda t: fake_device.launch("add_.Tensor", t, other, t, 1.0)
     for _ in range(CALLS_TO_RECORD):
@@ -271,7 +271,7 @@ LIMITS = {torch.float32: 16}, {torch.float32: 1024}
 
 @pytest.fixture
 def auto(fake_device):
-    """The settings of auto mode, with no limit on the time spent in Python."""
+    """Settings of auto mode, without a limit on the time spent in Python."""
     gate.select(frozenset(fake_device.names), lambda name, device: (*LIMITS, True))
     gate.allow(1.0, 1e9)
     yield fake_device
@@ -593,7 +593,7 @@ def classified(planned, low=4, high=64, step=1, new=(100, 101, 102, 103)):
     """Call exp with new sizes, and let the planner answer one request with a size class for [v, 8]."""
     new_sizes(planned, *new)
     request = planned.read()
-    position, count = 4, request[HEAD - 1]  # positions in the answer, where word 0 is the length of the key
+    position, count = 4, request[HEAD - 1]  # positions in the answer; word 0 is the key's length
     assert request[HEAD + 3 :] == (request[HEAD + position - 1], 8, 8, 1)  # sizes and strides
     plain = lambda word, factor: (word, 1, factor, 1, 1, 0)
     # Positions of the result's first size, and of the kernel's parameter for the number of elements.
@@ -723,7 +723,7 @@ def test_pointer_offset_from_16_bytes_is_part_of_the_key(fake_device):
         torch.exp(memory[1:33])
     assert len(fake_device.from_cpp) == 1
     assert torch.equal(torch.exp(memory[1:33]), memory[1:33])  # the fake kernel copies
-    torch.exp(memory[5:37])  # the same offset
+    torch.exp(memory[5:37])  # same offset from 16 bytes
     assert len(fake_device.from_cpp) == 3
 
 
@@ -841,7 +841,7 @@ def test_a_policy_block_sends_calls_to_python_until_it_ends(fake_device):
 
 
 def test_a_record_counts_calls_that_cpp_would_launch(fake_device, monkeypatch):
-    """`record=` with a real override: while a record is active, C++ launches nothing, so every call is counted."""
+    """Tests a real override. While a record is active, C++ launches nothing, so the record counts every call."""
 
     def softmax(x, dim=-1):
         y = torch.empty_strided(x.shape, x.stride())

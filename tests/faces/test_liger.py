@@ -181,7 +181,7 @@ def cross_entropy(x, target, weight, ignore, z, smoothing, reduction, cap):
 
 
 def rms_norm(x, w, eps, offset, mode, dtype=torch.float32):
-    """Liger's casting modes: llama rounds the normalised value and the product, gemma rounds once."""
+    """Liger's casting modes: llama rounds the normalised value and then the product, gemma rounds only once."""
     y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
     if mode == "llama":
         y = y.to(x.dtype)
@@ -450,7 +450,7 @@ CASES = {
 
 
 def gradients(call, args, twice=False):
-    """The results, and the gradients of all floating-point tensors; asserts that nothing passed in is written."""
+    """The results, and the gradients of all floating-point tensors; asserts that the call writes no argument."""
     own = [a.clone().requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
     own = [a.value.clone() if isinstance(a, Constant) else a for a in own]
     args = [a.value if isinstance(a, Constant) else a for a in args]
@@ -483,7 +483,7 @@ def test_every_function_has_a_case():
     from liger_kernel import ops
 
     functions = {n for n in ops.homes if n.endswith("Function")}
-    assert functions - {"LigerTiledMLPFunction"} == set(CASES)  # it has its own test
+    assert functions - {"LigerTiledMLPFunction"} == set(CASES)  # which has its own test
 
 
 def test_forward_and_backward_functions_match_autograd():

@@ -29,7 +29,7 @@ def floats(value):
 
 
 def scaled(value):
-    """The same value with its first floating-point tensor multiplied by 1.25."""
+    """A copy of the value in which the first floating-point tensor is multiplied by 1.25."""
     if isinstance(value, torch.Tensor):
         return value * 1.25
     if isinstance(value, dict):

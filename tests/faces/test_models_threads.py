@@ -123,7 +123,7 @@ def test_a_data_parallel_replica_runs_its_own_parameters():
 
 
 def test_data_parallel_gathers_logits():
-    """DataParallel's `gather` reads every output of each replica."""
+    """DataParallel's `gather` reads all outputs of all replicas."""
     model = llama()
     expected = model(**batch())
     opmux.patch_model(model)

@@ -1,4 +1,4 @@
-"""Another process plans launches for auto mode only if it would choose the same implementations."""
+"""Another process plans launches for auto mode, but only if it would choose the same implementations as this one."""
 
 from __future__ import annotations
 

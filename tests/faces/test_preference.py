@@ -1,4 +1,4 @@
-"""Preference losses on hidden states, against the papers' formulas in float64 and against Liger-Kernel's results."""
+"""Preference losses on hidden states match the papers' formulas in float64, and Liger-Kernel's results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = torch.tensor([True, False, False, True])
 
 
 def wave(*shape, phase=0.0, dtype=torch.float64):
-    """Reproducible values without a generator: another library computed the expected values below from them."""
+    """Reproducible values without a generator, from which Liger-Kernel computed the expected values below."""
     return torch.sin(torch.arange(math.prod(shape), dtype=dtype) * 1.7 + phase).view(shape)
 
 

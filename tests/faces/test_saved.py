@@ -1,4 +1,4 @@
-"""Auto mode saves its decisions for the next process, which creates each override at its first call."""
+"""Auto mode saves its decisions for the next process, which creates each override only when it is first called."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_measurements_are_stored_and_read_by_auto_mode(quick, tmp_path):
     file.write_text(decisions.FILES.text(chip_of("cpu"), speeds, {"skipped": {}}))
     assert json.loads(file.read_text())["made_for"]["chip"] == "cpu" and decisions.FILES.read(file) == speeds
     assert command.mean([0.5, 2.0]) == pytest.approx(1.0)
-    assert len(command.ratios(speeds["_log_softmax"])) == 2  # bfloat16 and float32
+    assert len(command.ratios(speeds["_log_softmax"])) == 2  # for bfloat16 and float32
 
 
 def test_an_overload_without_our_kernel_is_not_measured(quick):

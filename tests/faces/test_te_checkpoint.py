@@ -88,7 +88,7 @@ def test_recomputation_gives_the_same_results(te, recipes, recipe, mode):
 
 
 def test_torchs_checkpoint_raises_inside_te_autocast(te, recipes):
-    """The recomputation runs in the backward, after te.autocast has ended, so it saves fewer tensors."""
+    """The backward recomputes the layer after te.autocast has ended; without FP8 the layer saves fewer tensors."""
     from torch.utils.checkpoint import CheckpointError
 
     layer, x = MODULES["Linear"](te), torch.randn(128, HIDDEN).to(BF16).requires_grad_()

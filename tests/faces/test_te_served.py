@@ -24,7 +24,7 @@ def te():
 
 
 def grads(y, *inputs):
-    """Gradients for a fixed, non-constant gradient of y."""
+    """The gradients of the inputs if the gradient of y is a fixed ramp from -1 to 1."""
     slope = torch.linspace(-1, 1, y.numel()).view(y.shape).to(y.dtype)
     return torch.autograd.grad(y, inputs, slope, retain_graph=True)
 

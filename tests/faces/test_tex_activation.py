@@ -1,4 +1,4 @@
-"""tex's activations: quantized outputs, gates with parameters, and row factors, against autograd in float64."""
+"""tex's activations match autograd in float64: quantized outputs, gates with parameters, and row factors."""
 
 from __future__ import annotations
 

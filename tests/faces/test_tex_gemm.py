@@ -1,4 +1,4 @@
-"""generic_gemm and te_general_grouped_gemm against their formulas in float64, called as TE's Python code does."""
+"""generic_gemm and te_general_grouped_gemm, called as in TE's Python code, match their formulas in float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def call(A, B, layout="TN", out=None, quantizer=None, to=None, bias=None, gelu=F
 
 
 def factors(layout, dtype, m=5, n=24, k=64, lead=None):
-    """A and B for a product of [m, k] (or [*lead, k]) and [k, n]."""
+    """A and B for the product of an [m, k] (or [*lead, k]) and a [k, n] matrix, stored as the layout requires."""
     lead = (m,) if lead is None else lead
     g = torch.Generator().manual_seed(m + n + k)
     new = lambda *s: (torch.randn(s, generator=g) / max(k, 1) ** 0.25).to(dtype)
@@ -50,7 +50,7 @@ def truth(A, B, layout):
 
 
 def close(got, want, what=""):
-    """Allows one rounding of the result, and the error of float32 accumulation."""
+    """Tolerates one rounding of the result and the error of float32 accumulation."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, 3e-5) for d in (F16, BF16)}
     tol = {**halves, F64: Tol(1e-11, 1e-11), F32: Tol(1e-5, 3e-5)}[got.dtype]
     torch.testing.assert_close(got.double(), want, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{what}: {m}")
@@ -146,7 +146,7 @@ def test_a_weight_gradient_accumulates_into_float32(dtype):
 @pytest.mark.parametrize("alpha, beta", [(0.5, None), (-2.0, 0.25), (1.0, 0.0), (np.float32(0.5), np.float32(2.0))])
 @pytest.mark.parametrize("epilogue", ["", "bias", "gelu", "dgelu"])
 def test_alpha_and_beta_apply_before_the_epilogue(epilogue, alpha, beta):
-    """The epilogue is applied to alpha * product + beta * D, as in cuBLAS."""
+    """As in cuBLAS, the epilogue's input is alpha * product + beta * D."""
     A, B = factors("NN", F32)
     D, bias, gelu_in = torch.randn(5, 24), torch.randn(24), torch.randn(5, 24)
     want = alpha * truth(A, B, "NN") + D.double() * (1.0 if beta is None else beta)

@@ -1,4 +1,4 @@
-"""Shared by ops that return float8: the cast from float32, the types of its arguments, and samples.
+"""Helpers of ops that return float8: the cast from float32, the types of its arguments, and samples.
 
 The cast is that of delayed scaling: y = fp8(value * scale), saturating, with a scale that the caller passes. The value
 is not rounded to the input's dtype before the cast. If amax is given, it becomes max(amax, max|value|); NaN is ignored.
@@ -24,7 +24,7 @@ BLOCKS = {**BYTES, torch.float32: Tol(1e-2, 1e-5)}
 
 
 def cast(value: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The bytes of fp8(value * scale), and 1 / scale; updates amax in place."""
+    """Return the bytes of fp8(value * scale), and 1 / scale; update amax in place."""
     value = value.float().contiguous()
     if amax is not None and value.numel():
         put(amax, torch.maximum(amax, amax_of(value).reshape(amax.shape)), None)

@@ -26,7 +26,7 @@ class Masking(NamedTuple):
     scale: float
     causal: bool = False
     causal_at_end: bool = False
-    left: int = -1  # the window: the number of keys before the diagonal; -1: all
+    left: int = -1  # window: the number of visible keys before the diagonal; -1: all
     right: int = -1
     at_end: bool = False  # whether the diagonal for the window and ALiBi is aligned to the bottom right
     bias: int = NO_BIAS
@@ -38,7 +38,7 @@ class Masking(NamedTuple):
     softcap: float = 0.0  # 0: none
 
     def shift(self, queries: int, keys: int, at_end: bool) -> Tensor | int:
-        """The index of the key on the diagonal for query 0."""
+        """The index of the key with which the diagonal pairs query 0."""
         if not at_end:
             return 0
         if self.q_sizes is None or self.kv_sizes is None:
@@ -108,7 +108,7 @@ def _scores(x: Tensor, y: Tensor, masking: Masking, bias: Tensor | None) -> tupl
 
 
 def probabilities(s: Tensor, lse: Tensor) -> Tensor:
-    """exp(s - lse); 0 in fully masked rows, where both are -inf."""
+    """exp(s - lse), and 0 in fully masked rows, in which s and lse are -inf."""
     return torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
 
 
@@ -123,7 +123,7 @@ def _dropped(p: Tensor, masking: Masking, dropout: Any) -> Tensor:
 def masked_forward(
     q: Tensor, k: Tensor, v: Tensor, masking: Masking, bias: Tensor | None, sink: Tensor | None, call: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """o, and for each query lse and the largest score, in float32 (float64 for float64).
+    """Return o, and for each query lse and the largest score, in float32 (float64 for float64).
 
     A sink, [heads], is an extra score whose value vector is 0. `call` holds `philox_dropout` and `philox_dropout_bwd`;
     only dropout needs it.

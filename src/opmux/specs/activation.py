@@ -26,7 +26,7 @@ class Act(NamedTuple):
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     text: str
-    alone: bool = True  # whether there is an op without a gate
+    alone: bool = True  # False: the activation exists only as a gate
 
 
 # For larger |x| the derivative of every x * sigmoid(...) below is exactly 0 or 1 in float64.
@@ -40,7 +40,7 @@ def swish(gate: Callable[[Tensor], Tensor], rate: Callable[[Tensor], Tensor | fl
         x = x.clamp(-FAR, FAR)  # avoids infinity times zero
         k = gate(x)
         s = torch.sigmoid(k)
-        return s + x * rate(x) * s * torch.sigmoid(-k)  # 1 - s would cancel
+        return s + x * rate(x) * s * torch.sigmoid(-k)  # sigmoid(-k): 1 - s would cancel
 
     return Act(lambda x: x * torch.sigmoid(gate(x)), slope, text)
 
@@ -427,8 +427,9 @@ if TYPE_CHECKING:
 
 # ---- with parameters and a factor for each row ----------------------------------------------------------------------
 
-# For mixtures of experts: y = s * f(a) * u(b), with a and b the halves of the last dimension, and s the router's
-# probability of a row. `GATES` has f and u of each gate. With interleave=k, blocks of k columns of a and b alternate.
+# For mixtures of experts: y = s * f(a) * u(b), where a and b are the halves of the last dimension, and s is the
+# router's probability for the row. `GATES` has f and u of each gate. With interleave=k, blocks of k columns of a and b
+# alternate.
 
 
 class ScaledGate(NamedTuple):
@@ -480,7 +481,7 @@ GATES = {
 
 
 def split(x: Tensor, interleave: int) -> tuple[Tensor, Tensor]:
-    """a and b, from x."""
+    """Split x into a and b."""
     if not interleave:
         return halves(x)
     n = x.shape[-1] // 2

@@ -27,7 +27,7 @@ from ._numeric import rounded, wide
 from ._sequences import Lengths, packed, unpacked
 from .samples import Case, Change, Draw, Maker, bad_samples
 
-# Kernels round probabilities to the inputs' dtype before the product with v, and do the same in the backward.
+# Kernels round probabilities to the inputs' dtype before they multiply them by v, and also in the backward.
 TOL = {
     torch.float32: Tol(1e-5, 1e-4),
     torch.float16: Tol(4e-3, 4e-3),
@@ -73,7 +73,7 @@ def laid_out_as(like: Tensor, value: Tensor, seq_first: bool = False) -> Tensor:
 
 
 def _grouped(t: Tensor, kv_heads: int) -> Tensor:
-    """q, o or do as [batch, kv_heads, heads / kv_heads, seq, dim]; k or v as [batch, kv_heads, 1, seq, dim]."""
+    """View q, o or do as [batch, kv_heads, heads / kv_heads, seq, dim]; k or v as [batch, kv_heads, 1, seq, dim]."""
     return t.reshape(t.shape[0], kv_heads, t.shape[1] // kv_heads, t.shape[2], t.shape[3])
 
 
@@ -86,7 +86,7 @@ def scale_of(q: Tensor, scale: float | None) -> float:
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
-    """q k^T * scale of grouped q and k, -inf where a key is masked."""
+    """The scores q k^T * scale of grouped q and k, with -inf for masked keys."""
     s = (q @ k.mT) * scale
     if not causal:
         return s
@@ -155,7 +155,7 @@ def _flops_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: flo
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Shapes and dtypes of the results, so that torch.compile does not trace the reference."""
+    """Return results with the right shapes and dtypes, so that torch.compile does not trace the reference."""
     attention.check(q=q, k=k, v=v)
     return empty_result(q, v.shape[3]), torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
 

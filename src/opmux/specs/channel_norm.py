@@ -534,7 +534,7 @@ def weight_norm(v: V, g: PerNorm, dim: Dim | None = 0) -> tuple[Tensor, Tensor]:
         w, like v, and norm, float32 (float64 for float64), of g's shape.
     """
     u = wide(v).reshape(around(v, dim))
-    norm = (u * u).sum((0, 2), keepdim=True).sqrt()  # vector_norm on the CPU is 1e-4 off for a million elements
+    norm = (u * u).sum((0, 2), keepdim=True).sqrt()  # vector_norm on the CPU is off by 1e-4 for a million elements
     w = u * (g.to(u.dtype).reshape(norm.shape) / norm)
     return rounded(w.reshape(v.shape), v.dtype), rounded(norm.reshape(g.shape), u.dtype)
 

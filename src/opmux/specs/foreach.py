@@ -1,7 +1,7 @@
 """ATen's ops over lists of tensors under ATen's names: `_foreach_*`, `_fused_*` optimizers, and gradient scaling.
 
-An op has the arguments of all its overloads, read from torch's schemas; an argument that the called overload does not
-have is None. The reference of each op is torch's own op.
+An op has the arguments of all its overloads, read from torch's schemas; arguments that the called overload lacks are
+None. The reference of each op is torch's own op.
 """
 
 from collections.abc import Callable, Iterator

@@ -157,7 +157,7 @@ def factors_fit(op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> 
 
 
 def product(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, alpha: float) -> Tensor:
-    """alpha op(a) op(b), not rounded yet."""
+    """alpha * op(a) op(b), before it is rounded."""
     x, w = wide(a), wide(b)
     y = (x.mT if trans_a else x) @ (w.mT if trans_b else w)
     return y if alpha == 1.0 else y * alpha

@@ -71,7 +71,7 @@ def has_classes(op: str, logits: Tensor) -> None:
 
 
 def no_classes(maker: Maker) -> BadSamples:
-    """Bad samples: logits without columns."""
+    """Bad samples, whose logits have no columns."""
     match = r"logits must have at least 1 column; got \(5, 0\)"
     return bad_samples(maker, Change("logits", lambda x: x[:, :0].contiguous(), match), case=Case((5, 64)))
 

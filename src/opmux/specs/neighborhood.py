@@ -64,7 +64,7 @@ def scale_of(q: Tensor, scale: float | None) -> float:
 
 
 def _steps(length: int, kernel_size: int, dilation: int) -> range:
-    """The offsets of the neighbors that are in range for at least one position."""
+    """The offsets at which at least one position has a neighbor in range."""
     farthest = min(kernel_size // 2, max(length - 1, 0) // dilation) * dilation
     return range(-farthest, farthest + 1, dilation)
 

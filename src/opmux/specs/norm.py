@@ -36,7 +36,7 @@ Casting = Annotated[str, one_of("gemma", "llama", "none")]
 
 
 def rms_parts(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str = "gemma") -> tuple[Tensor, Tensor]:
-    """y and rstd, not yet rounded to their dtypes."""
+    """Return y and rstd before they are rounded to the dtypes of the results."""
     v = wide(x)
     step = (lambda t: t.to(x.dtype).to(v.dtype)) if casting == "none" else (lambda t: t)
     rstd = step(torch.rsqrt(step(step(row_mean(step(v * v))) + eps)))
@@ -496,7 +496,7 @@ RMS_STATS, LAYER_STATS = (Maker(lambda d, c=centred: _stats_args(d, c), STATS_CA
 
 
 def _update_amax(amax: Tensor | None, y: Tensor, dtype: torch.dtype) -> None:
-    """amax = max(amax, max|y|) in place, with y rounded to `dtype`."""
+    """Set amax to max(amax, max|y|) in place, after rounding y to `dtype`."""
     if amax is not None and y.numel():
         put(amax, torch.maximum(amax, amax_of(y.to(dtype)).reshape(amax.shape)), None)
 

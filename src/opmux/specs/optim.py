@@ -138,7 +138,7 @@ def counts_from_one(op: str, step: int, bias_correction: int) -> None:
 
 
 class Adam(NamedTuple):
-    """The options of a step, as the caller passed them; lr and step may be tensors."""
+    """The caller's options of a step, unchanged; lr and step may be tensors."""
 
     lr: Any
     beta1: Any

@@ -141,7 +141,7 @@ def scale_from(amax: Tensor, largest: float, pow2: bool, eps: float, top: float 
 
 
 def inverse(scale: Tensor) -> Tensor:
-    return torch.ones_like(scale) / scale  # 1 / scale is a multiplication on some devices
+    return torch.ones_like(scale) / scale  # on some devices 1 / scale multiplies instead of dividing
 
 
 def bytes_of(scaled: Tensor, dtype: torch.dtype) -> Tensor:

@@ -132,7 +132,7 @@ def counted(op: str, like: Tensor, low: int, high: int) -> None:
         raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
 
 
-# op with ATen's name -> primitive
+# ATen's name of an op -> primitive
 PRIMITIVES = {
     "dropout": "philox_dropout",
     "native_dropout": "philox_dropout_mask",
@@ -316,7 +316,7 @@ LEAST = {d: torch.finfo(d).smallest_normal for d in (torch.bfloat16, torch.float
 LEAST[torch.float16] = 2.0**-24
 # The lower limit of -log(u), which would be 0 for u = 1. The limit is about half of -log(u) for the largest u below 1.
 NEARLY_ZERO = {False: 2.0**-26, True: 2.0**-55}
-# For at most this many distinct values, 32 random bits are enough: their probabilities differ by at most 2^-12.
+# For at most this many distinct values, 32 random bits are enough: probabilities differ by at most 2^-12.
 FEW_VALUES = 1 << 20
 
 

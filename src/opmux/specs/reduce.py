@@ -193,7 +193,7 @@ def prod(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype
 
 
 def _product(v: Tensor, call: ReductionCall, keepdim: bool) -> Tensor:
-    """torch.prod over several dimensions, which are merged into one."""
+    """torch.prod over several dimensions, which this function merges into one."""
     if not v.dim():
         return v.clone()
     others = [d for d in range(v.dim()) if d not in call.dims]
@@ -305,7 +305,7 @@ class GradientInputs(NamedTuple):
     """The inputs of a gradient, all with x's rank and in float32 (float64 if an input is float64)."""
 
     x: Tensor
-    reduced: list[Tensor]  # gradients and results, with size 1 in the reduced dimensions
+    reduced: list[Tensor]  # dy and saved results, with size 1 in the reduced dimensions
     dims: Dims
     n: int
 
@@ -490,7 +490,7 @@ TO = {
 
 
 def _drawn(name: str, d: Draw) -> Tensor:
-    """x: near 1 for `prod`; with the option `zeros`, some elements are 0, or NaN for `nansum`."""
+    """Draw x, with values near 1 for `prod`; the option `zeros` sets some elements to 0, or to NaN for `nansum`."""
     x = d.full(d.option("scale", 1.0))
     zeros = d.option("zeros", 0)
     if name == "prod":

@@ -18,7 +18,7 @@ from ..core.tensors import opmath_dtype
 from ._numeric import rounded, wide
 from .samples import OTHER, Case, Change, Draw, Maker, bad_samples
 
-# layout -> (the dimension of the batch, the dimension of the sequence); the others are heads and a head's elements
+# layout -> (index of the batch dimension, index of the sequence dimension); "thd" has no batch dimension
 LAYOUTS = {"sbhd": (1, 0), "bshd": (0, 1), "bhsd": (0, 2), "thd": (None, 0)}
 
 # ---- arguments ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ..core.tensors import opmath_dtype
 
 Shape = tuple[int, ...]
 
-# dtype -> another dtype, for weights or outputs whose dtype is not that of the input
+# dtype of the input -> another dtype, for samples whose weights or outputs have a different dtype
 OTHER = {
     torch.float64: torch.float32,
     torch.float32: torch.bfloat16,
@@ -44,7 +44,7 @@ LAYOUTS: dict[str, Callable[[Callable[[Shape], Tensor], Shape], Tensor]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One row of a table of samples: a shape, a memory layout, and options for the op's maker."""
+    """An entry in a table of samples: a shape, a memory layout, and options for the op's maker."""
 
     shape: Shape
     layout: str = "packed"
@@ -133,7 +133,7 @@ class Maker:
 
 
 class Change(NamedTuple):
-    """What makes a sample bad: the new value of an argument, and the error that the op must raise."""
+    """A change that makes a sample bad: the new value of an argument, and the error that the op must raise."""
 
     names: str  # the argument, or several arguments that get the same new value: "cos sin"
     value: Any  # the new value, or a function of the old one

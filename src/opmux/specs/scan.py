@@ -19,7 +19,7 @@ from .samples import Case, Draw, Maker
 EXACT = {dtype: Tol(0, 0) for dtype in (*INTS, torch.bool)}
 # Implementations may add in another order; the error is relative to the largest partial sum.
 SUMS = {**EXACT, torch.float32: Tol(1e-5, 1e-4)}
-# A product of n factors is rounded n times in any order.
+# A product of n factors is rounded n times, whatever the order of multiplications.
 PRODUCTS = {**EXACT, torch.float32: Tol(2e-5, 1e-5)}
 
 Dim = Annotated[int, dim_of("x")]
@@ -336,8 +336,8 @@ def logcumsumexp_bwd(
     Returns:
         dx, like x, contiguous.
     """
-    # exp(-y) may overflow, so the sums are log-sum-exps, one of the positive and one of the negative terms. They are
-    # computed in float64: with a float32 logarithm, dx would have fewer than six correct digits.
+    # exp(-y) may overflow, so positive and negative terms are summed separately as log-sum-exps. These are computed in
+    # float64: with a float32 logarithm, dx would have fewer than six correct digits.
     g, v, far = dy.double(), x.double(), y.double()
 
     def part(weights: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sparsemax: the projection onto the simplex. Computed in float32 (float64 for float64) and rounded once."""
+"""Sparsemax: the projection onto the simplex, computed in float32 (float64 for float64) and rounded once."""
 
 from typing import Any
 
