@@ -259,7 +259,7 @@ def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
 
 
 def gradients(name: str, dtype: torch.dtype, device: str, modes: tuple[str, ...]) -> dict[str, Any]:
-    """`distances` in a worker process."""
+    """Run `distances` in a worker process."""
     global DEVICE, MODES
     DEVICE, MODES = device, modes
     cleared()

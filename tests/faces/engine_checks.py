@@ -727,7 +727,7 @@ def fake_tensors() -> None:
 
 @check
 def compiled_code() -> None:
-    """Code traced while our kernels are enabled runs while they are enabled; the same holds while they are disabled."""
+    """Compiled code runs our kernels while they are enabled, even if it was first traced while they were disabled."""
     fn = lambda x: torch.softmax(F.gelu(x) + x.sum(0), -1)
     x = rand(3, 4, grad=True)
     expected = fn(x)
@@ -988,7 +988,7 @@ def rows_above_autograd_that_fail() -> None:
 
 @check
 def compositions_keep_their_gradient() -> None:
-    """Only our kernel of `F.rms_norm` exists on the device: torch decomposes the op, and its backward has no kernel."""
+    """Only our kernel of `F.rms_norm` exists on the device: torch decomposes the op, whose backward has no kernel."""
     if DEVICE == "cuda":
         return
     views = (lambda x: x, lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[:, :1].expand(4, 8))

@@ -47,7 +47,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.bool, torch.complex64)
 ON_A_GPU = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 
-# Known failures by device, op and form, each with its reason.
+# (device, op, form) -> the reason for a known failure.
 OF_THE_CPU = "statistics are as accelerators have them; the natives of a simulated device are the CPU's, with others"
 EXPECTED: dict[tuple[str, str, str], str] = {
     # Differences: float32 statistics for 16-bit inputs, and statistics in evaluation mode.

@@ -82,7 +82,7 @@ def test_adapter_signatures_match_aten(adapters):
 
 
 def test_cauchy_has_the_right_quantiles(adapters):
-    """Quantiles, as there are no moments: a quarter is below the median - sigma, and half is within one sigma of it."""
+    """Tests quantiles, because moments do not exist: a quarter lies below median - sigma, half within one sigma."""
     y = adapters.run("cauchy_", like(), 2.0, 0.5)
     quarters = torch.quantile(y, torch.tensor([0.25, 0.5, 0.75]))
     torch.testing.assert_close(quarters, torch.tensor([1.5, 2.0, 2.5]), rtol=0, atol=0.1)

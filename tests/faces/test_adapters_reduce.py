@@ -36,7 +36,7 @@ CHOICES = {
     "ord": (2, 1, 0, math.inf, -math.inf, 3.5, -1.0),
 }
 SHAPES = ((5,), (3, 4), (2, 3, 4), (), (1,), (0,), (2, 0), (2, 0, 3), (2, 1, 3))
-MANY = 7  # at most about this many calls of an overload per tensor
+MANY = 7  # maximum number of calls of an overload with each tensor
 
 
 def choices(argument):

@@ -193,7 +193,7 @@ def test_calls_that_differ_only_in_the_last_number_are_all_kept(fake_device):
 
 
 def test_many_calls_do_not_evict_each_other(fake_device):
-    """If they did, two shapes in a model whose sums share a hash slot would cost two Python calls in each step."""
+    """Otherwise, sums of two shapes with the same hash slot would cost two Python calls in each step of a model."""
     tensors = [torch.ones(n) for n in range(1, 101)]
     for x in tensors:
         for _ in range(CALLS_TO_RECORD + 1):

@@ -266,7 +266,7 @@ def test_functions_with_unknown_parameters_are_not_replaced():
     def permute_with_mask_map(
         inp, row_id_map, probs, scale, num_tokens, num_experts, num_out_tokens, hidden_size, scale_hidden_dim
     ):
-        """The signature of version 2.9, which has no pad_offsets."""
+        """A function with the signature of version 2.9, which has no pad_offsets."""
         return "theirs"
 
     module = types.ModuleType("permutation")

@@ -251,7 +251,7 @@ def group_of(x, num, dims=None):
 
 
 def halves(*shape, seed=1):
-    """Small multiples of 0.5: sums of their products are exact in float32, in any order."""
+    """Draws small multiples of 0.5, so that sums of their products are exact in float32, in any order."""
     return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(seed)) / 2
 
 

@@ -1,1 +1,1 @@
-"""Declares our ops, one file per group of related ops. The PyTorch function under `@op` is the op's reference."""
+"""Declares our ops; each file has a group of related ops. The PyTorch function under `@op` is the op's reference."""

@@ -32,7 +32,7 @@ def check_tensor(
 ) -> None:
     """Raise if `value` is not a tensor, or if its dtype, shape (None: any size), rank or device is not as required.
 
-    `of` is a text for the error message: where the required shape comes from.
+    In the error message, `of` says where the required shape comes from.
     """
     if value is None and optional:
         return

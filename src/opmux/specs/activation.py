@@ -34,7 +34,7 @@ FAR = 1e3
 
 
 def swish(gate: Callable[[Tensor], Tensor], rate: Callable[[Tensor], Tensor | float], text: str) -> Act:
-    """x * sigmoid(gate(x)), with rate = gate'."""
+    """The activation x * sigmoid(gate(x)); rate is gate'."""
 
     def slope(x: Tensor) -> Tensor:
         x = x.clamp(-FAR, FAR)  # avoids infinity times zero
@@ -190,7 +190,7 @@ ROUNDED = "computed in float32 (float64 for float64) and rounded once"
 
 
 class Variant(NamedTuple):
-    """A forward op and a backward op of every activation: their references, names, docstrings and samples."""
+    """One variant of every activation, as a forward and a backward op: references, names, docstrings, samples."""
 
     make: Callable[[str], tuple[Callable[..., Any], Callable[..., Any]]]
     suffix: str

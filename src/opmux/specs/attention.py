@@ -6,7 +6,7 @@ v is used by heads / kv_heads adjacent heads of q. v and o may have another dim 
 `causal` is aligned to the bottom right: the last query attends to every key, the one before it to all but the last.
 With fewer keys than queries, the first queries attend to no key: they have o = 0 and lse = -inf.
 
-Results are computed in float32 (float64 for float64), rounded once, and new tensors. o and dq have the memory layout of
+Results are new tensors, computed in float32 (float64 for float64) and rounded once. o and dq have the memory layout of
 q, dk that of k, dv that of v. If seq has the largest stride, that is a contiguous [seq, batch, heads, dim]; else, if
 seq has a larger stride than heads, a contiguous [batch, seq, heads, dim]; else a contiguous tensor. Projections return
 these three layouts, and kernels can write them.

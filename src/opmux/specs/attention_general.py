@@ -99,7 +99,7 @@ class Arrangement:
         self.sizes = (q_sizes, k_sizes) if not self.packed else (None, None)
 
     def padded(self, t: Tensor, side: int) -> Tensor:
-        """Convert t to [b, h, s, ...] with padding; `side` is 0 if t has a row for each query, 1 for each key."""
+        """Convert t to [b, h, s, ...] with padding; `side` is 0 if t belongs to the queries, 1 if to the keys."""
         lengths = self.lengths[side]
         return t if lengths is None else unpacked(t[0].transpose(0, 1), lengths, self.longest[side]).transpose(1, 2)
 

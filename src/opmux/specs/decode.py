@@ -160,7 +160,7 @@ def _drawn(d: Draw, name: str, shape: tuple[int, ...], dtype: torch.dtype | None
 
 
 def _paging(d: Draw) -> tuple[tuple[int, int], Tensor, Tensor | None]:
-    """Return the first two sizes of a cache, the lengths and the table.
+    """Return three values: the first two sizes of a cache, the lengths, and the table.
 
     Options: lengths, page (the size of a page; 0: the cache is contiguous), pages (their number per sequence), keys.
     """

@@ -25,7 +25,7 @@ from .samples import Case, Change, Draw, Maker, bad_samples
 
 
 def threshold(p: float) -> int:
-    """The threshold for random bytes: an element is dropped if its byte is below."""
+    """The threshold for random bytes: an element is dropped if its byte is below it."""
     return math.floor(256 * p)
 
 

@@ -133,7 +133,7 @@ def _dtype(d: Draw) -> torch.dtype:
 
 
 def _scaling(d: Draw, *names: str) -> dict[str, Any]:
-    """The case's values of these options of the quantization."""
+    """The values of these quantization options in the case."""
     options = {"two_d": d.option("two_d", False), "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
     return {name: options[name] for name in names}
 
@@ -143,7 +143,7 @@ Buffers = Callable[[Draw, Any], dict[str, Any]]
 
 
 def _act_args(buffers: Buffers, *scaling: str) -> Callable[[Draw], dict[str, Any]]:
-    """Draws the arguments of an activation with these buffers and options of the quantization."""
+    """Draws the arguments of an activation, with these output buffers and quantization options."""
 
     def build(d: Draw) -> dict[str, Any]:
         form, (*lead, n) = d.option("form", ""), d.case.shape
@@ -382,7 +382,7 @@ MX_NORM_CASES = (
 
 
 def _norm_args(buffers: Buffers, *scaling: str) -> Callable[[Draw], dict[str, Any]]:
-    """Draws the arguments of a norm with these buffers and options of the quantization."""
+    """Draws the arguments of a norm, with these output buffers and quantization options."""
 
     def build(d: Draw) -> dict[str, Any]:
         x, weight, bias = d.full(), d.cols(), d.cols() if d.option("bias") else None

@@ -190,7 +190,7 @@ def _gemm_args(d: Draw) -> dict[str, Any]:
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
-    """Draw a tensor other than the first; a matrix has the case's memory layout."""
+    """Draw one of the other tensors; a matrix has the case's memory layout."""
     layout = d.case.layout if len(shape) > 1 else "packed"
     return d.another(name, shape, layout, scale=scale)
 
@@ -511,7 +511,7 @@ def gemm_add_(
 
 
 def width(weight: Tensor, glu: bool) -> int:
-    """The number of columns of the result: with glu half of weight's rows, as the other half computes the gate."""
+    """The number of columns of the result: the number of weight's rows; with glu, half of it."""
     return weight.shape[0] // 2 if glu else weight.shape[0]
 
 

@@ -90,7 +90,7 @@ UNFIT: BadSamples = _unfit
 
 
 def _groups_of(rows: int, ends: Tensor) -> Tensor:
-    """The index of each row's group; rows after the last group get an index one too large."""
+    """The index of each row's group; for rows after the last group, the number of groups."""
     row = torch.arange(rows, device=ends.device, dtype=ends.dtype)
     return (row[:, None] >= ends).sum(1)
 

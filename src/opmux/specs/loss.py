@@ -81,7 +81,7 @@ def capped(x: Tensor, softcap: float | None) -> Tensor:
 
 
 def _classes(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row: its class (0 if ignored or out of range), whether the row counts, whether the class is in range."""
+    """For each row: its class (0 if ignored or out of range), False if it is ignored, False if it is out of range."""
     counts = target != ignore_index
     valid = (target >= 0) & (target < logits.shape[-1])
     return torch.where(counts & valid, target, 0).long(), counts, valid

@@ -1,4 +1,4 @@
-"""Mixture of experts: sort the rows of tokens by expert, undo that, and pad blocks of rows.
+"""Mixture of experts: sort the rows of tokens by expert, undo the sort, and pad blocks of rows.
 
 Each of T tokens is copied to topk experts. A row map says where each copy goes: row_map[k * T + t] is the row of token
 t's k-th copy among the rows sorted by expert, or -1 if the copy was dropped. An index beyond the last row also means

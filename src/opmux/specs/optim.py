@@ -482,7 +482,7 @@ def multi_tensor_adam_param_remainder(
 
 
 def joined(p: Tensor, low: Tensor) -> Tensor:
-    """The float32 tensor whose upper half, rounded to nearest, is p, and whose lower half is `low`."""
+    """Join two halves to a float32 tensor: p is the upper half, rounded to nearest, and `low` is the lower half."""
     high = p.contiguous().view(torch.int16).int() - (low < 0).int()
     return ((high << 16) | (low.int() & 0xFFFF)).view(torch.float32)
 

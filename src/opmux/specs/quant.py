@@ -1,4 +1,4 @@
-"""Quantization to FP8 and back by NVIDIA's rules, with scales per tensor, per block of 128, or of MXFP8.
+"""Quantization to FP8 and back by NVIDIA's rules, with scales per tensor, per block of 128, or per MXFP8 block.
 
 A tensor is treated as the matrix [M, K] of its rows. Casts saturate: magnitudes above the largest FP8 number become
 this number, and NaN stays NaN. Values are rounded once, to nearest even, from float32 (float64 is converted to float32
@@ -52,7 +52,7 @@ def up(n: int, step: int) -> int:
 
 
 def block_scales(shape: Any, two_d: bool, columnwise: bool) -> tuple[int, int]:
-    """The shape of the scales of blocks of 128. For 1x128 blocks it is [blocks in a row, rows]."""
+    """The shape of the scales of blocks of 128; for 1x128 blocks, [number of blocks in a row, number of rows]."""
     m, k = matrix(shape)
     m_blocks, k_blocks = -(-m // BLOCK), -(-k // BLOCK)
     if two_d:
@@ -145,7 +145,7 @@ def inverse(scale: Tensor) -> Tensor:
 
 
 def bytes_of(scaled: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast float32 numbers that are already scaled to FP8 bytes."""
+    """Cast float32 numbers to FP8 bytes; the numbers are already scaled."""
     return scaled.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype).view(torch.uint8)
 
 

@@ -51,7 +51,7 @@ EXACT = {torch.bool: Tol(0, 0), torch.int64: Tol(0, 0)}
 
 
 def _product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
-    """The two halves of a product of 32-bit words; int64 wraps around with the bits of the unsigned product."""
+    """The upper and the lower word of a product of 32-bit words; int64 overflow keeps the bits of the product."""
     product = a * b
     return (product >> 32) & LOW, product & LOW
 
@@ -69,7 +69,7 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ..
 
 
 def _bits(like: Tensor, seed: Tensor, pairs: bool = False) -> Tensor:
-    """Random words for the elements of `like`, in int64: [groups, 4] of 32 bits, or `pairs` [groups, 2] of 64."""
+    """Random int64 words for the elements of `like`: [groups, 4] with 32 bits; with `pairs`, [groups, 2] with 64."""
     group = torch.arange(-(-like.numel() // (2 if pairs else 4)), dtype=torch.int64, device=like.device)
     halves = lambda x: (x & LOW, (x >> 32) & LOW)
     counter = (w + torch.zeros_like(group) for w in halves(seed[1]))
@@ -594,7 +594,7 @@ def _traced(x: Tensor) -> bool:
 
 
 def _uses_torch(x: Tensor) -> bool:
-    """Whether to call torch's own op: compiled code fuses its generator, and the CPU's generator is not Philox."""
+    """Whether to call torch's own op: compiled code fuses torch's generator, and the CPU's one is not Philox."""
     return x.is_cpu or _traced(x)
 
 
