@@ -85,7 +85,7 @@ def same(got: Any, expected: Any) -> None:
 
 
 def both(fn: Callable[[], Any], *overloads: str) -> None:
-    """Assert that `fn` gives the same result natively and through our kernels for these overloads."""
+    """Assert that `fn` has the same result natively and with our kernels, which must serve these overloads."""
     expected = fn()
     with ours(*overloads):
         got = fn()
@@ -826,7 +826,7 @@ class Negated(torch.autograd.Function):
 
 
 def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None]) -> None:
-    """Run `body` with these rows as the vendor's ops on the device."""
+    """Run `body` while `rows` are the vendor's ops on the device."""
     from opmux.machine import vendor_ops, vendors
     from opmux.machine.here import HERE
 

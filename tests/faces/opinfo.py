@@ -136,7 +136,7 @@ class Tally:
 
 @dataclass
 class Report:
-    """The outcome of a run: counts by op and dtype, and each failure by name."""
+    """The results of a run: counts by op and dtype, and every failure."""
 
     device: str
     tallies: dict[str, dict[str, Tally]] = field(default_factory=dict)
@@ -573,7 +573,7 @@ def _noncontiguous(sample: Any) -> Any:
 
 
 def _expanded(sample: Any) -> Any:
-    """Repeats the first element along each tensor's first dimension, as an expanded view of the same shape."""
+    """Expands the first slice of each tensor along the first dimension, so that the shape stays the same."""
     return _changed(sample, lambda t: t[:1].expand(t.shape))
 
 

@@ -185,7 +185,7 @@ def spectral(model):
 
 
 class Quantised(nn.Module):
-    """A linear layer with an integer weight, as quantisers create it: it has no floating-point `weight`."""
+    """A linear layer as quantisers create it: its `weight` is not a floating-point tensor."""
 
     def __init__(self, layer):
         super().__init__()

@@ -256,7 +256,7 @@ def check(call: Call) -> None:
     keep = None
     if call.dropout:
         queries, keys = call.room
-        # Philox draws for groups of four keys
+        # A Philox group covers four keys.
         ones = torch.ones(len(SQ), call.heads, queries, -(-keys // 4) * 4, dtype=F64)
         keep = philox_dropout_mask(ones, state, call.dropout)[1]
     leaves = [t.detach().double().requires_grad_() for t in (*qkv, bias, offset) if t is not None]

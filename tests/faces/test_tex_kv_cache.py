@@ -1,4 +1,4 @@
-"""tex's functions that move attention tensors, against loops over tokens."""
+"""tex's functions that move attention tensors match loops over tokens."""
 
 from __future__ import annotations
 

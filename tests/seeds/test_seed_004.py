@@ -113,7 +113,7 @@ def test_the_package_exports_what_its_files_define():
 
 
 def hygon(**members):
-    """The guide's example: a library that is loaded lazily, and properties that override the class attributes."""
+    """The guide's example backend, which loads its library lazily, and overrides class attributes by properties."""
     from transformer_engine.plugins.tex_interface.base import TEXBackendBase
     from transformer_engine.plugins.tex_interface.registry import register_backend
 

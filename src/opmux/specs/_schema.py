@@ -34,9 +34,9 @@ def declare(
     tol: Mapping[torch.dtype, Tol] | None = None,
     reference: Callable[..., Any] | None = None,
 ) -> Any:
-    """Declare torch.ops.aten.<name>, with the arguments of its functional overload.
+    """Declare torch.ops.aten.<name>, with the arguments of the functional overload.
 
-    `reference` replaces torch's own op as the reference of an op that torch does not have on the CPU.
+    If torch lacks the op on the CPU, `reference` is the op's reference instead of torch's own op.
     """
     schema = getattr(torch.ops.aten, name).default._schema
     arguments = [f"{a.name}: {_annotation(a)}{_default(a)}" for a in schema.arguments]

@@ -1,7 +1,7 @@
 """Sequences of different lengths: packed one after another ("thd"), or padded to one length.
 
-No tensor is read on the host: token positions are computed on the device, and the shapes of results depend only on
-Python ints that the caller passes.
+The host reads no tensor: token positions are computed on the device, and the caller's Python ints determine the shapes
+of results.
 """
 
 from typing import NamedTuple

@@ -30,7 +30,7 @@ def memory_format(x: Tensor) -> torch.memory_format:
 
 
 def laid(y: Tensor, x: Tensor) -> Tensor:
-    """y in x's shape, dtype and memory format."""
+    """Convert y to x's shape, dtype and memory format."""
     return y.reshape(x.shape).to(x.dtype, copy=True, memory_format=memory_format(x))
 
 
@@ -469,7 +469,7 @@ def batch_norm_infer_bwd(
 
 
 def around(v: Tensor, dim: int | None) -> tuple[int, int, int]:
-    """The sizes of v before dim, along dim, and after it; (1, 1, all) if dim is None or, as in torch, -1."""
+    """The numbers of elements before, along and after dim; (1, 1, all) if dim is None or, as in torch, -1."""
     if dim is None or dim == -1:
         return 1, 1, v.numel()
     axis = dim % v.dim()

@@ -99,7 +99,7 @@ TABLE = (
     viewed("unfold_copy", "dimension: int, size: int, step: int", dimension=1, size=3, step=2),
     rows("as_strided_copy", "self: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None",
          one(size=[2, 3], stride=[3, 1], storage_offset=1), MATRICES[0]),
-    # parts of a tensor replaced; gradients of views
+    # copies with a part replaced; gradients of views
     rows("select_scatter", "self: Tensor, src: Tensor, dim: int, index: int",
          pair(lambda x: x.select(1, 2), dim=1, index=2)),
     rows("slice_scatter", "self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, "

@@ -1,6 +1,6 @@
 """Ops that some models use instead of a norm: modulated RMS norm, PolyNorm and dynamic tanh.
 
-They compute in float32 (float64 for float64), round once, and return new contiguous tensors.
+These ops compute in float32 (float64 for float64), round once, and return new contiguous tensors.
 """
 
 import math

@@ -57,7 +57,7 @@ def _product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Philox4x32-10 (Salmon et al., 2011) of four words and two, each an int64 tensor of numbers below 2^32."""
+    """Philox4x32-10 (Salmon et al., 2011) of four counter words and two key words, int64 tensors below 2^32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):

@@ -134,7 +134,7 @@ def norm_exists(op: str, x: Tensor, dim: Any, ord: float) -> None:
 
 
 def is_float(op: str, x: Tensor, dtype: torch.dtype | None) -> None:
-    """Raise for integers without a float dtype to cast them to."""
+    """Raise if x is not a float tensor and no `dtype` is given."""
     if dtype is None and x.dtype not in FLOATS:
         expected = f"be {either(map(dtype_name, FLOATS))} where {{dtype}} is None"
         raise BadArgument.of(op, "x", expected, dtype_name(x.dtype), TypeError)
@@ -311,7 +311,7 @@ class GradientInputs(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, dim: Dim, keepdim: bool, *reduced: Tensor) -> "GradientInputs":
-        """Give gradients and saved results a shape that broadcasts to x's."""
+        """Give gradients and saved results a shape that broadcasts to x's shape."""
         dims = dims_of(x, dim)
         cast = torch.float64 if torch.float64 in (x.dtype, *(t.dtype for t in reduced)) else torch.float32
         return cls(x.to(cast), [restored(t, x, dims, keepdim).to(cast) for t in reduced], dims, count_of(x, dims))

@@ -341,7 +341,8 @@ def dq_and_dk_fit(op: str, dq_out: Tensor, dk_out: Tensor, cos: Tensor, layout: 
 
 # Options: those of the op; kv (the number of k's heads), d2 (rotated elements), other (tables of another dtype), rows
 # (tables of two dimensions), strided (cos and sin are views of one complex table), transposed (q and k are views of
-# [b, s, h, d], as in transformers). Results are contiguous in all samples; the op's tests cover the other layout.
+# [b, s, h, d], as in transformers). In all samples `memory` equals the layout, so results are contiguous; the op's
+# tests cover the other memory order.
 PAIR_CASES = (
     Case((2, 4, 5, 16), options={"transposed": True}),
     Case((2, 5, 3, 16), options={"layout": "bshd", "interleaved": True, "batched": True}),
