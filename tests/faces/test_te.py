@@ -330,7 +330,7 @@ def test_master_weights_of_all_kinds_are_quantized_together(te, quantizers):
 
 
 def test_quantized_tensors_without_inner_tensors_are_not_fake(quantizers, monkeypatch):
-    """torch 2.11 raises if only some inner tensors are fake, and by mistake also if there are no inner tensors."""
+    """torch 2.11 raises if only some inner tensors are fake, and also if there are no inner tensors."""
     from torch._subclasses import fake_tensor
 
     from opmux.core.tensors import is_real
