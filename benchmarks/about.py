@@ -13,9 +13,9 @@ import torch
 
 
 def about(*packages: str, **more: Any) -> dict[str, Any]:
-    """The facts of this run: versions of torch, triton and other packages; `more` comes last.
+    """The facts of this run, with versions of torch, triton and the named packages; `more` comes last.
 
-    Without git, the environment variable COMMIT names the commit.
+    If git finds no commit, the environment variable COMMIT names it.
     """
     return {
         "chip": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -27,7 +27,7 @@ def about(*packages: str, **more: Any) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The short hash of the checkout that this file is in; empty without git or a checkout."""
+    """The short commit hash of the checkout that contains this file; empty without git or outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()

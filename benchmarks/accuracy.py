@@ -1,11 +1,11 @@
-"""Our products and attention against the vendor's libraries: distances to float64 over random shapes, on a GPU.
+"""Errors of our products and attention, compared with the vendor's libraries over random shapes on a GPU.
 
     python benchmarks/accuracy.py [--shapes 1000] [--processes 8] [--only attention] [--json FILE]
 
-Each kind gets that many random shapes (odd sizes, transposed factors, grouped heads). The distance of a result to that
-in float64 is the norm of the difference; a ratio is our distance over that of torch's call on the same tensors (cuBLAS,
-flash or cuDNN attention). Both distances are at least the float32 rounding error of the sum. `larger` counts shapes
-with a ratio above 1.01, or where our result is not finite.
+Each kind of call gets `--shapes` random shapes (odd sizes, transposed factors, grouped heads). The error of a result is
+the norm of its difference from the float64 result, but at least the float32 rounding error of the sum. A ratio is our
+error over the error of torch's call on the same tensors (cuBLAS, flash or cuDNN attention). `larger` counts shapes with
+a ratio above 1.01, or with a result of ours that is not finite.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from opmux.kernels import attention, gemm, grouped
 
 BF16, F16, F32, F64, E4M3 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn
 CUDA = "cuda"
-# the result's name, the result in float64, ours, torch's, and how many numbers were summed
+# name, float64 result, our result, torch's result, and how many numbers each element sums
 Result = tuple[str, Tensor, Tensor, Tensor, int]
 
 
@@ -56,7 +56,7 @@ def products(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
 
 
 def fp8(scaling: str, draw: random.Random) -> Iterator[Result]:
-    """FP8 to bfloat16, with one scale, one per row, or 1x128 and 128x128 blocks; torch needs multiples of 16 or 128."""
+    """FP8 products, with one scale, a scale per row or a scale per block; torch needs multiples of 16 or 128."""
     step = 128 if scaling == "blocks" else 16
     m, n, k = size(draw), *(-(-size(draw) // step) * step for _ in range(2))
     a, b = (torch.randn(rows, k, device=CUDA).to(E4M3) for rows in (m, n))
@@ -95,7 +95,7 @@ def attended(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
     batch, kv_heads, group = draw.randint(1, 3), draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 4))
     dim, causal = draw.choice((16, 32, 40, 64, 64, 80, 128, 128, 128, 256)), draw.random() < 0.5
     queries = max(size(draw, 1500), 2)
-    keys = queries if causal else max(size(draw, 1500), 2)  # with one key, dq is 0, and results are rounding noise
+    keys = queries if causal else max(size(draw, 1500), 2)  # with one key, dq is 0 plus rounding noise
     new = lambda heads, rows: torch.randn(batch, heads, rows, dim, device=CUDA, dtype=dtype)
     q, k, v = new(kv_heads * group, queries), new(kv_heads, keys), new(kv_heads, keys)
     do = new(kv_heads * group, queries)
@@ -143,7 +143,7 @@ def ratios(kind: str, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def share(kinds: list[str], shapes: int, which: int, total: int, file: Path) -> None:
-    """The work of one process: every `total`th shape, a line for each result."""
+    """The work of one process: test every `total`th shape, and write a line for each result."""
     torch.backends.cuda.matmul.allow_tf32 = False
     with file.open("w") as lines:
         for kind in kinds:

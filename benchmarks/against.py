@@ -1,9 +1,10 @@
-"""Compares two trees in one run, alternating between them: how a change affects the time of each case of a preset.
+"""Measures how a change affects the time of each case of a preset: compares two trees alternately in one run.
 
     python benchmarks/against.py TREE [--rounds N] [--json FILE] -- --preset memory-bound --device cuda
 
-TREE is a folder with another `opmux` package in it (the `src` of a checkout of an older commit). What comes after `--`
-goes to `opmux bench`. A ratio is this tree's best time over the other tree's best time: below 1 is faster.
+TREE is a folder with another `opmux` package in it (the `src` of a checkout of an older commit). Arguments after `--`
+go to `opmux bench`. A ratio is this tree's best time over the other tree's best time, so this tree is faster if the
+ratio is below 1.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ HERE = Path(__file__).parents[1] / "src"
 
 
 def measured(src: Path, options: list[str]) -> dict:
-    """One run of `opmux bench` on our implementations in a tree."""
+    """Run `opmux bench` once on our implementations in a tree."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
         command = [sys.executable, "-m", "opmux", "bench", *options, "--providers", "ours", "--json", str(file)]
@@ -39,7 +40,7 @@ def case(row: dict) -> str:
 
 
 def best(runs: list[dict]) -> dict[str, float]:
-    """The best time of each case over runs, in ms."""
+    """The best time of each case in all runs, in ms."""
     times: dict[str, float] = {}
     for run in runs:
         for row in run["rows"]:

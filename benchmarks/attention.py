@@ -1,10 +1,10 @@
-"""Attention by our kernels against torch's: flash, cuDNN, memory-efficient and compiled flex, in one run on a GPU.
+"""Compares our attention kernels with torch's flash, cuDNN, memory-efficient and compiled flex attention on a GPU.
 
     python benchmarks/attention.py [--json FILE]
 
-`ours` is our kernel for this chip, `any chip` the generic one, if it is another. Times are medians of device time with
-a cold cache; TFLOP/s count only unmasked pairs of a query and a key. `error` is the distance of our results to float64,
-relative to their norm, over that of torch's flash. Providers that refuse a case are left out of its row.
+`ours` is our kernel for this chip; `any chip` is our generic kernel, if `ours` is a different one. Times are medians of
+device time with a cold cache. TFLOP/s count only unmasked pairs of a query and a key. `error` is our relative error in
+norm, measured against float64, over that of torch's flash attention. A case's row omits providers that refuse the case.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def us(fn: Callable[[], Any]) -> float:
 
 
 def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Our kernels for these tensors, forward and backward: those for this chip, if there are any."""
+    """Our forward and backward kernels for these tensors: the kernels for this chip, or else the generic ones."""
     if gluon.usable() is True and gluon.attention_when(q, k, v, causal) is True:
         return gluon.attention_in_gluon, gluon.attention_bwd_in_gluon
     return kernels.attention, kernels.attention_bwd
@@ -89,7 +89,7 @@ def flex(causal: bool, seq: int) -> Callable[..., Tensor]:
 
 
 def times(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[float, float]:
-    """The times of the forward, and of the backward with a retained graph."""
+    """The time of the forward, and the time of the backward with a retained graph."""
     forward = us(lambda: attend(q, k, v))
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     o = attend(*leaves)
@@ -111,7 +111,7 @@ def relative(got: Tensor, exact: Tensor) -> float:
 
 
 def errors(shape: Shape) -> dict[str, float]:
-    """For each result, our distance to float64 over that of torch's flash attention, on one batch of 1024 tokens."""
+    """For each result, our error over the error of torch's flash attention, on one batch of 1024 tokens."""
     q, do = (new(1, shape.heads, 1024, shape.dim) for _ in range(2))
     k, v = (new(1, shape.kv_heads, 1024, shape.dim) for _ in range(2))
 
@@ -150,7 +150,7 @@ def dense(shape: Shape) -> dict[str, Any]:
     return {
         "case": "dense",
         "shape": shape._asdict(),
-        "copy_us": round(us(copied.clone), 1),  # the least time for reading q, k, v and writing o
+        "copy_us": round(us(copied.clone), 1),  # a lower limit: reads q, k, v and writes o
         "tflops": {
             name: [round(shape.flops(n) / t / 1e6, 1) for n, t in zip((2, 5), pair, strict=True)]
             for name, pair in measured.items()
@@ -193,7 +193,7 @@ def varlen(heads: int = 32, kv_heads: int = 8, dim: int = 128) -> dict[str, Any]
 
 
 def options() -> list[dict[str, Any]]:
-    """The cost of each option: the general op at the first shape, forward and backward."""
+    """Measure the cost of each option: time the general op at the first shape, forward and backward."""
     b, h, g, s, d, _ = SHAPES[0]
     q, do, k, v = new(b, h, s, d), new(b, h, s, d), new(b, g, s, d), new(b, g, s, d)
     bias, heads = new(1, h, s, s), torch.rand(h, device="cuda")

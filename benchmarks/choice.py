@@ -1,9 +1,9 @@
-"""Compares the default policy's choice with every single implementation: products, attention, decoding, on a GPU.
+"""Compares the default policy's choice with each implementation alone, for products, attention and decoding on a GPU.
 
     python benchmarks/choice.py [--json FILE] [--rounds 5]
 
 Times are medians of device time with a cold cache, measured alternately: the default, then each impl alone. `ratio` is
-the fastest implementation's time over the default's: 1 where the default is the best choice.
+the fastest implementation's time over the default's time: 1 if the default is the best choice.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Collect the ATen calls of real models: the rows of `src/opmux/tools/conform/real_shapes.json` under "aten".
+"""Collect the ATen calls of real models, and write them to `src/opmux/tools/conform/real_shapes.json` under "aten".
 
     pip install transformers diffusers
     PYTHONPATH=src python benchmarks/collect_shapes.py            # all models; names on the command line choose some
 
-Models are built on the meta device with their real sizes, but few layers (layers repeat), and run forward and backward
-in bfloat16. A dispatch mode records every call below autograd of the overloads that opmux serves. Of calls with similar
-sizes, the largest and the one with the oddest sizes are kept. The hand-written rows under "ops" are not changed.
+Models are built on the meta device with their real sizes but few layers, because layers repeat. They run forward and
+backward in bfloat16, and a dispatch mode below autograd records every call of an overload that opmux serves. From calls
+with similar sizes, only the largest and the one with the oddest sizes are written. Hand-written rows under "ops" stay.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from opmux.tools.conform import shapes
 T = torch.bfloat16
 MOST_BYTES = 2 << 30  # maximum bytes of a call's tensors, in the model's dtype
 MOST_ROWS = 14  # maximum number of rows per overload
-SKIPPED = {"random"}  # families whose results cannot be compared
+SKIPPED = {"random"}  # families of ops whose results cannot be compared
 
 
 class Record(TorchDispatchMode):
-    """Keeps the calls of overloads that opmux serves, as rows."""
+    """Records the calls of overloads that opmux serves, as rows."""
 
     def __init__(self, model: str, rows: dict[tuple, set[str]]):
         super().__init__()
@@ -53,7 +53,8 @@ class Record(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-# Results of ops that read values, which meta tensors lack: whether a mask is all ones, the tokens of an expert (1/8).
+# Meta tensors have no values, so these are the results of ops that read values: a mask is all ones, and an expert gets
+# 1/8 of the tokens.
 ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._local_scalar_dense.default: lambda t: t.dtype.is_floating_point or 1,
     torch.ops.aten.nonzero.default: lambda t: t.new_empty((max(t.numel() // 8, 1), t.dim()), dtype=torch.long),
@@ -234,7 +235,7 @@ INPUTS = {
     "T[16x2048x7x7]@100352,1,14336,2048": "resnet-50 channels-last",
     "T[3x100003]": "attacked",
 }
-# an op -> lists of the arguments after its first one
+# op -> several lists of arguments, without the first argument
 ALONG: dict[str, list[list[Any]]] = {
     "linalg_vector_norm": [[2, [-1], False], [1, [0], True], [2]],
     "norm.Scalar": [[2]],
@@ -345,7 +346,7 @@ def by_hand() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def kept(calls: list[tuple[str, set[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """For each class of similar calls of an overload: the largest and the oddest call, and the names of all models."""
+    """For each class of similar calls of an overload: the largest and the oddest call, with all models' names."""
     classes: dict[tuple, list[tuple[str, set[str]]]] = defaultdict(list)
     for text, models in calls:
         classes[shapes.class_of(text)].append((text, models))
@@ -355,7 +356,7 @@ def kept(calls: list[tuple[str, set[str]]]) -> Iterator[tuple[str, list[str]]]:
         largest = max(members, key=lambda c: shapes.elements(c[0]))[0]
         oddest = max(members, key=lambda c: (shapes.oddness(c[0]), shapes.elements(c[0])))[0]
         ranked += [(largest, names)] + ([(oddest, names)] if oddest != largest else [])
-    # odd sizes, strided tensors and large calls first: kernels have failed there
+    # Odd sizes, strided tensors and large calls come first, because kernels have failed for them.
     ranked.sort(key=lambda r: (shapes.oddness(r[0]) > 0, "@" in r[0], shapes.elements(r[0])), reverse=True)
     by_layout = [r for r in ranked if "@" in r[0]], [r for r in ranked if "@" not in r[0]]
     half = MOST_ROWS // 2
@@ -371,7 +372,7 @@ def main() -> None:
         try:
             with torch.device("meta"), Record(name, rows):
                 MODELS[name]()
-        except (NotImplementedError, RuntimeError) as error:  # an op needs values (routing): earlier calls are kept
+        except (NotImplementedError, RuntimeError) as error:  # an op read values: keep earlier calls
             print(f"{name}: stopped: {str(error).splitlines()[0]}", flush=True)
         print(f"{name}: {len(rows) - before} new calls", flush=True)
     by_op: dict[str, list[tuple[str, set[str]]]] = defaultdict(list)

@@ -1,10 +1,10 @@
-"""The C++ kernels of the CPU, compared with each op's reference and the nearest ATen equivalent, in us.
+"""Times of the C++ kernels for CPUs in us, compared with each op's reference and its nearest ATen equivalent.
 
     python benchmarks/cpu.py [--threads 1,2] [--dtypes float32,bfloat16] [--ops rms_norm,silu_mul] [--json FILE]
 
-An op is registered for a dtype if it is 1.05 times as fast as both, at every shape and number of threads. With one
-thread, the thread's CPU time is measured, so that other load has no effect; with more, wall time. The sides alternate,
-and the best time of each counts.
+We register a kernel for a dtype if it is 1.05 times as fast as both, at every shape and number of threads. With one
+thread, the thread's CPU time is measured, so that other load has no effect; with more threads, wall time. The three
+implementations run alternately, and the best time of each counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opmux.core import specs
 
 SHAPES = ((1, 1024), (64, 1024), (1024, 4096))
 
-# Called without the Python code of torch.ops, like our own kernels.
+# Skip the Python code of torch.ops, as calls of our own kernels do.
 GELU_BWD, SILU_BWD, RELU_BWD, LAYER_BWD = (
     getattr(torch.ops.aten, name).default._op
     for name in ("gelu_backward", "silu_backward", "threshold_backward", "native_layer_norm_backward")
@@ -48,7 +48,7 @@ def _add_rms_norm(x, residual, weight, eps, offset, casting):
     return F.rms_norm(s, s.shape[-1:], weight, eps), s
 
 
-# What a torch programmer would write. A backward that ATen does not have is compared only with the reference.
+# What a torch programmer would write. If ATen lacks a backward, ours is compared only with the reference.
 ATEN: dict[str, Callable[..., Any]] = {
     "rms_norm": lambda x, weight, eps, offset, casting: F.rms_norm(x, x.shape[-1:], weight, eps),
     "add_rms_norm": _add_rms_norm,
@@ -106,7 +106,7 @@ NEAREST = _nearest()
 
 
 def best_us(sides: dict[str, Callable[[], Any]], threads: int, seconds: float) -> dict[str, float]:
-    """The best time of each side. They alternate, so that other load affects all of them."""
+    """The best time of each implementation. They run alternately, so that other load affects all of them."""
     clock = time.thread_time if threads == 1 else time.perf_counter
 
     def once(fn: Callable[[], Any], loops: int) -> float:
@@ -141,7 +141,7 @@ def measure(name: str, dtype: torch.dtype, shape: tuple[int, ...], threads: int,
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Our time in us, and the better of the other times over ours; < marks cells where ours is not faster."""
+    """Our time in us, and the best other time over ours; < marks cells in which ours is not faster."""
     heads = sorted({(r["threads"], tuple(r["shape"])) for r in rows})
     words = [f"{'x'.join(map(str, s))} t{t}" for t, s in heads]
     lines = [f"{'op':20}{'dtype':10}" + "".join(f"{w:>20}" for w in words)]

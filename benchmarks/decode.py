@@ -1,10 +1,11 @@
-"""Decoding on a GPU: attention to a cache, paged and contiguous, and MLA; times compared with that of a copy.
+"""Decoding on a GPU: attention to a paged or contiguous cache, and MLA, compared with the bandwidth of a copy.
 
     python benchmarks/decode.py [--json FILE] [--quick]
 
-Times are medians of device time with a cold cache. A share is the bandwidth at which keys and values are read, over
-that of a copy (read and written) in the same run; the goal is 0.8. `torch` is torch's flash attention with the same
-keys and values, contiguous, as it supports neither pages nor float8. An error is the largest difference from float64,
+Times are medians of device time with a cold cache. A share is the bandwidth at which keys and values are read, over the
+bandwidth (read and write) of a copy in the same run; the goal is 0.8. `torch` is torch's flash attention, which
+supports neither pages nor float8, on the same keys and values as a contiguous cache. An error is the largest difference
+from float64,
 relative to the largest number of the result.
 """
 
@@ -61,14 +62,14 @@ def pages_of(batch: int, keys: int, page: int) -> Tensor | None:
 
 
 def first_of(cache: Tensor, table: Tensor | None) -> Tensor:
-    """The first sequence of a cache, contiguous."""
+    """The keys or values of a cache's first sequence, contiguous."""
     if table is None:
         return cache[:1]
     return cache.view(torch.uint8)[table[0].long()].view(cache.dtype).flatten(0, 1)[None]
 
 
 def error_of(got: Tensor, name: str, *args: Any) -> float:
-    """The error of the first sequence."""
+    """The error of the result for the first sequence."""
     wide = [a.double() if torch.is_tensor(a) and a.dtype is BF16 else a for a in args]
     want = specs.find(name).reference(*wide)[0]
     return ((got[:1].double() - want).abs().max() / want.abs().max()).item()

@@ -1,9 +1,9 @@
-"""The cost of dispatch: ns per call, compared with a plain Python call of the same body in the same run.
+"""The cost of dispatch in ns per call, compared with a plain Python call of the same function body in the same run.
 
     python benchmarks/dispatch.py [--json FILE] [--quick]
 
-Both sides go through the same kind of lambda and are timed by `time.thread_time`, best of many repeats, so that a busy
-machine has no effect. Compare the ratios; absolute ns depend on the core.
+Both calls go through the same kind of lambda. `time.thread_time` and the best of many repeats make times independent of
+other load. Compare the ratios, because absolute ns depend on the core.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def own_body(x, weight, eps=1e-6):
     return x
 
 
-# Marks it as an impl of ours, which checks for tracers itself.
+# Marks own_body as an impl of ours, which checks for tracers itself.
 own_body.__module__ = "opmux.bench"
 
 
@@ -50,7 +50,7 @@ def body_bwd(dy, x, weight, eps):
 
 
 def best_ns(fn, plain, repeats: int, loops: int) -> tuple[float, float]:
-    """The best time of one `fn()` and of one `plain()`, in thread CPU ns. They alternate, because clocks drift."""
+    """The best time of a `fn()` and of a `plain()`, in ns of thread CPU time. They alternate, as clocks drift."""
     clock, span = time.thread_time_ns, range(loops)
 
     def once(f) -> float:
@@ -64,7 +64,7 @@ def best_ns(fn, plain, repeats: int, loops: int) -> tuple[float, float]:
 
 
 def declare_ops() -> None:
-    """Declare the benchmark's ops, whose body does nothing: plain ones, and one with a gradient."""
+    """Declare the benchmark's ops, whose bodies do nothing: several without a gradient, and one with a gradient."""
     t = torch.Tensor
     names = dict.fromkeys(("bench_plain", "bench_reference", "bench_dtype", "bench_device"))
     names["bench_grad"] = "bench_grad_bwd"
@@ -101,7 +101,7 @@ def register(count: int, into: OpRegistry) -> None:
 
 
 def cases() -> dict[str, tuple]:
-    """name -> (the call, the plain call it is compared with)."""
+    """name -> (the call through opmux, the plain call that it is compared with)."""
     x, w = torch.ones(4), torch.ones(4)
     manager = opmux.core.get_default_manager()
     ops, held, call = opmux.ops, opmux.ops.bench_plain, manager.call
@@ -150,7 +150,7 @@ def measure(repeats: int, loops: int, ops: int, threads: int) -> list[dict]:
 
 
 class TwoDevices(machine.Machine):
-    """A machine with an accelerator, so that dispatch checks the device if impls are for one device."""
+    """A machine with an accelerator, so that dispatch must check the device of impls that are for one device."""
 
     def accelerators(self) -> tuple[str, ...]:
         return ("meta",)
@@ -169,7 +169,7 @@ def second_device():
 
 
 class threading_scope:
-    """A scope that another thread holds open."""
+    """A policy block that another thread has entered and not left."""
 
     def __enter__(self):
         self.ready, self.done = threading.Event(), threading.Event()

@@ -1,17 +1,17 @@
-"""The host cost of `opmux.enable()`: small ops of torch on an accelerator, with and without our kernels.
+"""The host cost of `opmux.enable()`: times small torch ops on an accelerator, with and without our kernels.
 
     python benchmarks/enable.py [--json FILE]
 
 | column | what runs |
 |---|---|
 | native | torch, with nothing enabled |
-| off | the override is registered and off: the C++ gate calls torch's kernel |
-| ours | the override: from the C++ gate, which launches our kernel |
-| python | the same with launches from C++ turned off: the override in Python |
+| off | the override is registered but disabled: the C++ gate calls torch's kernel |
+| ours | the override is enabled: the C++ gate launches our kernel |
+| python | as "ours", but without launches from C++: the override runs in Python |
 
 A measurement never waits for the GPU, so it times only the host: torch's binding, its dispatcher, the kernel launch.
-Native and ours alternate, op by op, every few milliseconds, because clocks drift; the ratio is the median over these
-pairs.
+Because clocks drift, each op alternates between native and another column every few milliseconds. The ratio is the
+median over these pairs.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from opmux.cpp import launching
 
 CALLS, PAIRS = 300, 21
 ASKED = ("add", "mul scalar", "softmax", "rms_norm", "sum", "gelu", "layer_norm")
-LIMIT = 1.1  # the largest allowed ratio to native's time, for these ops
+LIMIT = 1.1  # for these ops: the largest allowed ratio to native's time
 
 
 def cases(device: str) -> dict[str, tuple[str, Callable[[], object]]]:
-    """Each op, and the overload of ATen that it reaches."""
+    """name -> (the ATen overload that the call reaches, the call)."""
     x, y = (torch.randn(64, 256, device=device, dtype=torch.bfloat16) for _ in range(2))
     w = torch.randn(256, device=device, dtype=torch.bfloat16)
     return {
@@ -64,7 +64,7 @@ def timed(call: Callable[[], object]) -> float:
     return elapsed
 
 
-WARM = 12  # calls before one is timed: the gate launches from the seventh on
+WARM = 12  # untimed calls first: the gate launches from the seventh on
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ def main() -> None:
     if not torch.accelerator.is_available():
         raise SystemExit("there is no accelerator here: nothing to measure")
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})  # one core, so that none has to warm up
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})  # one core, so that no other core has to warm up
     device = torch.accelerator.current_accelerator().type
     every = len(opmux.enable(mode="all"))
     opmux.disable()

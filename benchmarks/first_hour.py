@@ -1,19 +1,20 @@
-"""A user's first hour: turning opmux on, first steps, batches of changing lengths; compared with torch.
+"""A user's first hour compared with torch: turning opmux on, first steps, batches of changing lengths.
 
     python benchmarks/first_hour.py [--only enable,steps,warm,lengths,shapes,host] [--json FILE]
 
-Every figure is measured in new processes. "cold" has empty caches (compiled C++, Triton's kernels), "warm" the
-caches that the cold run left. Models have random weights: a GPT-2 of 6 layers, a Llama of 6 layers (hidden 1024) and
-one of 1.2 billion parameters, in bfloat16; a step is a forward and a backward pass.
+Every figure is measured in a new process. "cold" starts with empty caches (compiled C++, Triton's kernels), "warm" with
+the caches that the cold run left. Models are in bfloat16 with random weights: a GPT-2 of 6 layers, a Llama of 6 layers
+(hidden 1024) and a Llama of 1.2 billion parameters. A step is a forward and a backward pass.
 
 | row | what is measured |
 |---|---|
-| enable | seconds of `opmux.enable()`, after `import torch`, and until it is on |
-| steps | the first step (s), the median, the longest after the third (ms), and the last hundred, with one shape |
-| warm | s of `opmux warm`, and the first step after it; "example 10": 10 s after `patch_model(model, example=ids)` |
-| lengths | ms of a step when every batch has another length (64 to 900), 80 steps, and the same lengths again |
+| enable | seconds that `opmux.enable()` takes after `import torch`, and seconds until auto mode is on |
+| steps | one shape: the first step (s); median and longest of the steps after the third, median of the last 100 (ms) |
+| warm | s of `opmux warm`, and of the first step after it ("example 10": 10 s after `patch_model(model, example=ids)`)
+|
+| lengths | ms of a step for 80 batches of different lengths (64 to 900), and for the same lengths again |
 | shapes | ms of the first call of `mode="all"` on each of 40 fresh shapes, and how many of them compile a kernel |
-| host | microseconds of forward + backward of small `opmux.ops`, once their C++ is compiled |
+| host | microseconds of forward + backward of small `opmux.ops` after their C++ is compiled |
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ROWS = ("enable", "steps", "warm", "lengths", "shapes", "host")
 MODELS = ("gpt2", "llama", "llama-1.2b")
 LENGTH_STEPS = 80
 READY = 60.0  # seconds to wait until auto mode is on
-COMPILING = 20.0  # a call of a small kernel that takes more milliseconds compiles it
+COMPILING = 20.0  # a call that takes more milliseconds has compiled its kernel
 
 
 def config_of(name: str) -> Any:
@@ -63,7 +64,7 @@ def model_of(name: str) -> Any:
 
 
 def stepper(model: Any, batch: int) -> Callable[[int], float]:
-    """A function that runs a step on sequences of a length, and returns its milliseconds, device time included."""
+    """Make a function of a sequence length that runs a step, and returns its milliseconds, device time included."""
     import torch
 
     def step(length: int) -> float:
@@ -79,7 +80,7 @@ def stepper(model: Any, batch: int) -> Callable[[int], float]:
 
 
 def turn_on(mode: str, model: Any = None) -> float:
-    """Turn opmux on; returns the seconds that it takes."""
+    """Turn opmux on, and return the seconds that this took."""
     start = time.perf_counter()
     if mode != "native":
         import opmux
@@ -95,7 +96,7 @@ def turn_on(mode: str, model: Any = None) -> float:
 
 
 def is_on() -> bool:
-    """Whether auto mode is on, and its planner has answered everything."""
+    """Whether auto mode is on, and its planner has answered all requests."""
     import opmux
     from opmux.faces.aten import gate
 
@@ -136,7 +137,7 @@ def steps(mode: str, name: str) -> dict[str, float]:
 
 
 def warm(mode: str, name: str) -> dict[str, float]:
-    """The first step after `opmux warm` ("command"), or after `patch_model(example=)` and a wait of some seconds."""
+    """Time the first step after `opmux warm` ("command"), or some seconds after `patch_model(example=)`."""
     import torch
 
     times = {}
@@ -166,7 +167,7 @@ def warm(mode: str, name: str) -> dict[str, float]:
 
 
 def lengths(mode: str, name: str) -> dict[str, float]:
-    """Step times for changing lengths. Runs natively first: torch's libraries plan attention for each new length."""
+    """Step times for changing lengths; first native ones, because torch's libraries plan attention per length."""
     import random
 
     model = model_of(name)
@@ -232,7 +233,7 @@ def host(_: str, __: str) -> dict[str, float]:
     import opmux
     from opmux.cpp import library as native_library
 
-    native_library.available()  # else Python launches the kernels while another process compiles the C++: 20 s, once
+    native_library.available()  # without this, Python would launch for 20 s, while C++ compiles
     x, b = (torch.randn(64, 256, device="cuda", requires_grad=True) for _ in range(2))
     w = torch.ones(256, device="cuda", requires_grad=True)
     dy = torch.randn(64, 256, device="cuda")
@@ -303,7 +304,7 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for row in options.only.split(","):
-            if row in ("lengths", "host"):  # these measure what runs once the C++ is compiled
+            if row in ("lengths", "host"):  # these rows measure calls after C++ is compiled
                 subprocess.run([sys.executable, "-c", COMPILE], env=environment(Path(folder, "shared")), check=True)
             for mode, model in CASES[row]:
                 if model and model not in options.models.split(","):

@@ -1,16 +1,16 @@
-"""The host cost of a call with gradients: forward alone, and forward + backward, of small ops, in us.
+"""The host cost of small ops with gradients, in us: the forward alone, and forward + backward.
 
     python benchmarks/gradients.py [--json FILE] [--device cpu|cuda] [--quick]
     python benchmarks/gradients.py --against TREE     # this tree and another one, alternating, in one file
 
-Columns: torch's own op in eager mode; the same with `opmux.enable()`; the op of `opmux.ops`, launched from C++ where
-that is possible; the same launched from Python; and a minimal `autograd.Function` that allocates the same results,
-saves the same tensors and computes nothing. The case "empty" is an op of opmux whose kernels only allocate: its time
-beyond that of the minimal Function is what opmux adds.
+Columns: torch's own op in eager mode; the same op with `opmux.enable()`; the op of `opmux.ops`, launched from C++ if
+possible; this op launched from Python; and a minimal `autograd.Function` that allocates the same results, saves the
+same tensors and computes nothing. In the case "empty", the kernels of opmux's op only allocate, so the difference
+between its time and that of the minimal Function is the cost of opmux.
 
-On an accelerator, a measurement never waits for the device, so that only the host is timed. On the CPU, the thread's
-CPU time is measured, which includes the kernels. The sides alternate every few milliseconds, because clocks drift: a
-ratio is the median over these rounds.
+On an accelerator, a measurement never waits for the device, so it times only the host. On the CPU, it times the
+thread's CPU time, kernels included. Because clocks drift, columns alternate every few milliseconds, and a ratio is the
+median over these rounds.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ import opmux
 
 try:
     from opmux.cpp import launching
-except ImportError:  # --against a tree that launches from Python only
+except ImportError:  # --against may name a tree that launches only from Python
     launching = None
 
 Sides = dict[str, Callable[[], Any]]
 SIDES = ("torch", "enable", "opmux", "python", "minimal")
-WARM = 16  # calls before a round: enable() and disable() clear the launch records of C++
+WARM = 16  # untimed calls before a round, as enable() and disable() clear C++'s launch records
 
 
 def minimal(
     results: Callable[..., tuple[Tensor, ...]], saved: Callable[..., tuple], gradients: Callable[..., Any]
 ) -> Any:
-    """An autograd.Function that allocates what an op returns, saves what it saves, and allocates its gradients."""
+    """An autograd.Function that allocates an op's results and gradients, and saves the tensors that the op saves."""
 
     class Minimal(torch.autograd.Function):
         @staticmethod
@@ -79,20 +79,20 @@ def empty_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple
 
 
 def declare_empty() -> Callable[..., Any]:
-    """An op with a gradient whose forward and backward only allocate."""
+    """Declare an op whose forward and backward only allocate."""
     from opmux.core import BackendImplKind, OpImpl, get_default_manager, op
 
     new_op = op(empty_norm, name="bench_norm", out="y rstd", grad="bench_norm_bwd", fake=empty_norm)
     op(empty_norm_bwd, name="bench_norm_bwd", out="dx dweight", fake=empty_norm_bwd)
     for name, fn in (("bench_norm", empty_norm), ("bench_norm_bwd", empty_norm_bwd)):
         call: Any = lambda *args, fn=fn: fn(*args)
-        call.__module__ = "opmux.bench"  # treated as a kernel of ours, whose first calls are not checked
+        call.__module__ = "opmux.bench"  # so that the first calls are not checked, as for our kernels
         get_default_manager().registry.register_impl(OpImpl(name, "default.bench", BackendImplKind.DEFAULT, fn=call))
     return new_op
 
 
 def cases(device: str) -> dict[str, tuple[list[Tensor], dict[str, Callable[..., Any]]]]:
-    """For each op: the tensors that require grad, and for each side a function of them."""
+    """For each op: the tensors that require grad, and for each column a function of these tensors."""
     dtype = torch.bfloat16 if device != "cpu" else torch.float32
     leaf = lambda *shape: torch.randn(*shape, device=device, dtype=dtype, requires_grad=True)
     x, y, w, b = leaf(64, 256), leaf(64, 256), leaf(256), leaf(256)
@@ -146,7 +146,7 @@ def cases(device: str) -> dict[str, tuple[list[Tensor], dict[str, Callable[..., 
 
 
 class Timer:
-    """Times a call on the host: thread CPU time on the CPU, else wall time without waiting for kernels."""
+    """Times a call on the host, in thread CPU time on the CPU, else in wall time without waiting for kernels."""
 
     def __init__(self, device: str, seconds: float):
         self.on_cpu, self.seconds = device == "cpu", seconds
@@ -162,7 +162,7 @@ class Timer:
         return elapsed
 
     def calls(self, call: Callable[[], Any]) -> int:
-        """The number of calls in a round. On an accelerator at most 100: the launch queue must not fill up."""
+        """The number of calls in a round; at most 100 on an accelerator, so that the launch queue does not fill up."""
         for _ in range(3):
             call()
         many = max(5, int(self.seconds * 1e6 / max(self.us(call, 5), 0.1)))
@@ -170,7 +170,7 @@ class Timer:
 
 
 def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float]]:
-    """Each side's best and its median ratio to the first side."""
+    """Each column's best time, and the median of its ratios to the first column."""
     calls = {}
     for name, call in sides.items():
         switch(name)
@@ -195,7 +195,7 @@ def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float
 
 
 def switch(side: str) -> None:
-    """Enable opmux for the side "enable" and for no other; C++ launches for all sides but "python"."""
+    """Enable opmux only for the column "enable", and launches from C++ for all columns but "python"."""
     if launching is not None:
         launching.pause("measured", side == "python")
     if side == "enable":
@@ -238,7 +238,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit: OPMUX_COMMIT, or what git says of the measured tree."""
+    """The commit of the measured tree, from OPMUX_COMMIT or from git."""
     if "OPMUX_COMMIT" in os.environ:
         return os.environ["OPMUX_COMMIT"]
     command = ["git", "-C", str(Path(opmux.__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
@@ -281,7 +281,7 @@ def child(tree: Path, commit: str | None, options: argparse.Namespace) -> dict[s
 
 
 def best_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each row, the best time and the median of the ratios."""
+    """For each row of several runs, the best time and the median of the ratios."""
     rows = []
     for same in zip(*(r["rows"] for r in runs), strict=True):
         sides = {}

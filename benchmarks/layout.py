@@ -1,4 +1,4 @@
-"""Layout ops, factories and fills by our kernels, compared with torch's, in one run on a GPU: device and host time.
+"""Device and host times of layout ops, factories and fills by our kernels and by torch's, in one run on a GPU.
 
     python benchmarks/layout.py
 

@@ -1,11 +1,11 @@
-"""A Llama of 1.2 billion parameters on a GPU: training and decoding, unchanged, patched, compiled, and both.
+"""Trains and decodes a Llama of 1.2 billion parameters on a GPU: unchanged, patched, compiled, and both.
 
     python benchmarks/llama.py [--steps 50] [--only "native;patched"] [--liger] [--json FILE]
 
 Each variant runs in a new process, and trains a fresh model from the same weights on the same tokens (4 x 2048,
 bfloat16, fused AdamW, eager unless compiled). Times are medians of steps after the first three; the memory peak is that
-of one step. Decoding is one sequence, token by token, with `generate`: the fastest of several runs, and the first run,
-in which cuDNN's attention makes a plan for every new length.
+of one step. Decoding runs `generate` on one sequence, token by token. It reports the fastest of several runs, and the
+first run, in which cuDNN's attention makes a plan for every new length.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ def decode(variant: Callable[[Any], Any], tokens: int = 128, rounds: int = 5) ->
     seconds(8)
     few = min(seconds(8) for _ in range(rounds))
     many = [seconds(8 + tokens) for _ in range(rounds)]
-    each = lambda took: round(1e3 * (took - few) / tokens, 3)  # without the time of the prompt
+    each = lambda took: round(1e3 * (took - few) / tokens, 3)  # minus the prompt's time
     return {"ms_per_token": each(min(many)), "first_ms_per_token": each(many[0])}
 
 
 def measured(name: str, steps: int) -> dict[str, Any]:
-    """One variant, in this process. Training comes first, so that its memory peak includes no other model."""
+    """Measure one variant in this process. Training comes first, so that its memory peak includes no other model."""
     numbers = train(WAYS[name], steps)
     if "compiled" not in name:
         gc.collect()

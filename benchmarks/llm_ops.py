@@ -3,8 +3,8 @@
     python benchmarks/llm_ops.py [--json FILE]
 
 Times are medians; all providers alternate in one run. GBps is the number of bytes that must move (each input read once,
-each result written once) over the time; a share is relative to a copy of as many bytes in the same run. Host times are
-measured on a call whose kernel is shorter than its launch: rope of one token, as in decoding.
+each result written once) over the time. A share is relative to a copy of the same number of bytes in the same run. Host
+times are measured on a call whose kernel takes less time than its launch: rope of one token, as in decoding.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 class Case(NamedTuple):
-    """An op, and torch's composition on the same tensors; `ours_backward` takes gradients, inputs and constants."""
+    """An op, and torch's composition for the same tensors; `ours_backward` takes gradients, inputs and constants."""
 
     name: str
     ours: Callable[..., Any]
@@ -130,7 +130,7 @@ def bytes_of(*values: Any) -> int:
 
 
 def check(got: Any, want: Any, what: str) -> None:
-    """Raise if the error is more than 1 % of the values; torch's own ops round several times."""
+    """Raise if the error is more than 1 % of the values, a limit that allows for torch's repeated rounding."""
     for a, b in zip(tensors(got), tensors(want), strict=True):
         error = ((a.double() - b.double()).norm() / b.double().norm()).item()
         assert error < 1e-2, f"{what}: {error:.1e} from torch in float64"
@@ -158,7 +158,7 @@ def measured(case: Case) -> dict[str, Any]:
         leaves = tuple(t.detach().requires_grad_() for t in case.inputs)
         graph = tensors(providers[name](*leaves, *case.constants))
         calls[name] = lambda graph=graph, leaves=leaves: torch.autograd.grad(graph, leaves, grads, retain_graph=True)
-    saved = () if case.name.startswith("rope") else case.inputs  # a rotation needs only its tables
+    saved = () if case.name.startswith("rope") else case.inputs  # rope's backward needs only its tables
     row["backward"] = timed(bytes_of(grads, case.constants, saved, case.inputs), calls)
     return row
 

@@ -1,9 +1,9 @@
-"""Cross entropy and a linear layer with cross entropy on a GPU: time, memory and error compared with torch's.
+"""Time, memory and error of cross entropy, alone and with a linear layer, compared with torch's on a GPU.
 
     python benchmarks/losses.py [--rows 8192] [--hidden 4096] [--classes 128256] [--json FILE]
 
-Times are medians of forward and backward; all providers alternate in one run. A share is the bandwidth for the bytes
-that must move (logits read twice, their gradient written once), relative to a copy in the same run.
+Times are medians of forward and backward; all providers alternate in one run. A share is a bandwidth relative to that
+of a copy in the same run; it counts the bytes that must move (logits read twice, their gradient written once).
 """
 
 from __future__ import annotations

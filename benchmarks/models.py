@@ -1,16 +1,16 @@
-"""Training steps of transformers' models under `opmux.enable()`, compared with torch's own; also a Llama of 1.2B.
+"""Compares training steps of transformers' models, a Llama of 1.2B among them, with and without `opmux.enable()`.
 
     python benchmarks/models.py [--json FILE] [--only gpt2,llama] [--no-gradients] [--no-times]
     python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
-Nine small models with random weights, in float32 and bfloat16, eager. One process turns `enable()` on and off every
-few steps, because two processes with the same model differ by some percent. All its threads run on one core, the least
-busy one when a model begins, because other load changes times by more than opmux does. A ratio is native's time over
-that of the mode, so above 1 is faster than native: the median over all pairs of neighbouring blocks of steps, with its
-standard error; then the ratio of the fastest tenth of all steps, which other load affects least. Gradients are compared
-with those of the same model in float64. Kernels are compiled beforehand, in a process per model. `--traces` measures
-nothing, needs no GPU, and writes the file by which `opmux.enable()` decides without its C++ gate: the overloads that a
-step calls, with dtypes, sizes and counts.
+Nine small models with random weights run eagerly in float32 and bfloat16. One process turns `enable()` on and off every
+few steps, because times of the same model in two processes differ by some percent. All threads of this process run on
+one core, the least busy core when a model begins, because other load changes times by more than opmux does. A ratio is
+native's time over the mode's time, so the mode is faster if the ratio is above 1. The first ratio is the median over
+all pairs of neighbouring blocks of steps, with its standard error; the second is the ratio of the fastest tenth of all
+steps, which other load affects least. Gradients are compared with float64 gradients of the same model. Another process
+for each model compiles the kernels before. `--traces` measures nothing and needs no GPU: it writes the overloads that a
+step calls, with dtypes, sizes and counts, to the file by which `opmux.enable()` decides without its C++ gate.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import opmux
 from opmux.faces.aten import gate
 
-BLOCK = 5  # steps that are timed in a block
+BLOCK = 5  # timed steps in a block
 ROUNDS = (10, 60)  # minimum and maximum number of blocks per mode
-SECONDS = 6.0  # for the blocks of a mode
-WARM = {"native": 2, "auto": 14, "all": 14}  # untimed steps; a call is launched from C++ after twelve of them
+SECONDS = 6.0  # time for the blocks of a mode
+WARM = {"native": 2, "auto": 14, "all": 14}  # untimed steps; C++ launches a call after twelve steps
 MODES = ("native", "auto", "all")
 VOCAB = 8192
 DEVICE = "cuda"
 
-Row = dict[str, Any]  # times and ratios of a model
+Row = dict[str, Any]  # the times and ratios of a model
 
 
 # ---- the models -----------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Trainer:
         model, inputs = MODELS[name]()
         self.model = model.to(device=DEVICE, dtype=dtype).train()
         if dtype is torch.float64 and hasattr(model, "set_experts_implementation"):
-            model.set_experts_implementation("eager")  # torch's grouped products have no float64
+            model.set_experts_implementation("eager")  # torch's grouped products lack float64
         self.inputs = {k: v.to(DEVICE, dtype if v.is_floating_point() else None) for k, v in inputs.items()}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, foreach=True)
 
@@ -160,7 +160,7 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 
 
 def run_on(cores: list[int]) -> None:
-    """Move all threads of this process to these cores: a backward runs on its own thread."""
+    """Move all threads of this process to these cores; a backward runs on another thread than the forward."""
     for thread in Path("/proc/self/task").iterdir() if cores else ():
         with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), cores)
@@ -189,7 +189,7 @@ def timed(step: Callable[[], Any]) -> float:
 
 
 def block(step: Callable[[], Any], mode: str) -> list[float]:
-    """Milliseconds of some steps, after two that are not timed and after the planner has answered."""
+    """Milliseconds of the steps of a block, after two untimed steps and after the planner has answered."""
     turn(mode)
     timed(step), timed(step)
     while gate.waiting():
@@ -198,7 +198,7 @@ def block(step: Callable[[], Any], mode: str) -> list[float]:
 
 
 def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
-    """For each mode, blocks of steps that alternate with blocks of native steps."""
+    """Time each mode in blocks of steps that alternate with blocks of native steps."""
     row: Row = {"ms": {}}
     for mode in MODES[1:]:
         run_on(CORES)
@@ -217,13 +217,14 @@ def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
         turn("native")
         natives, ours = ([statistics.median(b) for b in blocks[side::2]] for side in (0, 1))
         fastest, ours_fastest = (statistics.quantiles(itertools.chain(*blocks[at::2]), n=10)[0] for at in (0, 1))
-        # pair each block with the native blocks before and after it, not with their mean, which is above the median
-        # if some blocks are slow
+        # Pair each block with the native blocks before and after it, but not with the mean of the two: if some blocks
+        # are slow, means are above the median.
         ratios = [native / b for i, b in enumerate(ours) for native in natives[i : i + 2]]
         low, _, high = statistics.quantiles(ratios, n=4)
         row["ms"] |= {"native": round(statistics.median(natives), 3), mode: round(statistics.median(ours), 3)}
         row[mode] = round(statistics.median(ratios), 4)
-        # the standard error of a median of normally distributed ratios, whose quartiles are 1.35 deviations apart
+        # The standard error of the median if ratios are normally distributed: their quartiles are 1.35 deviations
+        # apart.
         row[f"{mode}, error"] = round(1.25 * (high - low) / 1.35 / math.sqrt(rounds), 4)
         row[f"{mode}, fastest tenth"] = round(fastest / ours_fastest, 4)
         row[f"{mode}, blocks"] = rounds
@@ -241,7 +242,7 @@ def cleared() -> None:
 
 
 def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
-    """The relative distance of all gradients together from those in float64, for each mode."""
+    """For each mode, the relative distance between all gradients, as one vector, and the float64 gradients."""
     truth = Trainer(name, torch.float64)
     trainer = Trainer(name, dtype)
     truth.model.load_state_dict(trainer.model.state_dict())
@@ -258,13 +259,13 @@ def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
 
 
 def gradients(name: str, dtype: torch.dtype, device: str, modes: tuple[str, ...]) -> dict[str, Any]:
-    """`distances` in a worker process."""
+    """Run `distances` in a worker process."""
     global DEVICE, MODES
     DEVICE, MODES = device, modes
     cleared()
     try:
         return {"gradients": distances(name, dtype)}
-    except (RuntimeError, ValueError) as error:  # an op of the model has no float64
+    except (RuntimeError, ValueError) as error:  # an op of the model lacks float64
         turn("native")
         return {"gradients": {"error": str(error).splitlines()[0]}}
 
@@ -290,7 +291,7 @@ class Seen(TorchDispatchMode):
 
 
 def trace(step: Callable[[], Any]) -> dict[str, list[list[Any]]]:
-    """The overloads of a step that we can compute: [dtype, size, calls]."""
+    """Overload -> [[dtype, size, number of calls], ...], for the overloads of a step that we can compute."""
     from opmux.faces.aten.overloads import table
 
     step()  # the optimizer creates its state
@@ -304,7 +305,7 @@ def trace(step: Callable[[], Any]) -> dict[str, list[list[Any]]]:
 
 
 def write_traces(file: Path, names: list[str], dtypes: list[torch.dtype]) -> None:
-    """The small models run on the CPU, the Llama on fake tensors."""
+    """Write the traces; small models run on the CPU, the Llama runs on fake tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import LlamaForCausalLM
 
@@ -356,7 +357,7 @@ def llama_training() -> Callable[..., torch.Tensor]:
 
 
 def llama_losses(mode: str) -> list[float]:
-    """The losses of twenty steps from the same weights."""
+    """The losses of twenty steps, which start from the same weights in every mode."""
     cleared()
     step = llama_training()
     turn(mode)
@@ -366,7 +367,7 @@ def llama_losses(mode: str) -> list[float]:
 
 
 def llama_decoding() -> Callable[[], Any]:
-    """A function that decodes one token after 64."""
+    """Make a function that decodes one token after a cache of 64 tokens."""
     model, ids = built().eval(), tokens()[0, :1]
     with torch.inference_mode():
         before = model(input_ids=ids[:, :64], use_cache=True).past_key_values
@@ -395,7 +396,7 @@ def llama() -> dict[str, Any]:
 
 
 def warm(names: list[str]) -> None:
-    """Compile the kernels of each model, in a new process for each."""
+    """Compile the kernels of all models, each in a new process."""
     command = [sys.executable, __file__, "--device", DEVICE, "--modes", ",".join(MODES[1:]), "--warm"]
     children = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in names]
     for name, child in zip(names, children, strict=True):
@@ -460,7 +461,7 @@ def main() -> None:
     data: dict[str, Any] = {"models": {}, "taken": enabled}
 
     def keep(**more: Any) -> None:
-        """Write the results so far, so that they survive if a run is ended early."""
+        """Write the results so far, so that they survive if the run is interrupted."""
         data.update(more)
         facts = about(
             "transformers", overloads={"auto": len(enabled), "all": every}, seconds=round(time.perf_counter() - start)

@@ -4,8 +4,8 @@ Linear layers with an activation, a gate or a residual are compared with the sam
 
     python benchmarks/products.py [--json FILE]
 
-Times are medians of device time with a cold cache; an error is the largest distance to the float64 product, in units of
-torch's own. A table of all times comes last.
+Times are medians of device time with a cold cache. An error is the largest difference from the float64 product, over
+that of torch's result. A table of all times comes last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import opmux.functional as ours
 from opmux.kernels import gemm, grouped
 
 BF16, F16, F32, E4M3 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
-# m, n, k, and whether each factor is transposed in memory
+# m, n, k, and for each factor whether it is transposed in memory
 SHAPES = [
     (4096, 4096, 4096, "nt"),
     (8192, 8192, 8192, "nt"),
@@ -90,7 +90,7 @@ def best_of(*fns: Callable[[], Any]) -> list[float]:
 
 
 def compared(what: str, flops: int, ours: Callable[[], Tensor], torchs: Callable[[], Tensor]) -> dict[str, Any]:
-    """Our kernel and torch's; torch's may not support the shape or the scales."""
+    """Times of our kernel and of torch's, which may not support the shape or the scales."""
     try:
         torchs()
         own, library = best_of(ours, torchs)
@@ -116,7 +116,7 @@ def of_fp8(m: int, n: int, k: int) -> list[dict[str, Any]]:
         compared(f"fp8 rows {size}", flops, lambda: ours(*each, True), lambda: mm(*each, True)),
     ]
     block = lambda: opmux.ops.block_scaled_gemm(*bytes_of, *blocks, E4M3, E4M3, None, 1, 128, BF16)
-    with opmux.policy(per_op={"block_scaled_gemm": "flagos"}):  # our kernel for the chip, if there is one
+    with opmux.policy(per_op={"block_scaled_gemm": "flagos"}):  # for the chip, if we have one
         rows += [
             compared(f"fp8 blocks {size}", flops, block, lambda: mm(blocks[0], blocks[1].t(), False)),
             compared(f"fp8 blocks, torch with one scale {size}", flops, block, lambda: mm(one, one, True)),
@@ -140,10 +140,10 @@ def of_groups(rows: int, n: int, k: int, groups: int) -> list[dict[str, Any]]:
 
 
 def of_followed(m: int, n: int, k: int) -> list[dict[str, Any]]:
-    """A linear layer with gelu, the gate of a SwiGLU, and the product back with the residual.
+    """A linear layer with gelu, the gate of a SwiGLU, and the product down to the residual.
 
-    "ours" is our kernel in inference, "saving" the same with the product saved for a backward, "chosen" what
-    `opmux.functional.linear` runs, forward and backward in "step".
+    "ours" is our kernel in inference; "saving" also saves the product for a backward; "chosen" is what
+    `opmux.functional.linear` runs. Names with "step" are forward and backward together.
     """
     new = lambda *shape: torch.randn(*shape, device="cuda", dtype=BF16) * 0.02
     x, hidden, dy, dhidden = new(m, k), new(m, n), new(m, k), new(m, n)
@@ -187,7 +187,7 @@ def of_followed(m: int, n: int, k: int) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line for each row: what it is, our time, torch's time, and their ratio."""
+    """A line for each row: what was measured, our time, torch's time, and their ratio."""
     lines = [("what", "ours us", "torch us", "ratio")]
     for row in rows:
         what = row.get("what") or "{dtype} {} {layout}".format("x".join(map(str, row["shape"])), **row)

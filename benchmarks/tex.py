@@ -1,9 +1,9 @@
-"""tex on a GPU: row functions and Adam, compared with the speed of a copy, and a whole layer compared with plain torch.
+"""tex on a GPU: row functions and Adam compared with the speed of a copy, and a complete layer with plain torch.
 
     python benchmarks/tex.py [--json FILE] [--only rows,adam,layer]
 
-A figure is the bandwidth for the bytes that must move, relative to a copy in the same run. Times are medians of
-`do_bench`, alternating between ours and torch's. Every result is checked against the reference before it is timed.
+A share is the bandwidth for the bytes that must move, relative to a copy in the same run. Times are medians of
+`do_bench`; ours and torch's are measured alternately. Every function's result is first checked against the reference.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def size(*tensors: Any) -> int:
 
 
 def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
-    """A call of each function, and the bytes that it must move."""
+    """A call of each function, and the number of bytes that the call must move."""
     from opmux.faces.tex import tensors as light
 
     m, n = 16384, 8192
@@ -83,7 +83,7 @@ def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
         "scaled softmax bwd": (lambda: tex.scaled_softmax_backward(dp, probs, 0.125), 3 * size(logits)),
         "causal softmax": (
             lambda: tex.scaled_aligned_causal_masked_softmax_forward(logits, 0.125),
-            size(logits) * 3 // 2,  # half of the logits need not be read
+            size(logits) * 3 // 2,  # only half of the logits must be read
         ),
         "rope": (lambda: tex.fused_rope_forward(heads, freqs, None, sbhd, False, None, 1, 0), 2 * size(heads)),
         "rope bwd": (lambda: tex.fused_rope_backward(heads, freqs, None, sbhd, False, None, 1, 0), 2 * size(heads)),
@@ -96,7 +96,7 @@ def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
     }
 
 
-LEAST = {"rmsnorm_bwd": 0.75, "rmsnorm_bwd_add": 0.75, "layernorm_bwd": 0.75}  # the lowest accepted shares; else 0.85
+LEAST = {"rmsnorm_bwd": 0.75, "rmsnorm_bwd_add": 0.75, "layernorm_bwd": 0.75}  # lowest accepted shares; others: 0.85
 
 
 def measure_rows(tex: Any, device: str, copy: float) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def measure_rows(tex: Any, device: str, copy: float) -> dict[str, Any]:
 
 
 def measure_adam(tex: Any, device: str, copy: float) -> dict[str, Any]:
-    """Adam over 1.2 billion parameters in 150 tensors: ours, and torch's fused one."""
+    """Adam over 1.2 billion parameters in 150 tensors: ours, and torch's fused Adam."""
     times = {}
     for name, dtype in (("float32", torch.float32), ("bfloat16 with float32 state", BF16)):
         times[name] = one_adam(tex, device, copy, dtype)
@@ -133,7 +133,7 @@ def one_adam(tex: Any, device: str, copy: float, dtype: torch.dtype) -> dict[str
     noop = torch.zeros(1, dtype=torch.int32, device=device)
     lists = [g, p, m, v] + ([master] if master else [])
     moved = size(*g) + 2 * size(*p, *m, *v) + 2 * size(*(master or ()))
-    moved -= size(*p) if master else 0  # with master weights, p is only written
+    moved -= size(*p) if master else 0  # with master weights, p is not read
     elapsed = milliseconds(lambda: tex.multi_tensor_adam(65536, noop, lists, 1e-4, 0.9, 0.95, 1e-8, 10, 1, 1, 0.1), 300)
     row = {"share": round(moved / elapsed * 1e3 / copy, 3), "ms": round(elapsed, 3)}
     if dtype is torch.float32:
@@ -192,8 +192,8 @@ class PlainLlama(torch.nn.Module):
 
 
 def measure_layer(device: str) -> dict[str, Any]:
-    """Forward and backward of a GPT layer and a Llama layer, in plain torch and in Transformer Engine."""
-    importlib.import_module("opmux.te")  # serves NVIDIA's layer on our tex
+    """Time forward and backward of a GPT layer and a Llama layer, in plain torch and in Transformer Engine."""
+    importlib.import_module("opmux.te")  # runs NVIDIA's layer on our tex
     import transformer_engine.pytorch as te
     from transformer_engine.common import recipe
 

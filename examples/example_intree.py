@@ -1,4 +1,4 @@
-"""A separate registry and manager: register two impls of an op, call it, switch, fall back, and explain the choice.
+"""Registers two impls of an op in a separate registry; calls the op, switches, falls back, and explains the choice.
 
 Run it from anywhere: python examples/example_intree.py
 """
@@ -11,7 +11,7 @@ from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, log, with
 
 
 def rmsnorm(input, weight, eps=1e-5, **kwargs):
-    """Your chip's implementation; here in PyTorch. `**kwargs` takes the op's other arguments, which are not used."""
+    """Your chip's implementation, here in PyTorch. `**kwargs` accepts the op's other arguments, and ignores them."""
     rsigma = torch.rsqrt(input.square().mean(-1, keepdim=True) + eps)
     return input * rsigma * weight, rsigma
 

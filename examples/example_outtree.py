@@ -1,4 +1,4 @@
-"""A vendor's package, loaded by name: only the environment names the vendor, not this program.
+"""Loads a vendor's package whose name is only in the environment; this program does not name the vendor.
 
 Run it from anywhere: python examples/example_outtree.py
 With the package installed (`pip install examples/vendor_plugin`) neither the path nor the first variable is needed.
@@ -19,7 +19,7 @@ from opmux.core import get_default_manager, log
 
 
 def implementation_of(op, *args):
-    """The implementation of an op that runs for these arguments, and its package."""
+    """The implementation that runs an op for these arguments, and the implementation's package."""
     verdict = next(v for v in opmux.explain(op, *args).verdicts if v.status == "chosen")
     return f"{verdict.impl}\n    from {verdict.origin}"
 
@@ -29,11 +29,11 @@ log.show("INFO")
 
 x, weight = torch.randn(4, 64), torch.ones(64)
 
-# By name: arguments and results are passed unchanged.
+# Call the op by name: the manager passes arguments and results unchanged.
 out, rsigma = get_default_manager().call("rmsnorm_fwd", x, weight)
 print(f"manager.call: out {tuple(out.shape)}, rsigma {tuple(rsigma.shape)}")
 
-# As a function: the op's full signature and documented result, whichever implementation runs.
+# Call the op as a function: signature and result are as documented, whichever implementation runs.
 tex_out, _, tex_rsigma = opmux.ops.rmsnorm_fwd(x, weight, 1e-5, None, None, torch.float32, 0, False)
 print(f"opmux.ops:    out {tuple(tex_out.shape)}, rsigma {tuple(tex_rsigma.shape)}")
 print(f"the same numbers: {torch.equal(out, tex_out) and torch.equal(rsigma.flatten(), tex_rsigma)}")

@@ -1,4 +1,4 @@
-"""`docs/aten_coverage.md`: for each overload that FlagGems registers, whether opmux computes it, and if not, why."""
+"""Writes `docs/aten_coverage.md`: whether opmux computes each overload that FlagGems registers, and if not, why."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from opmux.faces.aten.schema import OverloadSchema
 from opmux.machine.devices import Chip
 from opmux.tools.speed.command import SLOW, mean, ratios
 
-MEASURED = {"Hopper": Chip("nvidia", "sm_90")}  # the chips whose speeds are shipped
+MEASURED = {"Hopper": Chip("nvidia", "sm_90")}  # the chips whose measurements are shipped
 
 OURS, COMPOSED, VIEW, LEFT, NOT_YET = "ours", "composed", "view", "left to torch", "not yet"
 
 
 def ours() -> dict[str, overloads.Overload]:
-    """Every overload that our kernels compute; not those that only a vendor of this machine computes."""
+    """Every overload that our kernels compute, without those that only a vendor on this machine computes."""
     return {name: o for name, o in overloads.table().items() if o.bases}
 
 
@@ -99,7 +99,7 @@ def _primitive(overload: overloads.Overload) -> str:
 
 
 def _table(about: str, names: Iterable[str], text_of: Callable[[str], str]) -> list[str]:
-    """A table with one row for all overloads that share a description."""
+    """A table in which all overloads with the same description share a row."""
     rows: dict[str, list[str]] = {}
     for name in names:
         rows.setdefault(text_of(name), []).append(f"`{name}`")

@@ -4,8 +4,8 @@ the schemas of ATen.
 
     python tools/docs.py [--check] [DIR]
 
-The type stubs `ops.pyi` and `tex.pyi` are written to `src/opmux` beside that folder. `--check` writes nothing, and
-fails if a file is out of date.
+Pages go to DIR, by default `docs`; the type stubs `ops.pyi` and `tex.pyi` go to `src/opmux` beside this folder.
+`--check` writes nothing, and fails if a file is out of date.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SRC = Path(__file__).parents[1] / "src" / "opmux"
 
 
 def ops_page() -> str:
-    """Every op: signature, meaning, backward; one table per family."""
+    """The page of all ops with signature, meaning and backward; one table for each group of ops."""
     lines = [
         "# Ops",
         "",
@@ -44,7 +44,7 @@ def ops_page() -> str:
 
 
 def _op_table(rows: list[Spec]) -> list[str]:
-    """The table of a family's ops, without empty columns."""
+    """The table of a group of ops, without empty columns."""
     cells = [_op_row(s) for s in rows]
     names = ("op", "meaning", "returns", "backward", "writes")
     columns = [i for i in range(len(names)) if any(row[i] for row in cells)]
@@ -62,7 +62,7 @@ def _op_row(spec: Spec) -> tuple[str, ...]:
 
 
 def settings_page() -> str:
-    """Every setting: its names, type, default and meaning."""
+    """The page of all settings: their names, types, defaults and meanings."""
     lines = [
         "# Settings",
         "",
@@ -104,16 +104,16 @@ def settings_page() -> str:
 
 
 def tex_page() -> str:
-    """tex's functions, and the impls that compute each of them."""
+    """The page of tex's functions, with the impls that compute each function."""
     from opmux.core.default import get_default_manager
     from opmux.core.registry import BackendImplKind, OpImpl
     from opmux.faces.tex.ops.unavailable import UNAVAILABLE
 
     registry = get_default_manager().registry
-    registry.list_operators()  # loads every family and its kernels
+    registry.list_operators()  # loads all ops and kernels
 
     def named(spec: Spec, accepts: Callable[[OpImpl], bool]) -> str:
-        """The ops that have such an impl: the function itself, or its parts."""
+        """Name the ops that have an accepted impl: "itself" for the function, else those of its parts."""
         if any(map(accepts, registry.impls(spec.key))):
             return "itself"
         parts = [p for p in spec.parts.values() if any(map(accepts, registry.impls(p.key)))]
@@ -163,7 +163,7 @@ def _needs(row: Any) -> str:
 
 
 def vendor_page() -> str:
-    """The vendors' guide, with links that work from docs/."""
+    """The page of the vendors' guide, with links that work from docs/."""
     backends = SRC / "backends"
     text = (backends / "README.md").read_text(encoding="utf-8")
     links = re.compile(r"\]\((?![a-z]+:)([^)#]+)")

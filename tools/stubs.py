@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 '''
-# In a stub, a function's own name may hide a type that a later line needs.
+# In a stub, a function hides a type of the same name from later lines, so `torch.` precedes dtype and device.
 QUALIFIED = {torch.Tensor: "Tensor", torch.dtype: "torch.dtype", torch.device: "torch.device"}
 
 
 def ops_stub() -> str:
-    """`opmux.ops`: the primitives and fused ops, each under its name in `opmux.ops`."""
+    """The stub of `opmux.ops`: the primitives and the fused ops, under their names in `opmux.ops`."""
     declared: dict[str, Spec] = {}
     for space in reversed(NAME_LOOKUP["ops"]):
         declared |= {s.name: s for s in specs if s.space == space and s.primitive and not s.name.startswith("_")}
@@ -42,7 +42,7 @@ def ops_stub() -> str:
 
 
 def tex_stub() -> str:
-    """`opmux.tex`, with its newest interface."""
+    """The stub of `opmux.tex`, in its newest version."""
     parts = [_enum(e) for _, e in sorted(versions.enums(versions.NEWEST).items())]
     parts += [_opaque(name) for name in sorted({*interface.CLASSES, "TEXBackendBase"})]
     parts += [

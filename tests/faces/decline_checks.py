@@ -1,5 +1,5 @@
-"""For every ATen overload that we override, on one device: checks that ATen's kernel answers when our impls decline,
-and that gradients are correct when `enable()` or `disable()` is called between forward and backward.
+"""Checks, for every ATen overload that we override, on one device: ATen's kernel runs if our impls decline, and
+gradients are correct if `enable()` or `disable()` is called between forward and backward.
 
     python tests/faces/decline_checks.py cpu
 
@@ -183,7 +183,7 @@ def described(value: Any) -> Any:
 
 
 def called(name: str) -> Any:
-    """The results of a call of an overload, and the contents of its arguments afterwards."""
+    """The results of a call of an overload, and the contents of the call's arguments afterwards."""
     shape = table()[name].shape
     args, kwargs = arguments(shape)
     return outcome(lambda: (shape.op(*args, **kwargs), [a for a in args if isinstance(a, Tensor)]))
@@ -208,7 +208,7 @@ def declining(overload: Overload, impls_of: Any) -> Iterator[OpImpl]:
 
 
 def all_decline() -> dict[str, Any]:
-    """Override every overload by impls that decline, and return the outcomes that differ from torch's, by overload."""
+    """Override every overload with impls that decline; return, by overload, the outcomes that differ from torch's."""
     names = [n for n, o in table().items() if DEVICE != "cpu" or native.exists(o.shape, "CPU")]
     expected = {n: called(n) for n in names}
     gradients = {n: differentiated(n) for n in names if differentiable(n)}
@@ -244,7 +244,7 @@ def differentiable(name: str) -> bool:
 
 
 def forward(name: str) -> Any:
-    """The results of a call that requires gradients, and the inputs to differentiate; or the error."""
+    """The results of a call that requires gradients and the inputs to differentiate, or the error that it raised."""
     shape = table()[name].shape
     args, kwargs = arguments(shape, gradient=True)
     try:
@@ -255,14 +255,14 @@ def forward(name: str) -> Any:
 
 
 def backward(name: str, forward_result: Any) -> Any:
-    """The outcome: results and gradients, or the error."""
+    """The results of `forward` and their gradients, or the error."""
 
     def run() -> Any:
         if isinstance(forward_result, Exception):
             raise forward_result
         results, wrt = forward_result
         outs = [t for t in (results if isinstance(results, (tuple, list)) else [results]) if t.requires_grad]
-        # a decomposed norm returns differentiable statistics, a kernel does not
+        # if torch decomposes a norm, its statistics are differentiable; a kernel's are not
         outs = outs[:1] if "norm" in name else outs
         grads = torch.autograd.grad(outs, wrt, [torch.ones_like(t) for t in outs], allow_unused=True) if outs else []
         return results, list(grads)

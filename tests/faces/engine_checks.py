@@ -1,6 +1,6 @@
-"""Checks of `enable`, `disable`, `use` and `native` on a device: they run on a simulated device and on a GPU.
+"""Checks of `enable`, `disable`, `use` and `native`, which run on a simulated device and on a GPU.
 
-Each check is a function; `run(device)` calls all of them and returns the failed ones with their tracebacks.
+Each check is a function; `run(device)` calls all checks, and returns those that fail with their tracebacks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check(fn: Callable[[], None]) -> Callable[[], None]:
 
 
 def run(device: str, names: list[str] | None = None, thorough: bool = True) -> dict[str, str]:
-    """The checks that fail, and their tracebacks; nothing is enabled when a check starts."""
+    """Run checks, with nothing enabled when a check starts; return the traceback of each check that fails."""
     global DEVICE, THOROUGH
     DEVICE, THOROUGH = device, thorough
     failed = {}
@@ -62,9 +62,7 @@ def rand(*shape: int, grad: bool = False) -> Tensor:
 
 @contextmanager
 def ours(*overloads: str, times: int | None = None) -> Iterator[KernelCallCounter]:
-    """Enable our kernels, and assert that they served calls of these overloads (or that they served none, if none is
-    named).
-    """
+    """Enable our kernels, and assert that they served each of these overloads; without names, that they served none."""
     with KernelCallCounter() as count, opmux.use(mode="all"):
         yield count
     missing = [n for n in overloads if n not in count.served]
@@ -87,7 +85,7 @@ def same(got: Any, expected: Any) -> None:
 
 
 def both(fn: Callable[[], Any], *overloads: str) -> None:
-    """Assert that `fn` gives the same result natively and through our kernels for these overloads."""
+    """Assert that `fn` has the same result natively and with our kernels, which must serve these overloads."""
     expected = fn()
     with ours(*overloads):
         got = fn()
@@ -143,7 +141,7 @@ def blocks_nest() -> None:
     on = lambda *names: [n in engine.STATE.on for n in names]
     with opmux.use(include=["exp"], mode="all"):
         assert on("exp", "relu") == [True, False]
-        with inner, inner:  # the innermost block decides; a block may be entered twice
+        with inner, inner:  # the innermost block counts; a block may be entered twice
             assert on("exp", "relu") == [False, True]
         assert on("exp", "relu") == [True, False]
     assert on("exp", "relu") == [False, False]
@@ -164,7 +162,7 @@ def blocks_end_by_exceptions_and_by_disable() -> None:
         opmux.disable()
         assert opmux.enabled_ops() == []
         same(torch.exp(torch.ones(2, device=DEVICE)).cpu(), torch.ones(2).exp())
-    with opmux.use(include=["exp"], mode="all"):  # re-registers the overrides that disable() removed
+    with opmux.use(include=["exp"], mode="all"):  # registers again what disable() removed
         assert "exp" in opmux.enabled_ops()
 
 
@@ -241,12 +239,12 @@ def disabling_restores_torchs_registrations() -> None:
         opmux.enable(mode="all")
         opmux.disable()
     assert dump() == before
-    assert len(get_default_manager()._known) < 5 * len(names)  # no cache grows with the number of rounds
+    assert len(get_default_manager()._known) < 5 * len(names)  # no cache grows with each round
 
 
 @check
 def a_hundred_training_steps_leave_no_state() -> None:
-    """Enable and disable around each step: losses and gradients equal torch's, and neither overrides nor memory
+    """Enable before each step and disable after it: losses and gradients equal torch's, and overrides and memory do not
     accumulate.
     """
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(DEVICE)
@@ -286,7 +284,7 @@ def a_hundred_training_steps_leave_no_state() -> None:
 
 @check
 def an_out_with_other_strides_is_written_by_index() -> None:
-    """Some CUDA kernels of torch write such an `out` as if it were contiguous: compare with the call without `out`."""
+    """Compare with the call without `out`, because some of torch's CUDA kernels write it as if it were contiguous."""
     x = rand(2, 3, 8, 8)
     calls: dict[str, Callable[..., Any]] = {
         "avg_pool2d.out": lambda **out: torch._C._nn.avg_pool2d(x, 3, **out),
@@ -425,7 +423,7 @@ def results_match(a: Any, b: Any) -> bool:
 def numbers_promote_as_in_torch() -> None:
     tensors = [torch.ones(shape, dtype=d).to(DEVICE) for d in DTYPES for shape in ((3,), ())]
     values = [*NUMBERS, torch.tensor(3.0), torch.tensor(3, dtype=torch.int16), *tensors[:6:2]]
-    # unless THOROUGH, test every fourth combination; each dtype and function is still tested with some of the values
+    # Unless THOROUGH, test every fourth combination; this still tests each dtype and each function with some values.
     for fn, x, value in itertools.islice(itertools.product(PAIRS, tensors, values), 0, None, 1 if THOROUGH else 4):
         for args in ((x, value), (value, x)):
             expected = outcome(fn, *args)
@@ -439,7 +437,7 @@ def numbers_promote_as_in_torch() -> None:
 
 @check
 def a_number_may_replace_the_first_tensor() -> None:
-    """C++ passes a number as the first tensor, such as `2 * x` in a backward."""
+    """torch's C++ code calls ops with a number as the first tensor, for example for `2 * x` in a backward."""
     x = rand(3)
     opmux.enable(mode="all")
     for name in ("mul.Tensor", "add.Tensor", "sub.Tensor", "atan2", "where.self"):
@@ -586,7 +584,7 @@ def other_devices_in_one_call() -> None:
 
 @check
 def gradients_of_composites() -> None:
-    """A composite op has the gradients of the ops that it calls."""
+    """A composite op must get its gradient from the ops that it calls."""
     ops: list[Callable[[Tensor], Tensor]] = [
         torch.square, F.silu, F.selu, F.relu6, lambda x: torch.softmax(x, -1), lambda x: F.log_softmax(x, 0),
         lambda x: F.layer_norm(x, (4,)), lambda x: F.rms_norm(x, (4,)), lambda x: x.var(0), lambda x: x.std(),
@@ -729,7 +727,7 @@ def fake_tensors() -> None:
 
 @check
 def compiled_code() -> None:
-    """Code traced with our kernels enabled runs with them enabled; code traced with them disabled runs without them."""
+    """Compiled code runs our kernels while they are enabled, even if it was first traced while they were disabled."""
     fn = lambda x: torch.softmax(F.gelu(x) + x.sum(0), -1)
     x = rand(3, 4, grad=True)
     expected = fn(x)
@@ -791,8 +789,8 @@ def dispatch_modes_see_the_same_ops() -> None:
 
 @check
 def nothing_recurses() -> None:
-    """Wrappers and replay plans call ATen themselves, for copies, padding, zeros and casts: these calls must not
-    recurse.
+    """Wrappers and replay plans call ATen for copies, padding, zeros and casts: these calls must not run our override
+    again.
     """
     x = rand(6, 10)
     odd = [x.t(), x[::2, 1:], x[:, :1].expand(6, 4), x[:0], x[0, 0], x.double(), x.bfloat16(), x.to(torch.int32)]
@@ -806,7 +804,7 @@ def nothing_recurses() -> None:
             expected = outcome(fn, t)
             with opmux.use(mode="all"):
                 got = outcome(fn, t)
-            assert got is expected or got[:2] == expected[:2], (got, expected)  # RecursionError is a RuntimeError
+            assert got is expected or got[:2] == expected[:2], (got, expected)  # outcome() catches RecursionError too
     finally:
         sys.setrecursionlimit(limit)
     assert not engine.STATE.inside
@@ -828,7 +826,7 @@ class Negated(torch.autograd.Function):
 
 
 def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None]) -> None:
-    """Run `body` with these rows as the vendor's ops on the device."""
+    """Run `body` while `rows` are the vendor's ops on the device."""
     from opmux.machine import vendor_ops, vendors
     from opmux.machine.here import HERE
 
@@ -846,7 +844,7 @@ def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None
     HERE._ops[key] = ops
     HERE._unused.clear()
     engine.forget()
-    get_default_manager().clear_quarantine()  # an earlier check may have quarantined a row with the same id
+    get_default_manager().clear_quarantine()  # an earlier check may have quarantined this id
     try:
         body()
     finally:
@@ -888,7 +886,7 @@ def rows_of_a_vendor() -> None:
         torch.cos(x).sum().backward()
         same(x.grad, torch.full_like(x, 7.0).detach())
         x.grad = None
-        y = torch.square(x)  # composite: when a gradient is required, torch's decomposition runs
+        y = torch.square(x)  # composite: with a gradient, torch's decomposition runs
         y.sum().backward()
         same(x.grad, 2 * x.detach())
         calls.clear()
@@ -906,7 +904,7 @@ def rows_of_a_vendor() -> None:
 
 @check
 def pow_scalar_works_with_only_the_tensor_overload_overridden() -> None:
-    """torch's pow.Scalar calls pow.Tensor_Tensor with its number in a tensor on the device."""
+    """torch's pow.Scalar puts its number into a tensor on the device and calls pow.Tensor_Tensor."""
     x = rand(4)
     for include in ("pow.Tensor_Tensor", "pow.Tensor_Tensor_out", "pow"):
         for number in (2.0, 3, 1, 2j):
@@ -921,7 +919,7 @@ def pow_scalar_works_with_only_the_tensor_overload_overridden() -> None:
 
 @check
 def searchsorted_scalar_works_with_only_the_tensor_overload_overridden() -> None:
-    """torch's searchsorted.Scalar calls searchsorted.Tensor with its number in a tensor on the device."""
+    """torch's searchsorted.Scalar puts its number into a tensor on the device and calls searchsorted.Tensor."""
     rows = torch.arange(8.0, device=rand(1).device)
     order = torch.arange(8, device=rows.device)
     for include in ("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted"):
@@ -937,7 +935,7 @@ def searchsorted_scalar_works_with_only_the_tensor_overload_overridden() -> None
 
 @check
 def rows_that_take_tensors_only() -> None:
-    """A call with a number in place of a tensor goes to the next candidate; the row keeps all calls with tensors."""
+    """A call with a number in place of a tensor goes to the next candidate; the vendor's op gets all other calls."""
     from opmux.backends import Autograd
 
     calls: list[str] = []
@@ -954,7 +952,7 @@ def rows_that_take_tensors_only() -> None:
         x, y = rand(4), rand(4)
         plain = [(x.cpu() + 1), (2 - x.cpu()) * -1 + 3, x.cpu() + y.cpu()]
         opmux.enable(mode="all")
-        for _ in range(5):  # more calls than it takes to quarantine a row, or to trust it
+        for _ in range(5):  # more calls than it takes to quarantine or to trust an op
             for result in (x + 1, torch.add(x, 1), 1 + x, x.clone().add_(1)):
                 same(result.cpu(), plain[0])
             same(torch.add(x, 1, alpha=2).cpu(), x.cpu() + 2)
@@ -990,7 +988,7 @@ def rows_above_autograd_that_fail() -> None:
 
 @check
 def compositions_keep_their_gradient() -> None:
-    """The device has no kernel of `F.rms_norm` but ours: torch decomposes it, and its backward has no kernel at all."""
+    """Only our kernel of `F.rms_norm` exists on the device: torch decomposes the op, whose backward has no kernel."""
     if DEVICE == "cuda":
         return
     views = (lambda x: x, lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[:, :1].expand(4, 8))
@@ -1050,7 +1048,7 @@ def a_call_is_counted_once() -> None:
 
 @check
 def an_undefined_tensor_reaches_the_native_kernel() -> None:
-    """torch passes an undefined tensor as None even where the schema has no `?`, such as the bias in attention's
+    """torch passes undefined tensors as None even for arguments without `?` in the schema, as for attn_bias in this
     backward.
     """
     from opmux.faces.aten.native import taking_numbers

@@ -65,7 +65,7 @@ def step(model: Any, inputs: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def garbage(call: Callable[[], Any]) -> int:
-    """The number of tensors that a call leaves in reference cycles, which only the garbage collector frees."""
+    """The number of tensors that a call leaves in reference cycles, so that only the garbage collector frees them."""
     gc.collect()
     gc.disable()
     try:
@@ -82,7 +82,7 @@ def garbage(call: Callable[[], Any]) -> int:
 def compared(name: str, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
-    # float64: in float32, batch norm over two values amplifies rounding errors without bound
+    # Use float64: in float32, batch norm over two values amplifies rounding errors without bound.
     model.train().double().to(device)
     inputs = {k: (v.double() if v.is_floating_point() else v).to(device) for k, v in inputs.items()}
     state = {k: v.clone() for k, v in model.state_dict().items()}

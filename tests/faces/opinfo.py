@@ -3,14 +3,14 @@
     python tests/faces/opinfo.py --device npu --dtypes float32 --ops add mul --limit 5
     python tests/faces/opinfo.py --device cuda --processes 16 --json report.json
 
-Each sample runs natively and under `opmux.use()`, and both must agree in: results (dtype, shape, strides, values, name
-of the grad_fn), gradients for a fixed cotangent, the in-place form, `out=` with several layouts, inputs that are
-non-contiguous, expanded or empty, warnings, and the error if there is one. A wrapper around each candidate counts the
+Each sample runs natively and under `opmux.use()`. Both runs must agree in results (dtype, shape, strides, values, name
+of the grad_fn), gradients for a fixed cotangent, warnings, and errors; also for the in-place form, for `out=` with
+several layouts, and for inputs that are non-contiguous, expanded or empty. A wrapper around each candidate counts the
 calls that our kernels serve.
 
 With `--processes`, a worker that crashes, hangs or loses its device is reported as a failure of the op that it ran, and
 a new worker replaces it. The report is rewritten every few seconds, so an interrupted run leaves a report too;
-`--resume` runs the units that this report lacks.
+`--resume` runs only the units that are missing from this report. A unit is one op in one dtype.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.bool, torch.complex64)
 ON_A_GPU = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 
-# Known failures by device, op and form, each with its reason.
+# (device, op, form) -> the reason for a known failure.
 OF_THE_CPU = "statistics are as accelerators have them; the natives of a simulated device are the CPU's, with others"
 EXPECTED: dict[tuple[str, str, str], str] = {
-    # float32 statistics for 16-bit inputs, and statistics in evaluation mode
+    # Differences: float32 statistics for 16-bit inputs, and statistics in evaluation mode.
     ("toy", "native_batch_norm", "call"): OF_THE_CPU,
     ("toy", "native_batch_norm", "out"): OF_THE_CPU,
     ("toy", "_native_batch_norm_legit", "call"): OF_THE_CPU,
@@ -106,7 +106,7 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("cuda", "_native_batch_norm_legit", "out"): "torch raises for an `out` of statistics with gaps, ours writes it",
 }
 
-# Ops that torch decomposes on a device without a kernel for them: the name of the grad_fn may differ.
+# Ops that torch decomposes on a device that has no kernel for them, so the name of the grad_fn may differ.
 COMPOSED = frozenset({"nn.functional.rms_norm"})
 
 # Ops that leave new memory uninitialised: its values are undefined.
@@ -131,12 +131,12 @@ class Failure:
 class Tally:
     run: int = 0
     passed: int = 0
-    served: int = 0  # calls of an overload that one of our kernels served
+    served: int = 0  # calls of overloads that our kernels served
 
 
 @dataclass
 class Report:
-    """The outcome of a run: counts by op and dtype, and each failure by name."""
+    """The results of a run: counts by op and dtype, and every failure."""
 
     device: str
     tallies: dict[str, dict[str, Tally]] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
     # the "op dtype" units that were run, if several processes share the work
     units: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)  # units that were not run for lack of time
+    left: list[str] = field(default_factory=list)  # units that did not run before the time limit
 
     def of(self, op: str, dtype: str) -> Tally:
         return self.tallies.setdefault(op, {}).setdefault(dtype, Tally())
@@ -216,7 +216,7 @@ class Report:
 
 
 class KernelCallCounter:
-    """While active, counts by overload the calls that our kernels serve."""
+    """While active, counts the calls that our kernels serve, by overload."""
 
     def __init__(self) -> None:
         self.served: Counter[str] = Counter()
@@ -281,7 +281,7 @@ class OpRecorder(TorchDispatchMode):
 
 @dataclass
 class Outcome:
-    """What a call produced: results, or an error."""
+    """The outcome of a call: its results or its error, and its warnings."""
 
     value: Any = None
     error: Exception | None = None
@@ -293,7 +293,7 @@ class DeviceLost(BaseException):
 
 
 def seed(device: str) -> None:
-    """Like torch.manual_seed, without the 2 ms that it takes on a machine without a GPU to seed absent devices."""
+    """torch.manual_seed, minus the 2 ms that it spends on absent devices on a machine without a GPU."""
     random.seed(0)
     numpy.random.seed(0)
     torch.default_generator.manual_seed(0)
@@ -325,7 +325,7 @@ def wait(device: str) -> None:
 
 
 def _is_from_torch(warning: warnings.WarningMessage) -> bool:
-    """Whether a warning comes from torch, and not from Triton's compiler or about Python usage."""
+    """Whether a warning comes from torch; it may also come from Triton's compiler, or be about Python usage."""
     return warning.category is UserWarning and "triton" not in warning.filename
 
 
@@ -342,9 +342,7 @@ def differentiable(value: Any) -> list[Tensor]:
 
 
 def gradients(results: Any, wrt: list[Tensor], via: torch.dtype) -> list[Tensor | None]:
-    """Gradients for a cotangent that depends only on a result's index and shape; `via` can represent its values
-    exactly.
-    """
+    """Gradients for a cotangent that depends only on a result's index and shape; it is rounded to the dtype `via`."""
     outs = [t for t in differentiable(results) if t.dtype.is_floating_point or t.dtype.is_complex]
     if not outs or not wrt:
         return []
@@ -352,7 +350,7 @@ def gradients(results: Any, wrt: list[Tensor], via: torch.dtype) -> list[Tensor 
 
 
 def cotangent(t: Tensor, index: int, via: torch.dtype) -> Tensor:
-    # not drawn by torch, whose calls are recorded
+    # NumPy draws it, because torch's calls are recorded.
     cotangent = numpy.random.default_rng(index).standard_normal(tuple(t.shape))
     return torch.from_numpy(numpy.asarray(cotangent)).to(via).to(t.dtype).to(t.device)
 
@@ -373,7 +371,7 @@ class Unequal(AssertionError):
 def compare(
     got: Any, expected: Any, dtype: torch.dtype, truth: Callable[[], Any], values: bool = True, named: bool = True
 ) -> None:
-    """Raise Unequal where results differ in any observable property."""
+    """Raise Unequal if results differ in any observable property."""
     a, b = leaves(got), leaves(expected)
     if len(a) != len(b):
         raise Unequal(f"{len(a)} results, native has {len(b)}")
@@ -385,7 +383,7 @@ def compare(
         looks = [metadata_of(t, named) for t in (x, y)]
         if looks[0] != looks[1]:
             raise Unequal(f"result {index} is {looks[0]}, native {looks[1]}")
-        # out= may have a wider dtype than the computation
+        # The tolerance is that of the computation: `out` may have a wider dtype.
         rtol, atol = torch.testing._comparison.default_tolerances(dtype, y)
         try:
             if values:
@@ -397,10 +395,10 @@ def compare(
 
 
 def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], index: int, rtol: float, atol: float) -> bool:
-    """Whether x is about as close as y to the truth, native's results in float64: within a factor of two.
+    """Whether x is at most twice as far as y from the truth, which is native's result in float64.
 
-    Needed for ops that torch decomposes, because it rounds after each step, and for sums in another order: elements
-    that nearly cancel may have the error of the largest element.
+    Two kinds of ops need this: ops that torch decomposes, because it rounds after each step, and sums in another order,
+    in which elements that nearly cancel may have the error of the largest element.
     """
     right = attempt(lambda: leaves(truth())[index].detach())
     if right.error is not None or right.value.shape != y.shape:
@@ -414,7 +412,7 @@ def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], index: int, rtol: fl
     errors, fars = ((t - true).abs()[some] for t in (ours, native))
     allowed = atol + rtol * true[some].abs()
     close = (errors / allowed).max() <= max(1.0, 2 * (fars / allowed).max())
-    ulp = torch.finfo(y.dtype).eps * true[some].abs().max()  # the error of a sum whose terms are rounded to y.dtype
+    ulp = torch.finfo(y.dtype).eps * true[some].abs().max()  # the error of a sum of terms in y.dtype
     few = (errors > allowed).sum() <= max(3, 0.1 * errors.numel())
     return bool(close or (few and errors.max() <= 2 * max(fars.max(), ulp if y.dtype in FLOATS[:3] else 0.0)))
 
@@ -436,7 +434,7 @@ def metadata_of(t: Tensor, named: bool) -> tuple:
 def agree(
     got: Outcome, expected: Outcome, dtype: torch.dtype, truth: Callable[[], Any], values: bool, named: bool
 ) -> None:
-    """Both return equal results or raise equal errors; where torch has no kernel at all, ours may return a result."""
+    """Assert equal results or equal errors; if torch has no kernel at all, ours may return a result."""
     if got.error is None and isinstance(expected.error, NotImplementedError):
         return
     if expected.error is not None or got.error is not None:
@@ -496,7 +494,7 @@ class Runner:
         return result, gradients(result, self._wrt(sample), self.dtype)
 
     def _in_place(self, sample: Any) -> Any:
-        """The tensor written in place, and its gradients; a leaf is cloned first: torch forbids writing to it."""
+        """The tensor written in place, and its gradients; leaves are cloned, as torch forbids writing to them."""
         target = sample.input.clone() if sample.input.requires_grad else memory_copy(sample.input)
         same = self.op.get_inplace()(target, *sample.args, **sample.kwargs) is target
         wrt = self._wrt(sample) if self.op.supports_inplace_autograd else []
@@ -521,8 +519,8 @@ class Runner:
 
         with OpRecorder() as recorded:
             attempt(lambda: written(torch.empty_like, sample), self.device)
-        # no kernel of ours is called: torch would be compared with itself, and some of its kernels crash for a wrong
-        # `out`
+        # If the call reaches none of our kernels, stop: torch would be compared with itself, and some of its kernels
+        # crash for a wrong `out`.
         if not recorded.names & self.ours.keys():
             return True
         first = 0 if self.looks is None else place_of(self.op) + self.at
@@ -575,12 +573,12 @@ def _noncontiguous(sample: Any) -> Any:
 
 
 def _expanded(sample: Any) -> Any:
-    """Repeats the first element along each tensor's first dimension, as an expanded view of the same shape."""
+    """Expands the first slice of each tensor along the first dimension, so that the shape stays the same."""
     return _changed(sample, lambda t: t[:1].expand(t.shape))
 
 
 def _emptied(sample: Any) -> Any:
-    """Makes the first dimension empty; not for ops with index tensors, whose indices would be out of range."""
+    """Makes the first dimension empty; returns None for ops with index tensors, whose indices would be out of range."""
     every = [t for t in leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, Tensor)]
     if not all(t.is_floating_point() or t.is_complex() for t in every):
         return None
@@ -588,7 +586,7 @@ def _emptied(sample: Any) -> Any:
 
 
 def _changed(sample: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The sample with `change` applied to all tensors of the input's shape, or None if that gives no new case."""
+    """The sample with `change` applied to all tensors of the input's shape; None if the result is no new case."""
     x = sample.input
     if not isinstance(x, Tensor) or x.layout is not torch.strided or not x.dim() or x.shape[0] < 2:
         return None
@@ -600,7 +598,7 @@ def _changed(sample: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return sample.transform(changed)
 
 
-# (Op, layout of its inputs or `out`) for which torch's own CPU kernel crashes the process.
+# (Op, layout of its inputs or of `out`) -> why torch's own CPU kernel crashes the process.
 CRASHES = {
     ("nn.functional.pdist", "empty"): "the CPU's gradient of no vectors divides by zero",
     ("native_batch_norm", "empty"): "the CPU's gradient of no images, with given statistics, divides by zero",
@@ -608,8 +606,8 @@ CRASHES = {
     ("tril", "out, turned"): "it writes beyond an `out` whose batches are turned",
     ("triu", "out, turned"): "the same",
 }
-LARGE = 4096  # elements: the interpreter takes seconds to sort larger tensors; tests/kernels covers them
-VARIED = 6  # samples per op and dtype that are also tried with other inputs
+LARGE = 4096  # elements; the interpreter sorts larger tensors for seconds, and tests/kernels covers them
+VARIED = 6  # samples per op and dtype that also run with INPUTS
 INPUTS: dict[str, Callable[[Any], Any]] = {
     "non-contiguous": _noncontiguous,
     "expanded": _expanded,
@@ -654,11 +652,11 @@ class Session:
         self.device, self.ours, self.count, self.manager = device, table(), KernelCallCounter(), get_default_manager()
 
     def __enter__(self) -> Session:
-        # Forbid TF32: two kernels would round to it and then add in different orders. torch's samples forbid plain
-        # assignment to this setting.
+        # Forbid TF32, because two kernels would round to it and then add in different orders. Set it through `flags`,
+        # because torch's samples forbid a plain assignment.
         self._settings = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
         self._settings.__enter__()
-        torch.set_warn_always(True)  # else only the first run of a sample would see a warning that torch gives once
+        torch.set_warn_always(True)  # else only a sample's first run would see torch's one-time warnings
         self.count.__enter__()
         self._failures = set(map(str, self.manager.failures()))
         return self
@@ -692,7 +690,7 @@ class Session:
 
 
 class Lost(Exception):
-    """The device is lost; holds the report up to then."""
+    """Raised when the device is lost; contains the report up to this point."""
 
     def __init__(self, report: Report):
         super().__init__(str(report.failures[-1]))
@@ -751,7 +749,7 @@ def name_of(op: Any) -> str:
 
 
 def one_dtype(op: Any) -> tuple[torch.dtype, ...]:
-    """The dtype in which a quick run tests an op, in turn float32 or another; it tests only every third op."""
+    """The dtype in which a quick run tests an op: float32 or another, alternately. Only every third op has one."""
     turn, left = divmod(place_of(op), 3)
     if left:
         return ()
@@ -784,10 +782,10 @@ def calls(op: Any, device: str) -> set[str]:
 
 
 def selected_samples(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[Any]:
-    """At most `limit` samples, spread over the list; with a limit, large samples are left out."""
+    """At most `limit` samples, evenly spread over the list of samples; with a limit, large samples are left out."""
     seed(device)
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
-    # op.sample_inputs would inspect the whole stack, and seed again, for each sample
+    # op.sample_inputs would inspect the whole stack and seed again for each sample
     samples = op.sample_inputs_func(op, device, dtype, grad)
     candidates = list(samples if limit is None else itertools.islice(samples, 8 * limit))
     if limit is None or len(candidates) <= limit:
@@ -823,7 +821,7 @@ def _errors(runner: Runner, limit: int | None) -> None:
 
 
 class Worker:
-    """A process that runs "op dtype" units one after the other; this class is the parent's side."""
+    """The parent's side of a process that runs "op dtype" units one after the other."""
 
     def __init__(self, device: str, limit: int | None):
         self._heard = tempfile.TemporaryFile()  # noqa: SIM115  # its output, shown when it crashes
@@ -839,7 +837,7 @@ class Worker:
         self._process.stdin.write(f"{unit}\n".encode())
 
     def answer(self, seconds: float) -> str | None:
-        """A line of its output, "" if it has ended, or None after `seconds`."""
+        """The next line of the process's output, "" if the process has ended, None if no line came in `seconds`."""
         assert self._process.stdout is not None
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as ready:
@@ -855,7 +853,7 @@ class Worker:
         return line.decode()
 
     def end(self) -> str:
-        """The process's exit status and the end of its output."""
+        """End the process; return its exit status and its last lines of output."""
         self._process.kill() if self._process.poll() is None else None
         status = self._process.wait()
         self._heard.seek(0)
@@ -868,7 +866,7 @@ class Worker:
 
 
 def work(device: str, limit: int | None) -> None:
-    """The worker's side: results go to the original stdout, all other output to stderr."""
+    """The worker's side: write results to the original stdout, and all other output to stderr."""
     import opmux
 
     results = os.fdopen(os.dup(1), "w")
@@ -895,7 +893,7 @@ def work(device: str, limit: int | None) -> None:
 
 
 class WorkerPool:
-    """Workers that share the units; one thread serves each worker."""
+    """Several workers that share the units; each worker has a thread in the parent."""
 
     def __init__(self, options: argparse.Namespace, units: list[str], report: Report):
         self.given, self.report, self.until = options, report, time.monotonic() + options.seconds
@@ -932,7 +930,7 @@ class WorkerPool:
             worker.end()
 
     def _one(self, worker: Worker, unit: str) -> Worker | None:
-        """Run a unit; returns the worker if it can go on."""
+        """Run a unit; returns the worker if it can run another unit."""
         op, _, dtype = unit.rpartition(" ")
         patience = min(float(self.given.unit_seconds), self.until - time.monotonic())
         try:

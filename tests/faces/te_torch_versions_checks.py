@@ -25,7 +25,7 @@ def te():
 
 
 def is_fake_of_torch_2_11(x):
-    """torch 2.11's `is_fake`: all inner tensors are fake, or none is. Without inner tensors both hold: it raises."""
+    """torch 2.11's `is_fake`. It raises if only some inner tensors are fake, and also if there are no inner tensors."""
     if isinstance(x, fake_tensor.FakeTensor):
         return True
     if isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x):
@@ -38,7 +38,7 @@ def is_fake_of_torch_2_11(x):
 
 
 def of_rewritten_source(function):
-    """A function of the layer as torch 2.11 runs it, compiled from its source."""
+    """Compile a function of the layer from its source, with its imports rewritten as for torch 2.11."""
     from opmux.faces.te import rewrite, torch_names
 
     imports = frozenset({(torch_names.FAKE, "is_fake")})
@@ -57,7 +57,7 @@ def test_weights_without_inner_tensors_work_although_torch_2_11s_is_fake_raises(
     from opmux.core.tensors import is_real
 
     monkeypatch.setattr(fake_tensor, "is_fake", is_fake_of_torch_2_11)
-    # every constructor and `layer.to` call `is_fake` through this function
+    # Every constructor, and `layer.to`, calls `is_fake` through this function.
     check = te.Linear._prealloc_cublas_workspace
     monkeypatch.setattr(te.Linear, check.__name__, of_rewritten_source(check))
     none = identity_tensor.IdentityQuantizer
@@ -131,7 +131,7 @@ def test_every_quantizer_without_tensors_is_an_opaque_constant(te):
 @CONSTANTS
 @pytest.mark.parametrize("name", ["block", "mxfp8", "nvfp4"])
 def test_compiled_linear_is_one_graph_and_matches_eager(te, name, monkeypatch):
-    """Gradients match too; Blackwell's recipes run with a faked device capability."""
+    """Gradients match too. For Blackwell's recipes, the device capability is faked."""
     from transformer_engine.common import recipe as recipes
     from transformer_engine.pytorch import quantization
 

@@ -69,7 +69,7 @@ def test_efficient_attention_matches_the_formula(bias, causal, contiguous):
 
 
 def attended(q, k, v, do, visible):
-    """o, lse and the gradients of a sequence [seq, heads, dim], by the formula; `visible` is a mask [queries, keys]."""
+    """o, lse and the gradients of a sequence [seq, heads, dim], by the formula; `visible` [queries, keys] is a mask."""
     leaves = [t.double().requires_grad_() for t in (q, k, v)]
     x, y, z = (t.transpose(0, 1) for t in leaves)
     y, z = (t.repeat_interleave(x.shape[0] // t.shape[0], 0) for t in (y, z))
@@ -122,7 +122,7 @@ def test_flash_attention_accepts_sequence_first_layout(causal, left, right, limi
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize(("causal", "left", "right", "limits"), WINDOWS.values(), ids=WINDOWS)
 def test_flash_attention_accepts_packed_sequences(causal, left, right, limits, used):
-    """Some sequences have fewer keys than queries, or no keys; with `used`, only some keys of a sequence count."""
+    """Some sequences have fewer keys than queries, or none; with `used`, seqused_k hides the last keys of sequences."""
     lengths, keys = (5, 9, 3, 4), (5, 12, 2, 0)
     counted = (4, 12, 1, 0) if used else keys
     cu_q, cu_k = (torch.tensor([0, *n]).cumsum(0).int() for n in (lengths, keys))
@@ -140,12 +140,12 @@ def test_flash_attention_accepts_packed_sequences(causal, left, right, limits, u
     for i in range(len(lengths)):
         rows, cols = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i] + counted[i])
         if left == 4:
-            # with only a left window, up to max(keys) keys after the query's position remain visible
+            # With only a left window, up to max(keys) keys after the query's position are visible.
             limits = dict(left=4, right=max(keys))
         want = attended(q[rows], k[cols], v[cols], do[rows], window(lengths[i], counted[i], **limits))
         close(result[0][rows], want[0], 3e-2)
         close(result[1][:, rows], want[1], 3e-2)
-        if not used:  # torch has no backward with seqused_k
+        if not used:  # torch's backward has no seqused_k
             for got, exact, kept_rows in zip(grads, want[2:], (rows, cols, cols), strict=True):
                 close(got[kept_rows], exact, 3e-2)
 

@@ -14,7 +14,7 @@ last = torch.channels_last
 
 
 def per_channel(dtype, *present, c=6):
-    """A random tensor per channel, or None where not `present`; the last two are running statistics."""
+    """Random weight, bias, running mean and (positive) running variance; None where `present` is false."""
     tensors = [torch.randn(c, dtype=dtype) if w else None for w in present]
     return [t if i < 3 or t is None else t.abs() + 0.5 for i, t in enumerate(tensors)]
 
@@ -30,7 +30,7 @@ def test_adapter_signatures_match_aten(adapters):
 
 
 def test_batch_norm_out_overloads_that_change_statistics_stay_with_torch():
-    """A derived `out` overload would check `out` only after the running statistics have changed."""
+    """An `out` overload derived from ours would check `out` only after it had changed the running statistics."""
     from opmux.faces.aten.overloads import table
 
     assert table()["native_batch_norm.out"].adapter.name == "native_batch_norm.out"
@@ -96,7 +96,7 @@ def test_group_norm_leaves_invalid_calls_to_torch(adapters):
 
 
 def test_group_norm_on_other_chips_declines_channels_last_input(adapters, monkeypatch):
-    """ATen takes no channels-last tensor on other chips; statistics of 16-bit input have 16 bits there too."""
+    """On other chips ATen's op takes no channels-last tensor, and statistics of 16-bit input have 16 bits."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     x = torch.randn(2, 6, 4, 5, dtype=torch.bfloat16)
     assert adapters.declines("native_group_norm", x.contiguous(memory_format=last), None, None, 2, 6, 20, 3, 1e-5)
@@ -114,7 +114,7 @@ LAYOUTS = {
 
 
 def batch(adapters, x, weight, bias, mean, var, masks=([True] * 3,)):
-    """Training, its gradient, and evaluation; the comparison includes the running statistics."""
+    """Compare training, its gradient, and evaluation with ATen, including the running statistics."""
     names = ["native_batch_norm"] if mean is None else ["native_batch_norm", "_native_batch_norm_legit"]
     for name in names:
         assert adapters.agrees(name, x, weight, bias, mean, var, True, 0.3, 1e-3)
@@ -161,7 +161,7 @@ def test_batch_norm_updates_running_statistics_once(adapters, monkeypatch):
 
 
 def test_batch_norm_statistics_on_other_chips_match_cuda(adapters, monkeypatch):
-    """Statistics are float32 for 16-bit input, and in evaluation the given ones, as on CUDA."""
+    """As on CUDA, statistics are float32 for 16-bit input; in evaluation, they are the running statistics."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     x = torch.randn(3, 6, 4, dtype=torch.bfloat16)
     for wide in (torch.bfloat16, torch.float32):

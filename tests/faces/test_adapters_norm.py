@@ -23,14 +23,14 @@ def cases(dtype):
 
 
 def drawn(shape, k, dtype, like=None):
-    """x, its normalized_shape, and a weight and a bias, whose dtype is `like` if given."""
+    """x, normalized_shape, weight and bias; the dtype of weight and bias is `like`, or else that of x."""
     x = torch.randn(shape, dtype=dtype) * 2 + 1
     dims = list(shape[-k:])
     return x, dims, torch.randn(dims, dtype=like or dtype), torch.randn(dims, dtype=like or dtype)
 
 
 def both(adapters, x, dims, weight, bias, masks=((True, True, True),)):
-    """Whether forward and backward of a layer norm agree with ATen, for all gradients that exist."""
+    """Whether a layer norm agrees with ATen in the forward and in all gradients that exist."""
     served = adapters.agrees("native_layer_norm", x, dims, weight, bias, 1e-5)
     _, mean, rstd = aten.native_layer_norm(x, dims, weight, bias, 1e-5)
     for dx, dw, db in masks:
@@ -88,7 +88,7 @@ def test_layer_norm_backward_returns_none_for_masked_gradients(adapters):
 
 
 def test_layer_norm_on_an_unknown_chip_returns_float32_statistics(adapters, monkeypatch):
-    """Statistics are float32 for 16-bit input, and a weight of a wider dtype is declined, as on CUDA."""
+    """As on CUDA, statistics are float32 for 16-bit input, and a weight of a wider dtype is declined."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     for k in (1, 2):
         x, dims, weight, bias = drawn((2, 3, 7), k, torch.bfloat16)
@@ -131,7 +131,7 @@ def test_rms_norm_accepts_wider_weights_and_any_strides(adapters):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rms_norm_backward_matches_the_gradient_of_the_decomposition(dtype, adapters):
-    """ATen has no such backward on the CPU, so differentiate the decomposed forward."""
+    """ATen has no RMS norm backward on the CPU, so differentiate the decomposed forward."""
     for (shape, k), bare in itertools.product(cases(dtype), (False, True)):
         x, dims, weight, _ = drawn(shape, k, dtype)
         leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]

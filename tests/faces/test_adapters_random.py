@@ -1,6 +1,6 @@
 """ATen adapters of random ops: seeds, generators, distributions, layouts, and calls that are left to torch.
 
-The adapters decline on the CPU; here `seed` behaves as on an accelerator and uses the CPU's generator.
+The adapters decline on the CPU, so the tests replace `seed`: it behaves as on an accelerator, with the CPU's generator.
 """
 
 import math
@@ -30,7 +30,7 @@ def like(dtype=torch.float32, n=N):
     return torch.empty(n, dtype=dtype)
 
 
-# A call of each overload that draws: (name, arguments), mean and standard deviation, which are all known.
+# Each overload that draws -> the arguments of a call, and the exact mean and standard deviation of its results.
 DRAWS = {
     "uniform": ((like(), -1.0, 3.0), 1.0, 4 / math.sqrt(12)),
     "uniform_": ((like(),), 0.5, 1 / math.sqrt(12)),
@@ -82,7 +82,7 @@ def test_adapter_signatures_match_aten(adapters):
 
 
 def test_cauchy_has_the_right_quantiles(adapters):
-    """A Cauchy distribution has no moments: a quarter lies below the median minus sigma, and half within one sigma."""
+    """Tests quantiles, because moments do not exist: a quarter lies below median - sigma, half within one sigma."""
     y = adapters.run("cauchy_", like(), 2.0, 0.5)
     quarters = torch.quantile(y, torch.tensor([0.25, 0.5, 0.75]))
     torch.testing.assert_close(quarters, torch.tensor([1.5, 2.0, 2.5]), rtol=0, atol=0.1)
@@ -274,7 +274,7 @@ def test_random_ops_on_the_cpu_are_left_to_torch(adapters, monkeypatch):
 
 
 def test_drawing_a_seed_through_torch_does_not_recurse(monkeypatch):
-    """If torch draws the seed on the device, its randint calls our adapter again: the inner call must decline."""
+    """torch may draw the seed on the device: its randint then calls our adapter again, and this call must decline."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     inner = []
 

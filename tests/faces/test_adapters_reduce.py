@@ -36,7 +36,7 @@ CHOICES = {
     "ord": (2, 1, 0, math.inf, -math.inf, 3.5, -1.0),
 }
 SHAPES = ((5,), (3, 4), (2, 3, 4), (), (1,), (0,), (2, 0), (2, 0, 3), (2, 1, 3))
-MANY = 7  # maximum number of calls of an overload for each tensor
+MANY = 7  # maximum number of calls of an overload with each tensor
 
 
 def choices(argument):
@@ -47,10 +47,10 @@ def choices(argument):
 
 
 def calls(name):
-    """Arguments after the first: every combination, or an evenly spread subset of them."""
+    """Arguments after the first: all combinations, or an evenly spread subset."""
     own = aten.overload(name)._schema.arguments[1:]
     every = list(itertools.product(*map(choices, own)))
-    step = -(-len(every) // MANY) | 1  # an odd step also reaches both values of an option that alternates
+    step = -(-len(every) // MANY) | 1  # odd, to reach both values of an option that alternates
     for chosen in every[::step]:
         named = dict(zip((a.name for a in own), chosen, strict=True))
         kwargs = {a.name: named.pop(a.name) for a in own if a.kwarg_only}
@@ -102,15 +102,15 @@ def test_nan_and_infinity_propagate_as_in_torch(name):
     nan, inf = math.nan, math.inf
     x = torch.tensor([[1.0, nan, 3.0, nan], [inf, 1.0, inf, 0.0], [-inf, -inf, -inf, -inf], [0.0, -0.0, 0.0, 0.0]])
     if "_mean." in name:
-        x = x[::3]  # for an early infinity torch's var_mean returns a NaN mean, because of its summation order
+        x = x[::3]  # torch's var_mean, by its summation order, has a NaN mean for an early infinity
     args, kwargs = plainest(name)
     assert agrees(name, x, *args, **kwargs)
-    assert agrees(name, x[1:], *args, **kwargs)  # for a full reduction, not everything is NaN
+    assert agrees(name, x[1:], *args, **kwargs)  # without the row with NaN, for full reductions
 
 
 @pytest.mark.parametrize("name", MINE)
 def test_results_are_contiguous_on_any_device_as_ours_are(name):
-    """Checked with meta tensors, whose strides come from code that all of torch's devices share."""
+    """Checked with meta tensors, because the code for their strides is shared by all of torch's devices."""
     args, kwargs = plainest(name)
     x = torch.empty(5, 4, 3, 2, device="meta").permute(2, 1, 3, 0)
     assert all(y.is_contiguous() for y in aten.as_list(aten.overload(name)(x, *args, **kwargs)))
@@ -151,7 +151,7 @@ DECLINED = (
     ("std_mean.correction", (ROWS, [1]), {"correction": 4}, "no degrees of freedom"),
     ("var_mean.correction", (ROWS, [0, 1]), {"correction": 12.5}, "no degrees of freedom"),
     ("std.correction", (torch.tensor(1.0),), {}, "no degrees of freedom"),
-    ("var.correction", (torch.empty(0, 5), [1]), {}, "no degrees of freedom"),  # torch divides by 0 elements
+    ("var.correction", (torch.empty(0, 5), [1]), {}, "no degrees of freedom"),  # an empty dimension
     ("logsumexp", (ROWS, []), {}, "no dimension"),
     ("prod.dim_int", (torch.ones((1,) * 65), 3), {}, "64 dimensions at most"),
     ("linalg_vector_norm", (ROWS, 1j), {}, "ord must be a number"),

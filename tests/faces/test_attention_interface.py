@@ -27,7 +27,7 @@ TYPES = {
     "mistral": dict(sliding_window=WINDOW),
     "gemma2": dict(sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=8),
     "gpt_oss": dict(sliding_window=WINDOW, **EXPERTS),
-    # its layers do not pass the window to attention; only the mask contains it
+    # Its layers do not pass the window to attention, so only the mask contains the window.
     "phimoe": dict(sliding_window=WINDOW, **EXPERTS),
     "llama4_text": dict(attention_chunk_size=WINDOW, intermediate_size_mlp=48, **EXPERTS),
     "gpt2": dict(n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
@@ -59,10 +59,10 @@ def inputs(padded: str):
 
 
 def step(model, inputs):
-    """The logits and gradients of a training step; the logits of padding are undefined and left out."""
+    """The logits and gradients of a training step, without the logits of padding, which are undefined."""
     model.train()
     model.zero_grad()
-    torch.manual_seed(2)  # for routers that add noise
+    torch.manual_seed(2)  # makes the noise of routers repeatable
     visible = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
     logits = model(**inputs).logits[visible]
     logits.square().mean().backward()
@@ -124,7 +124,8 @@ def test_greedy_generation_gives_the_same_tokens(kind, padded, cache, monkeypatc
     assert torch.equal(model.generate(**batch, **more), want)
     if cache == "dynamic" and kind != "llama4_text":
         full = {"mistral": 0, "phimoe": 0, "gemma2": 1, "gpt_oss": 1}.get(kind, 2)  # number of layers without a window
-        # every token after the first; padding that has left the window masks nothing
+        # Each layer has a decoding call for each token after the first. If a batch is padded, only layers with a window
+        # do, because the padding has left the window.
         assert calls.decoded == 5 * (2 - full if padded else 2)
 
 
@@ -179,7 +180,7 @@ def test_t5_position_bias_matches_eager_attention():
 
 
 def test_a_mask_passed_by_the_user_is_applied_in_full():
-    """A mask that our function made and the user then changed loses its short description."""
+    """If the user changes a mask that our function made, the mask loses its short description."""
     model, ids = tiny("llama").eval(), inputs("")["input_ids"]
     visible = torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)) > 0.4
     visible |= torch.eye(LENGTH, dtype=torch.bool)

@@ -21,18 +21,18 @@ from opmux.tuning.speed_files import BadSpeeds, chip_of
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SMALL, MIDDLE, LARGE = 2**16, 2**20, 2**24
-LONG = 10.0, 100.0, 500.0  # torch's times in us at these sizes: from the second on, the Python overhead is hidden
+LONG = 10.0, 100.0, 500.0  # torch's times in us at these sizes; from 100 us on they hide the Python overhead
 
 
 def speed(*ratios, host=(5.0, 9.0), native=(2.0, 6.0, 50.0), dtype=BF16):
-    """Measured times: `native` us for torch at three sizes, and these multiples of it for us."""
+    """Measured times at three sizes: torch takes `native` us, and our kernels take `ratios` times as long."""
     rows = zip((SMALL, MIDDLE, LARGE), native, ratios, strict=True)
     return Speed(host, {dtype: tuple(Times(n, t, t * r) for n, t, r in rows)})
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Sets the measurements, and the traces of models, that auto mode reads."""
+    """Sets the measurements and the traces of models that auto mode reads."""
 
     def know(speeds, traces=None, gated=False):
         decisions._decide.cache_clear()
@@ -62,7 +62,8 @@ def test_ops_are_overridden_from_the_smallest_size_that_is_as_fast(measured, siz
 
 
 def test_a_longer_host_time_must_be_hidden_by_the_kernel():
-    # the size at which torch's kernel takes 18 us, twice our host time of 9 us; measured: 6 us and 50 us
+    # The limit is the size at which torch's kernel takes 18 us, twice our host time of 9 us. It lies between the
+    # measured sizes at which torch takes 6 us and 50 us.
     size = speed(0.9, 0.9, 0.9).smallest(BF16)
     assert MIDDLE < size < LARGE
     assert speed(0.9, 0.9, 0.9).at(BF16, size).native == pytest.approx(18, rel=1e-3)
@@ -71,7 +72,7 @@ def test_a_longer_host_time_must_be_hidden_by_the_kernel():
 
 
 def test_without_a_known_size_all_calls_are_ours_or_none():
-    """The first tensor of `addmm` is the bias, whose size says nothing about the call's."""
+    """For example, the first tensor of `addmm` is the bias, whose size says nothing about the size of the call."""
     rows = lambda *ratios: {BF16: tuple(Times(64, t, t * r) for t, r in zip((2.0, 50.0), ratios, strict=True))}
     assert Speed((5, 5), rows(0.9, 0.9)).smallest(BF16) == 0
     assert Speed((5, 9), rows(0.9, 0.9)).smallest(BF16) == NEVER
@@ -79,7 +80,7 @@ def test_without_a_known_size_all_calls_are_ours_or_none():
 
 
 def test_a_lookup_in_a_large_table_counts_as_a_small_call(measured):
-    """Reading one token's row does not take long enough to hide our host time, however large the vocabulary."""
+    """Reading a token's row is too fast to hide our host time, however large the vocabulary is."""
     measured({"embedding": speed(0.5, 0.5, 0.5), "gather": speed(0.5, 0.5, 0.5, host=(20, 9))}, gated=True)
     assert [decisions.decide(table()[n], "cpu").taken for n in ("embedding", "gather")] == [False, True]
 
@@ -134,8 +135,8 @@ def test_with_the_gate_each_call_is_decided_by_its_size(measured):
 
 
 def test_unmeasured_overloads_use_the_times_of_their_functional_overload(measured, monkeypatch):
-    """Except where torch's functional overload copies and calls the in-place one (masked_fill), or where ours needs a
-    copy (softmax).
+    """Exceptions: torch's functional overload copies and then calls the in-place overload (masked_fill), or our `out`
+    overload needs a copy (softmax).
     """
     monkeypatch.setattr(gate, "may_launch", lambda device, shape, family: True)
     fast, slow = speed(0.5, 0.5, 0.5, host=(5, 5), native=LONG), speed(1.5, 1.5, 1.5, host=(5, 5), native=LONG)
@@ -154,7 +155,7 @@ def test_calls_that_run_in_python_need_a_larger_gain(measured, monkeypatch):
     measured({"_softmax": speed(0.5, 0.5, 0.5, host=(5, 5), native=(2, 80, 500))}, gated=True)
     monkeypatch.setattr(gate, "may_launch", lambda device, shape, family: True)
     launched, in_python, _ = decisions.thresholds("_softmax", "cpu")
-    # torch's kernel must take 90 us there: twice the time of a call in Python
+    # At the limit for Python, torch's kernel takes 90 us: twice the time of a call in Python.
     assert launched[BF16] == 0 and MIDDLE < in_python[BF16] < LARGE
     opmux.enable()
     small, large = (torch.empty(n, dtype=BF16) for n in (SMALL, LARGE))
@@ -163,16 +164,16 @@ def test_calls_that_run_in_python_need_a_larger_gain(measured, monkeypatch):
 
 
 def test_calls_that_always_run_in_python_need_a_clear_gain_or_a_hidden_host_time(measured):
-    """Measured: a backward that runs once per step took 64 us in a model, but 21 us in the benchmark loop."""
+    """Reason, measured: a backward that runs once per step took 64 us in a model, but 21 us in the benchmark loop."""
     for host, smallest in (((20, 14), 0), ((20, 19), None), ((20, 21), None)):
         measured({"nll_loss_backward": speed(0.5, 0.5, 0.5, host=host, native=LONG)}, gated=True)
         limit = decisions.decide(table()["nll_loss_backward"], "cpu").limits[BF16]
-        # torch's kernel takes 60 us there: twice the time of a call in Python
+        # At the limit, torch's kernel takes 60 us: twice the time of a call in Python.
         assert limit == smallest if smallest is not None else MIDDLE < limit < LARGE
 
 
 def test_an_op_that_only_loses_on_the_host_says_so(measured):
-    # the first tensor does not tell the size of the call
+    # The first tensor has the same size in all calls, so it does not tell the size of the call.
     rows = {BF16: tuple(Times(64, t, t * 0.5) for t in (2.0, 50.0))}
     measured({"nll_loss_backward": Speed((20, 21), rows)}, gated=True)
     decision = decisions.decide(table()["nll_loss_backward"], "cpu")
@@ -247,7 +248,7 @@ def test_a_recording_ends_when_its_block_ends(tmp_path):
         torch.softmax(torch.randn(2, 4), -1)
         raise KeyError
     assert not record.live and [c["count"] for c in lines((tmp_path / "calls").read_text())] == [1]
-    with block, opmux.use(mode="all"):  # the outer block also counts calls of ops that the inner block enables
+    with block, opmux.use(mode="all"):  # the record also counts ops that the inner block enables
         torch.softmax(torch.randn(2, 4), -1)
     assert [c["count"] for c in lines((tmp_path / "calls").read_text())] == [2]
     with opmux.use(mode="all"):
@@ -326,7 +327,7 @@ def test_explain_names_kernels_of_torchs_native_registry():
 
 
 def test_ops_that_torch_decomposes_count_as_having_a_kernel():
-    """A decomposed op runs on every device; a structured op only where its `out=` overload has a kernel."""
+    """A decomposed op runs on every device; a structured op needs a kernel of its `out=` overload on the device."""
     known = lambda name, key: decisions.has_kernel(table()[name], key)
     assert known("select_backward", "CPU") and known("view_copy", "CPU") and known("exp", "CPU")
     assert known("select_backward", "PrivateUse3") and known("slice_backward", "PrivateUse3")

@@ -1,4 +1,4 @@
-"""Libraries that opmux serves under their own names, by `compat.install` and `opmux run`, and then restores."""
+"""`compat.install` and `opmux run` serve libraries under their own names, and restore what was there before."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ def test_installed_names_are_served_until_uninstalled():
         assert OpImpl is opmux.core.OpImpl
         assert TEXBackendBase is tex.TEXBackendBase and register_backend is tex.register_backend
         compat.install("transformer_engine")
-        compat.uninstall("transformer_engine")  # two installs: the first uninstall only undoes one of them
+        compat.uninstall("transformer_engine")  # undoes only one of two installs
         assert compat.installed() == ("transformer_engine",)
         assert sys.modules["transformer_engine_torch"] is tex
     finally:
@@ -91,7 +91,7 @@ HOLDERS = """
 
 
 def test_each_installer_only_undoes_its_own_install(script):
-    """`import opmux.te` (T, t) and `compat.install` (C, c) in any order; lower case uninstalls."""
+    """`import opmux.te` is T, `compat.install` is C, in any order; lower case letters undo them."""
     if importlib.util.find_spec("transformer_engine") is None:
         pytest.skip("needs opmux[te]")
     orders = ["TCct", "TCtc", "CTct", "CTtc", "CTTtc"]
@@ -99,7 +99,7 @@ def test_each_installer_only_undoes_its_own_install(script):
     assert result.returncode == 0, result.stderr
     for so_far, te, tex, plugins, installed in json.loads(result.stdout):
         te_wants, compat_wants = ("T" in so_far and "t" not in so_far), ("C" in so_far and "c" not in so_far)
-        assert te == tex == (te_wants or compat_wants), so_far  # as long as one of the two needs the layer
+        assert te == tex == (te_wants or compat_wants), so_far  # installed as long as one of the two needs it
         assert plugins == installed == te, so_far
 
 

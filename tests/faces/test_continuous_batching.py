@@ -1,4 +1,4 @@
-"""attn_implementation="opmux" in `generate_batch` of `transformers`: it gives the same tokens as `generate`."""
+"""With attn_implementation="opmux", `generate_batch` of `transformers` gives the same tokens as `generate`."""
 
 import types
 
@@ -31,9 +31,9 @@ TYPES = {
 }
 WITH_TABLES = ("llama", "qwen3")  # models in which all layers attend to all keys
 PAGE = 4
-NEW = 10  # more tokens than a page, and than the window
+NEW = 10  # more tokens than a page or the window has
 FIELDS = transformers.ContinuousBatchingConfig.__dataclass_fields__
-PAGE_NAME = "page_size" if "page_size" in FIELDS else "block_size"  # transformers 5.23 and 5.17
+PAGE_NAME = "page_size" if "page_size" in FIELDS else "block_size"  # names in transformers 5.23 and 5.17
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,7 +48,7 @@ def tiny(kind):
     for name, p in model.named_parameters():
         if name.endswith("sinks"):  # sinks are initialised to zeros
             torch.nn.init.normal_(p)
-        elif "proj" in name and p.dim() > 1:  # makes each token depend on the previous ones
+        elif "proj" in name and p.dim() > 1:  # makes tokens depend on the ones before
             torch.nn.init.normal_(p, std=0.3)
     return model
 
@@ -65,7 +65,7 @@ def generated(model, prompts):
 
 
 def batched(model, prompts, persistent=False, **options):
-    """The new tokens by `generate_batch`; prompts over 16 tokens are split and batched with tokens of other prompts."""
+    """The new tokens from `generate_batch`, which splits prompts over 16 tokens and batches them with other prompts."""
     options = {PAGE_NAME: PAGE, "num_blocks": 64, "max_batch_tokens": 16} | options
     generation = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
     config = transformers.ContinuousBatchingConfig(**options)
@@ -101,14 +101,14 @@ class Calls:
 def test_generate_batch_gives_the_tokens_of_generate(kind, monkeypatch):
     model, requests = tiny(kind), prompts(3, 11, 19)
     want = generated(model, requests)
-    # the tokens vary, so wrong attention would change them
+    # The tokens differ from each other, so a wrong attention would change some of them.
     assert len({token for each in want for token in each}) > NEW
     model.set_attn_implementation("opmux")
     calls = Calls(monkeypatch)
     assert batched(model, requests) == want
-    assert model.config._attn_implementation == "opmux"  # the manager has stopped and restored the name
+    assert model.config._attn_implementation == "opmux"  # restored when the manager stopped
     assert set(calls.pages) == {PAGE if kind in WITH_TABLES else 1}
-    assert 3 in calls.requests  # one step decodes all requests with one call per layer
+    assert 3 in calls.requests  # a step decodes all 3 requests, one call per layer
     full = kind in WITH_TABLES
     assert set(calls.windows) == ({-1} if full else {WINDOW - 1} if kind == "mistral" else {-1, WINDOW - 1})
 
@@ -122,7 +122,7 @@ def test_the_paged_prefix_is_accepted(recwarn):
 
 
 def test_requests_longer_than_a_block_table_give_the_same_tokens(monkeypatch):
-    """The cache of such requests is read through indices, as in models with windows."""
+    """The cache of such requests is read through token indices instead of a block table, as in models with windows."""
     model, requests = tiny("llama"), prompts(2, 7)
     want = generated(model, requests)
     model.set_attn_implementation("opmux")
@@ -133,7 +133,7 @@ def test_requests_longer_than_a_block_table_give_the_same_tokens(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_padded_batches_give_the_same_tokens(kind, monkeypatch):
-    """With CUDA graphs, batches are padded with empty requests and with tokens of no request (undefined output)."""
+    """CUDA graphs pad batches with empty requests, and with tokens of no request, whose output is undefined."""
     before, packed = ModelRunner.__init__, paged.attention
     undefined = []
 
@@ -170,7 +170,7 @@ def test_compiled_models_give_the_same_tokens(monkeypatch):
 
 
 def test_prompts_with_a_common_prefix_share_pages(monkeypatch):
-    """The shared pages are written once and read by all requests."""
+    """One request writes the shared pages, and all requests read them."""
     model, (start,) = tiny("llama"), prompts(9)
     requests = [[*start, 5, 6], [*start, 7], start]
     want = generated(model, requests)
@@ -228,7 +228,7 @@ def test_unsupported_arguments_raise():
 
 
 def test_dense_attention_is_registered_with_an_unknown_transformers_version(monkeypatch):
-    """If the hooks of continuous batching are missing, only dense attention is registered."""
+    """If transformers lacks the functions that continuous batching hooks into, only dense attention is registered."""
     monkeypatch.delattr(initialization, "ensure_decode_fast_path_is_available")
     opmux.register_attention()
     assert not hasattr(initialization, "ensure_decode_fast_path_is_available")

@@ -37,7 +37,7 @@ def arguments(seed):
 
 
 def by_torch(x, target, weight, options, z_loss, softcap):
-    """The gradient in float64."""
+    """torch's gradient, computed in float64."""
     leaf = x.double().requires_grad_()
     y = leaf if softcap is None else softcap * torch.tanh(leaf / softcap)
     weight = None if weight is None else weight.double()
@@ -63,7 +63,7 @@ def test_gradients_are_nan_only_where_torchs_are():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ignored_targets_have_a_zero_gradient_even_if_all_are_ignored(shape, dtype):
-    """Like torch: the mean is NaN, its gradient 0."""
+    """As in torch, if all targets are ignored, the mean is NaN and its gradient is 0."""
     target, options = torch.ones(shape[0], dtype=torch.int64), dict(ignore_index=1, label_smoothing=0.1)
     for more in ({}, dict(z_loss=1.0, softcap=30.0)):
         x = torch.randn(shape).to(dtype).requires_grad_()
@@ -78,7 +78,7 @@ def test_ignored_targets_have_a_zero_gradient_even_if_all_are_ignored(shape, dty
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_infinite_logit_makes_only_its_own_gradient_nan(dtype):
-    """torch makes the whole row NaN. A z-loss of weight 0 must be skipped: 0 * inf would be NaN."""
+    """In torch, the gradient of the complete row is NaN. A z-loss of weight 0 must be skipped: 0 * inf would be NaN."""
     x = torch.tensor([[1.0, float("inf"), 2.0], [0.0, 1.0, 3.0]], dtype=dtype, requires_grad=True)
     loss = ours.cross_entropy(x, torch.tensor([0, 1]), reduction="none")
     loss.sum().backward()

@@ -9,11 +9,11 @@ from opmux.cpp import build
 from opmux.faces.aten.overloads import table
 from opmux.tools import simulator
 
-# Families for which valid arguments follow from the schemas. In other families some calls raise; torch must raise the
-# same.
+# Families in which the schemas suffice to generate valid arguments. In other families some generated calls raise, and
+# torch must raise the same error.
 BY_SCHEMA = frozenset("activation channel_norm norm pointwise random reduce scan softmax".split())
 
-# torch has a kernel only on CUDA, or (normal) needs an `out` that already has the right size
+# Overloads whose calls raise in torch: only CUDA has a kernel, or (normal) `out` must already have the right size.
 REFUSED = {
     "npu": {"_fused_rms_norm_backward", "_masked_scale", "_masked_scale.out", "normal.Tensor_float_out"},
     "cpu": {"_masked_scale.out", "normal.Tensor_float_out"},
@@ -52,7 +52,7 @@ def test_torch_answers_when_our_impls_decline(outcome):
     results = results["declining"]
     assert not results["differ"], words(results["differ"])
     assert results["overridden"] >= 645 and not results["not overridden"]
-    # in these families torch accepts all generated arguments
+    # In these families torch accepts all generated arguments, except for REFUSED.
     wrong = {n: e for n, e in results["errors"].items() if table()[n].family in BY_SCHEMA}
     assert set(wrong) == REFUSED[device], wrong
     assert results["gradients"] > 200

@@ -1,4 +1,4 @@
-"""Divergences and fused losses against torch's formulas, and that no input is written."""
+"""Divergences and fused losses match torch's formulas, and write no input."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_jsd_matches_the_formula(beta, labels):
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_jsd_accepts_probabilities_of_0(beta):
     x, y = (torch.randn(3, V) for _ in range(2))
-    x[:, :20] = y[:, :20] = -math.inf  # classes to which neither distribution gives a probability
+    x[:, :20] = y[:, :20] = -math.inf  # classes with probability 0 in both
     x, y = (t.log_softmax(-1).requires_grad_() for t in (x, y))
     want = ours.jsd(x.detach()[:, 20:], y.detach()[:, 20:], beta=beta)
     for target in (y, y.detach()):
@@ -182,7 +182,7 @@ def test_divergences_accept_16_bit_and_mixed_dtypes():
 
 
 def test_fused_losses_never_allocate_all_logits(monkeypatch):
-    """Liger-Kernel's fused_linear_jsd allocates all of them in float32."""
+    """For comparison: Liger-Kernel's fused_linear_jsd allocates all logits in float32."""
     monkeypatch.setattr(chunked, "CHUNK", 2 * 4 * V * 4)
     monkeypatch.setattr(divergences, "_linear_jsd", divergences._linear_jsd._init_fn)
     for name in ("_linear_nll_entropy", "_linear_nll_entropy_bwd"):

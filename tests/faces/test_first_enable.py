@@ -1,6 +1,6 @@
 """The first `enable()` on a machine without a compiler, with a failing compiler, or without a writable cache.
 
-The programs train a small model on a simulated device. Each must warn exactly once about what it loses without C++.
+The programs train a small model on a simulated device. Each program must warn exactly once what it lacks without C++.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ def test_a_failing_compiler_is_reported_once(simulated, tmp_path, compiler):
     path = compiler(FAILS)
     report = run(simulated, CXX=str(path), OPMUX_CACHE_DIR=str(tmp_path / "cache"))
     loses_cpp_once(report, "error: out of ink")
-    assert not report["returned"]  # compilation ran in the background
+    assert not report["returned"]  # the compiler ran in the background
 
 
 @pytest.mark.slow
 def test_without_a_writable_folder_enabled_ops_run_from_python(simulated, compiler):
-    """The folder is below /proc: root can write to every other folder."""
+    """The folder is below /proc, because root can write to every other folder."""
     report = run(simulated, CXX=str(compiler(FAILS)), HOME="/proc", XDG_CACHE_HOME="/proc/opmux", OPMUX_CACHE_DIR="")
     loses_cpp_once(report, "Set OPMUX_CACHE_DIR to a writable folder")
 

@@ -1,4 +1,4 @@
-"""opmux serves `flag_gems`: its functions to enable ops, its op names, its fused ops and its helpers."""
+"""opmux serves `flag_gems`: the library's functions that enable ops, its op names, fused ops and helpers."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Losses of `opmux.functional` against torch's, in one piece and in chunks; no input is written."""
+"""Losses of `opmux.functional` match torch's, computed at once or in chunks, and write no input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention residual, hyper-connections, multi-token and neighborhood attention against the formulas in plain torch."""
+"""Attention residual, hyper-connections, multi-token and neighborhood attention match the formulas in plain torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def new(*shape, dtype=torch.float64, scale=1.0):
 
 
 def same(mine, theirs, leaves):
-    """Compare results and gradients in float64, and in bfloat16 for the same values within its rounding error."""
+    """Compare results and gradients in float64, and again in bfloat16 within the rounding error of bfloat16."""
     originals = [t.detach().clone() for t in leaves]
     listed = lambda y: y if isinstance(y, tuple) else (y,)
     loss = lambda ys: sum((y * y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum() for y in ys)

@@ -1,4 +1,4 @@
-"""A linear layer fused with its activation and residual, against torch in float64: values, gradients, saved tensors."""
+"""A linear layer fused with activation and residual matches torch in float64: values, gradients, saved tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def agree(fn, torchs, args, dtype):
     there = lambda tensors: [t for t in tensors if t is not None]
     before = [t.detach().clone() for t in there(leaves)]
     y, want = fn(*leaves), torchs(*doubles)
-    # the product is rounded before the gradients are computed, which sum 10 or 32 products
+    # Wide enough for gradients: they use the rounded product, and sum 10 or 32 products.
     tol = dict(rtol=32 * torch.finfo(dtype).eps, atol=32 * torch.finfo(dtype).eps)
     torch.testing.assert_close(y.double(), want, **tol)
     dy = torch.cos(torch.arange(y.numel())).view(y.shape).to(dtype)
@@ -102,7 +102,7 @@ def test_a_float32_residual_makes_the_result_float32(dtype):
 @pytest.mark.parametrize("frozen", [{0}, {1}, {2}, {3}, {0, 1}, {0, 1, 2}, {1, 2, 3}])
 @pytest.mark.parametrize("act, glu", [("silu", True), ("gelu", False), (None, False)])
 def test_frozen_arguments_get_no_gradient(act, glu, frozen):
-    """The others get the same gradients as without frozen ones."""
+    """The other arguments get the same gradients as in torch."""
     leaves = [t.requires_grad_(i not in frozen) for i, t in enumerate(tensors(glu=glu))]
     needed = [t for t in leaves if t.requires_grad]
     grads = [torch.autograd.grad(fn(act, glu)(*leaves).sin().sum(), needed) for fn in (of_ours, of_torch)]
@@ -118,7 +118,7 @@ def test_views_are_accepted_without_a_copy():
 
 
 def saved(fn, *leaves):
-    """Number of elements saved for backward, arguments excluded; tensors that share memory count once."""
+    """The number of elements saved for backward, except the arguments; tensors that share memory count once."""
     saved_tensors = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved_tensors.setdefault(t.data_ptr(), t), lambda t: t):
         assert fn(*leaves).requires_grad
@@ -138,7 +138,7 @@ def test_only_the_product_is_saved_for_backward():
 
 @pytest.mark.parametrize("act, glu", [("gelu", False), ("silu", True), (None, True), (None, False)])
 def test_linear_act_compiles_without_graph_breaks(act, glu):
-    torch._dynamo.reset()  # all cases share one code object, and its cache of compiled graphs
+    torch._dynamo.reset()  # all cases share one code object and so one cache of compiled graphs
     args = [t.requires_grad_() for t in tensors(glu=glu)]
     run = torch.compile(of_ours(act, glu), backend="aot_eager", fullgraph=True)
     graphs = []

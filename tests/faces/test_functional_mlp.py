@@ -1,4 +1,4 @@
-"""Gated linear units and MLPs against torch: values, gradients, and tensors saved for backward."""
+"""Gated linear units and MLPs match torch in values and gradients; also tests the tensors saved for backward."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_mlp_in_bfloat16_is_within_its_rounding(tensors):
 
 @pytest.mark.parametrize("frozen", range(4))
 def test_frozen_arguments_get_no_gradient(tensors, frozen):
-    """The others get the same gradients as without frozen ones."""
+    """The other arguments get the same gradients as in torch."""
     leaves = [t.clone().requires_grad_(i != frozen) for i, t in enumerate(tensors)]
     needed = [t for t in leaves if t.requires_grad]
     got, want = (torch.autograd.grad(fn(*leaves).sin().sum(), needed) for fn in (ours.swiglu_mlp, of_torch(F.silu)))
@@ -101,7 +101,7 @@ def test_frozen_arguments_get_no_gradient(tensors, frozen):
 
 
 def saved(fn, x, *weights):
-    """Number of elements saved for backward, weights excluded; tensors that share memory count once."""
+    """The number of elements saved for backward, except the weights; tensors that share memory count once."""
     saved_tensors = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved_tensors.setdefault(t.data_ptr(), t), lambda t: t):
         y = fn(x, *weights)
@@ -167,7 +167,7 @@ def test_modules_replace_those_of_transformers(ours_of, model, name, act):
 
 
 def test_layers_with_bias_hook_or_another_class_are_called():
-    """The fused computation must not bypass such a layer."""
+    """The fused computation must not bypass a layer with a bias, a hook or another class."""
     torch.manual_seed(0)
     x = torch.randn(3, 8)
     mlp = modules.SwiGLUMLP(8, 12, bias=True)
@@ -198,7 +198,7 @@ def test_falcon_multipliers_come_from_the_config():
 
 @pytest.mark.parametrize("shards", [None, 1, 3, 7, 20])
 def test_tiled_mlp_matches_the_untiled_one(shards):
-    """Includes shards that do not divide the length, or outnumber it."""
+    """Includes numbers of shards that do not divide the length, or are larger than it."""
     mlp = modules.SwiGLUMLP(8, 12)
     x = torch.randn(2, 7, 8, requires_grad=True)
     leaves = (x, *mlp.parameters())

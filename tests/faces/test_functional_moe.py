@@ -1,4 +1,4 @@
-"""A mixture of experts against a loop over the experts, and against the experts of transformers."""
+"""A mixture of experts matches a loop over the experts, and the experts of transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawn(dtype=torch.float64, scale=0.5):
     torch.manual_seed(0)
     new = lambda *shape: (torch.randn(shape, dtype=dtype) * scale).requires_grad_()
     index = torch.rand(T, E).argsort(-1)[:, :K]
-    index[index == 2] = E  # drops these assignments, which leaves expert 2 without tokens
+    index[index == 2] = E  # drops these copies, so that expert 2 has no tokens
     weights = torch.rand(T, K, dtype=dtype, requires_grad=True)
     return new(T, H), new(E, 2 * INNER, H), new(E, H, INNER), index, weights
 
@@ -55,7 +55,7 @@ def test_fused_moe_matches_a_loop_over_experts(activation):
 
 
 def test_16_bit_results_are_rounded_once():
-    """The routing weights are float32, as routers return them; compared with the same values in float64."""
+    """Compares with float64. The routing weights are float32, as routers return them."""
     for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)):
         args = [a.to(dtype) if i < 3 else a for i, a in enumerate(drawn(torch.float32))]
         wide = [a.double() if a.is_floating_point() else a for a in args]
@@ -111,13 +111,13 @@ def test_torch_func_grad_matches_autograd():
 
 
 def test_fused_moe_compiles_to_one_graph():
-    """No value is copied to the host, which would break the graph."""
+    """Nothing copies a value to the host: that would break the graph."""
     args = drawn()
     same(torch.compile(ours.fused_moe, backend="aot_eager", fullgraph=True)(*args), truth(*args), args)
 
 
 def test_on_the_cpu_each_row_is_multiplied_once():
-    """The reference would multiply every row by every expert's matrix."""
+    """The CPU's kernel is chosen, because the reference would multiply every row by every expert's matrix."""
     x, gate_up, *_ = drawn(torch.float32)
     ends = torch.tensor([2, 4, 6, 8, 10, T], dtype=torch.int32)
     assert opmux.explain("grouped_mm", x, gate_up, ends, True).chosen.vendor == "cpu"
@@ -160,7 +160,7 @@ def test_an_expert_index_out_of_range_raises():
 
 
 def test_module_matches_the_experts_of_transformers():
-    """State dict, call signature and results are the same."""
+    """opmux.nn.Experts has the same state dict, call signature and results as transformers' module."""
     modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
     config = modeling.MixtralConfig(hidden_size=H, intermediate_size=INNER, num_local_experts=E, num_experts_per_tok=K)
     config._experts_implementation = "eager"

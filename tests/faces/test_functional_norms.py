@@ -1,4 +1,4 @@
-"""Norms of `opmux.functional` and `opmux.nn` against torch's: options, gradients, and that no input is written."""
+"""Norms of `opmux.functional` and `opmux.nn` match torch's, with options and gradients, and write no input."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def leaf(*shape, dtype=torch.float64):
 
 
 def same(got, want, leaves):
-    """Compare results and gradients, with two backward passes through one graph; the incoming gradient must not be
-    written.
+    """Compare results and gradients; run two backward passes through one graph, which must not write the incoming
+    gradient.
     """
     torch.testing.assert_close(got, want)
     dy = torch.randn_like(want)
@@ -135,7 +135,7 @@ def test_rms_norm_compiles_to_one_graph():
 
 @pytest.mark.parametrize("shape", [(N,), (1, N), (4, N), (12, N), (4, 3, N)], ids=str)
 def test_modulated_rms_norm_matches_the_formula(shape):
-    """Scale and shift: one for all rows, one per sample, or one per row."""
+    """Scale and shift are the same for all rows, or differ per sample or per row."""
     x, weight, scale, shift = leaf(4, 3, N), leaf(N), leaf(*shape), leaf(*shape)
     for_rows = lambda t: t[:, None] if shape == (4, N) else t.view(4, 3, N) if shape == (12, N) else t
     want = plain_rms(x, weight, 1e-6, 0.5) * (1 + for_rows(scale)) + for_rows(shift)
@@ -171,7 +171,7 @@ def test_dyt_matches_the_formula():
 
 
 def plain_sparsemax(x, dim):
-    """Sorts, and uses a mask that is constant for autograd."""
+    """Sparsemax by sorting; for autograd, the size of the support is constant."""
     ordered = x.movedim(dim, -1).sort(-1, descending=True).values
     count = torch.arange(1, ordered.shape[-1] + 1)
     size = (1 + count * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Rotary embeddings against transformers' own functions: values, gradients and memory layout."""
+"""Rotary embeddings match transformers' own functions in values, gradients and memory layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def modeling(model):
 
 
 def heads(*shape, dtype=torch.float32, seed=0):
-    """[b, h, s, d] with memory in the order [b, s, h, d], as models view the result of a linear layer."""
+    """A [b, h, s, d] view of memory in the order [b, s, h, d], like models' views of a linear layer's result."""
     b, h, s, d = shape
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(b, s, h, d, generator=generator).to(dtype).transpose(1, 2)
@@ -32,7 +32,7 @@ def tables(b, s, d, dtype=torch.float32, interleaved=False):
 
 
 def strides_of(t):
-    """The memory layout: the strides of dimensions with more than one element."""
+    """The strides of the dimensions with more than one element."""
     return [stride for n, stride in zip(t.shape, t.stride(), strict=True) if n > 1]
 
 
@@ -48,7 +48,7 @@ def same(ours, theirs, q, k, *rest, **options):
         assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
         results.append((*outs, *grads))
     eps = torch.finfo(q.dtype).eps
-    # transformers may round each product and the sum, each by up to half an ulp of a value that |q| + |k| bounds
+    # transformers may round each product and the sum; each rounding is at most half an ulp of |q| + |k|.
     most = 4 * max(t.abs().max().item() for t in (q, k)) * eps
     for a, b in zip(*results, strict=True):
         assert a.dtype is q.dtype and a.shape == b.shape
@@ -150,7 +150,7 @@ def test_complex_rope_matches_transformers(dtype):
 
 
 def test_rope_without_k_matches_gemma3n():
-    """Gemma 3n calls it for q and for k separately."""
+    """Gemma 3n rotates q and k in separate calls."""
     theirs = modeling("gemma3n").apply_rotary_pos_emb
     q, (cos, sin) = heads(2, 4, 5, 16), tables(2, 5, 16)
     for x, dim, layout in ((q, 1, "bhsd"), (q.transpose(1, 2), 2, "bshd"), (q.contiguous(), 1, "bhsd")):

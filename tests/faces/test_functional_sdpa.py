@@ -1,4 +1,4 @@
-"""`opmux.functional.attention` against plain torch: options, layouts, gradients and errors."""
+"""`opmux.functional.attention` matches plain torch: options, layouts, gradients and errors."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_no_gradient_is_computed_if_none_is_required(monkeypatch):
 
 def test_fused_losses_never_allocate_all_logits(monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", 4 * V * 4)
-    # a dispatch mode does not see the ops inside a custom op
+    # A dispatch mode does not see the ops inside a custom op, so call their Python functions.
     for name in ("_linear_cross_entropy", "_linear_cross_entropy_bwd"):
         monkeypatch.setattr(losses, name, getattr(losses, name)._init_fn)
     x, w = torch.randn(64, 3, requires_grad=True), torch.randn(V, 3, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The C++ entry of overrides, registered under the CPU's dispatch key with overrides that record their calls."""
+"""The C++ gate of overrides, tested under the CPU's dispatch key with overrides that record their calls."""
 
 import logging
 import warnings
@@ -30,7 +30,7 @@ def library():
 
 @pytest.fixture
 def called(library):
-    """The names of the overrides that were called; each override runs ATen's saved kernel."""
+    """A list of the overrides' names in the order of calls; each override runs ATen's saved kernel."""
     calls, gates = [], []
     lib = torch.library.Library("aten", "IMPL")
 
@@ -140,7 +140,7 @@ def test_removing_gates_restores_atens_registrations(library):
 
 
 def test_frequent_signatures_have_a_typed_entry(library):
-    """The typed entry is found by the schema's text: if torch changes it, nothing else would fail."""
+    """Looks up typed entries by the schema's text; no other test would fail if torch changed a schema."""
     for names, kind in ((FREQUENT, 2), (MORE, 2), (OTHERS, 1)):
         for name in names:
             new_gate = gate.make("cpu", OverloadSchema(name), "CPU")
@@ -149,7 +149,7 @@ def test_frequent_signatures_have_a_typed_entry(library):
 
 
 def test_overloads_that_cpp_can_launch_have_a_typed_entry(library):
-    """Only overloads with a typed entry are launched from C++; `RARE` lists the others for auto mode."""
+    """C++ launches only overloads with a typed entry; for auto mode, `RARE` lists the others."""
     stacked = set()
     for name, overload in table().items():
         shape = overload.shape

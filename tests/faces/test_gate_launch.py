@@ -1,6 +1,4 @@
-"""Launches from C++ under the CPU's dispatch key: the driver is written in Python, the kernels add two tensors or a
-number.
-"""
+"""Launches from C++ under the CPU's dispatch key by a driver written in Python; kernels add a tensor or a number."""
 
 import ctypes
 import io
@@ -41,9 +39,9 @@ class FakeDevice:
 
     def __init__(self):
         self.from_python, self.from_cpp = [], []
-        self.status = 0  # the driver returns this status once it has done `does` launches
+        self.status = 0  # after `does` launches the driver returns this status
         self.does = 0
-        self.extra = None  # additional work of an override, called with its first tensor
+        self.extra = None  # called by every override with its first tensor
         self.names = list(FUNCTION)
 
     def kernel(self, name, x, other, y, n, scale):
@@ -53,7 +51,7 @@ class FakeDevice:
         floats(y, n)[:] = [p + scale * q for p, q in zip(a, b, strict=True)]
 
     def launch(self, name, x, other, y, scale):
-        """Does what `Launcher.__call__` of kernels/lib/launch.py does."""
+        """A fake of `Launcher.__call__` in kernels/lib/launch.py."""
         self.from_python.append(name)
         self.kernel(name, x.data_ptr(), other.data_ptr() if other is not None else 0, y.data_ptr(), x.numel(), scale)
         signature = {"x_ptr": "*fp32", "o_ptr": "*fp32" if other is not None else "constexpr", "y_ptr": "*fp32",
@@ -72,7 +70,7 @@ class FakeDevice:
         def new(x, other=None, *rest, alpha=1, **_):
             if self.extra is not None:
                 self.extra(x)
-            x = x[0] if isinstance(x, list) else x  # for cat
+            x = x[0] if isinstance(x, list) else x  # cat takes a list
             second = other if isinstance(other, torch.Tensor) else None
             scale = float(alpha) if second is not None else float(other) if isinstance(other, (int, float)) else 1.0
             y = x if name.startswith("add_") else torch.empty_strided(x.shape, x.stride())
@@ -92,7 +90,7 @@ class FakeDevice:
         pointers = 3 if function > 100 else 2
         addresses = [word(i, ctypes.c_uint64) for i in range(pointers)]
         n, scale = word(pointers, ctypes.c_int32), word(pointers + 1, ctypes.c_double)
-        assert not word(pointers + 2, ctypes.c_uint64) and not word(pointers + 3, ctypes.c_uint64)  # scratch memory
+        assert not word(pointers + 2, ctypes.c_uint64) and not word(pointers + 3, ctypes.c_uint64)  # no scratch memory
         self.kernel(name, addresses[0], addresses[1] if pointers == 3 else 0, addresses[-1], n, scale)
         return 0
 
@@ -123,7 +121,7 @@ def overridden(driver_device):
 
 
 def often(fake_device, call, times=CALLS_TO_RECORD):
-    """Call until the call is recorded, then once more."""
+    """Repeat a call until C++ has recorded it, then call once more."""
     for _ in range(times):
         call()
     assert not fake_device.from_cpp
@@ -151,7 +149,7 @@ def test_calls_with_one_key_are_launched_from_cpp(fake_device):
         lambda x, y: torch.add(x, x, alpha=2),  # one tensor twice
         lambda x, y: torch.add(
             torch.rand(40).view(-1)[3:35].view(4, 8), y, alpha=2
-        ),  # a pointer that is not a multiple of 16
+        ),  # a pointer that is no multiple of 16
     ],
 )
 def test_a_call_with_another_key_runs_in_python(fake_device, other):
@@ -164,7 +162,7 @@ def test_a_call_with_another_key_runs_in_python(fake_device, other):
 
 
 def test_clearing_launch_records_also_clears_the_gates(fake_device):
-    """The gates and the launch records are in one library: one `clear` invalidates both."""
+    """Gates and launch records are in one library, so one `clear` invalidates both."""
     x, y = torch.rand(4, 8), torch.rand(4, 8)
     often(fake_device, lambda: torch.add(x, y, alpha=2))
     fake_device.from_python.clear()
@@ -195,7 +193,7 @@ def test_calls_that_differ_only_in_the_last_number_are_all_kept(fake_device):
 
 
 def test_many_calls_do_not_evict_each_other(fake_device):
-    """In a model, sums of two shapes with the same hash slot cost two Python calls in each step."""
+    """Otherwise, sums of two shapes with the same hash slot would cost two Python calls in each step of a model."""
     tensors = [torch.ones(n) for n in range(1, 101)]
     for x in tensors:
         for _ in range(CALLS_TO_RECORD + 1):
@@ -209,7 +207,7 @@ def test_many_calls_do_not_evict_each_other(fake_device):
 
 @pytest.mark.slow
 def test_a_long_run_keeps_recording_and_frees_replaced_records(fake_device):
-    """An op's table once stopped recording for good after 4,096 calls, even if they never came again."""
+    """An earlier version stopped recording an op after 4,096 calls, even if these calls never came again."""
     x, known, most = torch.ones(1), launching.live_records(), 0
     for n in range(5000):
         for _ in range(CALLS_TO_RECORD):
@@ -221,7 +219,7 @@ def test_a_long_run_keeps_recording_and_frees_replaced_records(fake_device):
 
 
 def test_threads_launch_their_own_records_while_records_are_replaced(fake_device):
-    """Several threads make more calls than the table holds: none may get another's launch."""
+    """Several threads make more calls than the table has entries: no call may get the launch of another call."""
     x, problems = torch.ones(8), []
 
     def work(me):
@@ -240,7 +238,7 @@ def test_threads_launch_their_own_records_while_records_are_replaced(fake_device
 
 
 def test_a_call_whose_second_launch_fails_is_not_run_again(fake_device):
-    """The first launch has changed the tensor; running the whole call again would change it twice."""
+    """The first launch has changed the tensor, so running the call again would change the tensor twice."""
     x, other = torch.ones(4), torch.ones(4)
     fake_device.extra = lambda t: fake_device.launch("add_.Tensor", t, other, t, 1.0)
     for _ in range(CALLS_TO_RECORD):
@@ -267,13 +265,13 @@ def test_calls_that_never_repeat_leave_room_for_others(fake_device):
     assert len(fake_device.from_python) == known
 
 
-# smallest sizes for calls that C++ launches, and for calls that run in Python
+# Smallest sizes of calls that C++ launches, then of calls that run in Python.
 LIMITS = {torch.float32: 16}, {torch.float32: 1024}
 
 
 @pytest.fixture
 def auto(fake_device):
-    """The settings of auto mode, with no limit on the time spent in Python."""
+    """Settings of auto mode, without a limit on the time spent in Python."""
     gate.select(frozenset(fake_device.names), lambda name, device: (*LIMITS, True))
     gate.allow(1.0, 1e9)
     yield fake_device
@@ -282,7 +280,7 @@ def auto(fake_device):
 
 @pytest.mark.parametrize("size, runs_in", [(2048, "python"), (512, "torch"), (8, "torch")])
 def test_a_call_that_cannot_be_launched_is_ours_if_python_is_fast_enough(fake_device, size, runs_in):
-    """This holds also for a call that has not been recorded yet."""
+    """Also for a call that has not been recorded yet."""
     gate.select(frozenset(fake_device.names), lambda name, device: (*LIMITS, False))
     x = torch.rand(size)
     torch.exp(x)
@@ -291,7 +289,7 @@ def test_a_call_that_cannot_be_launched_is_ours_if_python_is_fast_enough(fake_de
     for _ in range(3 * CALLS_TO_RECORD):
         torch.exp(x)
     assert not fake_device.from_cpp
-    # two calls are recorded, in case they consist of a single launch
+    # Two calls run in Python anyway, to record them in case they consist of a single launch.
     assert len(fake_device.from_python) == (1 + 3 * CALLS_TO_RECORD if runs_in == "python" else 2 * (size > 16))
 
 
@@ -307,7 +305,7 @@ def test_a_small_call_is_launched_from_cpp_once_it_is_recorded(fake_device):
 def test_auto_mode_runs_torchs_kernel_until_a_call_is_recorded(auto, size):
     x = torch.rand(size)
     natively = x.double().exp().float()
-    for n in range(CALLS_TO_RECORD + 3):  # the fake kernel computes another function, x + 0
+    for n in range(CALLS_TO_RECORD + 3):  # the fake kernel computes x + 0, not exp
         torch.testing.assert_close(torch.exp(x), natively if n < CALLS_TO_RECORD - 1 else x)
     assert auto.from_python.count("exp") == 1 and sum(name == "exp" for name, *_ in auto.from_cpp) == 3
 
@@ -319,7 +317,7 @@ def test_auto_mode_never_enters_python_for_shapes_that_do_not_repeat(auto):
 
 
 def test_auto_mode_runs_a_call_in_python_if_that_is_faster_than_torch(auto):
-    """C++ cannot launch a call that does more than launch kernels: Python runs it from the sixth call on."""
+    """C++ cannot replay a call that does more than launch kernels, so Python runs the call from the sixth time on."""
     auto.extra = lambda x: x.sin()
     small, large = torch.rand(64), torch.rand(2048)
     for _ in range(CALLS_TO_RECORD - 1):
@@ -330,11 +328,11 @@ def test_auto_mode_runs_a_call_in_python_if_that_is_faster_than_torch(auto):
     assert len(auto.from_python) == 10
     for _ in range(2 * CALLS_TO_RECORD):
         torch.exp(small)
-    assert len(auto.from_python) == 12  # two attempts to record the small call, for which Python is too slow
+    assert len(auto.from_python) == 12  # + 2 attempts to record the small call: Python is too slow for it
 
 
 def test_auto_mode_limits_the_time_spent_on_recording(auto):
-    """One recording that takes too long uses up the saved time; the next ones wait."""
+    """A recording that takes too long uses up the time budget, so the next recordings wait."""
     gate.allow(0.02, 0.001)
     auto.extra = lambda x: time.sleep(0.01)
     for n in range(20):
@@ -342,7 +340,7 @@ def test_auto_mode_limits_the_time_spent_on_recording(auto):
             torch.exp(torch.rand(100 + n))
     assert len(auto.from_python) == 1
     gate.allow(1.0, 1e9)
-    torch.exp(torch.rand(100 + 19))  # due since its sixth call
+    torch.exp(torch.rand(100 + 19))  # its recording is due since its sixth call
     assert len(auto.from_python) == 2
 
 
@@ -354,12 +352,13 @@ SET_ATTRIBUTE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ct
 CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 
 
-# words of a request before the key: overload, epoch, hash, pattern, two masks of the words that are sizes, key length
+# The number of words in a request before the key: overload, epoch, hash, pattern, two bit masks that tell which words
+# of the key are sizes, and the length of the key.
 HEAD = 7
 
 
 class FakePlanner:
-    """Replaces tools/planning.py: answers the gate's requests with the test's own kernels."""
+    """Replaces tools/planning.py: answers the gate's requests with the test's fake kernels."""
 
     def __init__(self, fake_device, file):
         self.fake_device, self.file, self.requests, self.loaded, self.wide = fake_device, file, [], [], []
@@ -398,7 +397,7 @@ class FakePlanner:
         return self.requests[-1]
 
     def answer(self, *request, shape=(4, 8), kernel=0):
-        """Answer with one launch of exp: its input and result, the number of elements, and 1.0."""
+        """Answer with one launch of exp, whose parameters are input, result, number of elements, and 1.0."""
         self.send_kernel(kernel)
         self.send(2, *request[:3], *self.launch(request, shape, kernel))
         self.send(6)
@@ -417,7 +416,7 @@ class FakePlanner:
         return *request[HEAD - 1 :], 1, *result, 0, 1, *launch
 
     def answer_class(self, request, position, low, high, step, formulas):
-        """Answer with a class: calls of exp on [v, 8], where v is word `position` of the key."""
+        """Answer with a size class: all calls of exp on [v, 8], where v is word `position` of the key."""
         answer = self.launch(request, (request[HEAD - 1 + position], 8))
         numbers = (word for one in formulas for word in one)
         self.send_kernel(0)
@@ -462,7 +461,7 @@ def test_the_second_call_requests_a_plan_and_the_third_launches_its_record(plann
 
 
 def test_a_program_does_not_wait_for_the_planner(planned):
-    """The planner answers nothing here, and after some hundred requests the connection is full."""
+    """The planner does not answer in this test, so after some hundred requests the connection is full."""
     for n in range(16, 3000):
         x = torch.rand(n)
         torch.exp(x)
@@ -483,7 +482,7 @@ def test_no_kernel_is_loaded_during_a_graph_capture(planned):
 
 @pytest.mark.parametrize("size", [32, 2048])
 def test_calls_that_the_planner_refuses_are_left_to_torch(planned, size):
-    """Python is not entered even where it would be faster than torch: its first call imports modules for seconds."""
+    """Python never runs such a call, even if that would be faster: the first one would import modules for seconds."""
     x = torch.rand(size)
     torch.exp(x), torch.exp(x)
     slot, epoch, hashed, *_ = planned.read()
@@ -512,7 +511,7 @@ def test_a_malformed_message_changes_nothing(planned, words):
 
 
 def test_an_answer_may_arrive_for_a_gate_that_was_never_called(planned):
-    """After `disable()` and `enable()`, a new gate has the number of the gate that sent the request."""
+    """After `disable()` and `enable()`, a new gate may have the number of the gate that sent the request."""
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
     request = planned.read()
@@ -563,7 +562,7 @@ def test_replacing_a_planner_leaves_no_descriptor_open(fake_device):
 
 
 def test_a_forked_child_has_no_planner(planned):
-    """The child would read answers for the parent, and keep the connection open."""
+    """Otherwise the child would read the parent's answers, and keep the connection open."""
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
     assert gate.waiting() == 1
@@ -578,26 +577,26 @@ def test_a_forked_child_has_no_planner(planned):
 
 
 def new_sizes(planned, *rows):
-    """Call exp on [n, 8] for each n; returns for each whether torch's kernel ran."""
+    """Call exp on [n, 8] for each n in `rows`; return for each n whether torch's kernel ran."""
     results = []
     for n in rows:
         x = torch.rand(n, 8)
         y = torch.exp(x)
         results.append(not torch.equal(y, x))  # the fake kernel copies
-        # computed with math: a call of torch would be requested too
+        # Computed by `math`: the gate would request a plan for a call of torch.
         expected = [math.exp(a) if results[-1] else a for a in x.flatten().tolist()]
         assert y.flatten().tolist() == pytest.approx(expected, rel=1e-5)
     return results
 
 
 def classified(planned, low=4, high=64, step=1, new=(100, 101, 102, 103)):
-    """Call exp with new sizes and let the planner answer the last request with a class for [v, 8]."""
+    """Call exp with new sizes, and let the planner answer one request with a size class for [v, 8]."""
     new_sizes(planned, *new)
     request = planned.read()
-    position, count = 4, request[HEAD - 1]  # positions in the answer, where word 0 is the length of the key
+    position, count = 4, request[HEAD - 1]  # positions in the answer; word 0 is the key's length
     assert request[HEAD + 3 :] == (request[HEAD + position - 1], 8, 8, 1)  # sizes and strides
     plain = lambda word, factor: (word, 1, factor, 1, 1, 0)
-    # the result's first size, and the kernel's parameter for the number of elements
+    # Positions of the result's first size, and of the kernel's parameter for the number of elements.
     result, param = count + 4, count + 24
     planned.answer_class(request, position, low, high, step, [plain(result, 1), plain(param, 8)])
     until(lambda: not gate.waiting())
@@ -626,8 +625,8 @@ def test_a_size_class_launches_sizes_that_were_never_planned(planned):
     assert new_sizes(planned, 4, 64, 32, 5, 68, 0, 8) == [False, False, False, True, True, False, False]
     launched = len(planned.fake_device.from_cpp)
     assert new_sizes(planned, 32, 32) == [False, False] and len(planned.fake_device.from_cpp) == launched + 2
-    assert not torch.equal(torch.exp(x := torch.rand(32, 9)), x)  # the class requires the other size to be equal
-    assert not torch.equal(torch.exp(x := torch.rand(8, 32).T), x)  # and the strides
+    assert not torch.equal(torch.exp(x := torch.rand(32, 9)), x)  # the class requires size 8 here
+    assert not torch.equal(torch.exp(x := torch.rand(8, 32).T), x)  # and these strides
     assert not planned.fake_device.from_python
 
 
@@ -716,7 +715,7 @@ def test_threads_may_call_new_sizes_while_classes_arrive(planned):
 
 
 def test_pointer_offset_from_16_bytes_is_part_of_the_key(fake_device):
-    """Triton compiles one kernel for multiples of 16 and another for the rest."""
+    """Triton compiles one kernel for pointers that are multiples of 16, and another one for all others."""
     memory = torch.rand(41)
     often(fake_device, lambda: torch.exp(memory[:32]))
     assert len(fake_device.from_cpp) == 1
@@ -724,7 +723,7 @@ def test_pointer_offset_from_16_bytes_is_part_of_the_key(fake_device):
         torch.exp(memory[1:33])
     assert len(fake_device.from_cpp) == 1
     assert torch.equal(torch.exp(memory[1:33]), memory[1:33])  # the fake kernel copies
-    torch.exp(memory[5:37])  # the same offset
+    torch.exp(memory[5:37])  # same offset from 16 bytes
     assert len(fake_device.from_cpp) == 3
 
 
@@ -831,7 +830,7 @@ def test_records_can_be_paused_and_cleared(fake_device):
 
 
 def test_a_policy_block_sends_calls_to_python_until_it_ends(fake_device):
-    """Records are cleared even if no override is left that could be notified."""
+    """The block clears the launch records even if no override is left that could be notified."""
     x = torch.rand(4, 8)
     often(fake_device, lambda: torch.exp(x))
     with opmux.policy("reference"):
@@ -842,7 +841,7 @@ def test_a_policy_block_sends_calls_to_python_until_it_ends(fake_device):
 
 
 def test_a_record_counts_calls_that_cpp_would_launch(fake_device, monkeypatch):
-    """`record=` with a real override: while a record is active, C++ launches nothing, so every call is counted."""
+    """Tests a real override. While a record is active, C++ launches nothing, so the record counts every call."""
 
     def softmax(x, dim=-1):
         y = torch.empty_strided(x.shape, x.stride())
@@ -867,7 +866,7 @@ def test_a_record_counts_calls_that_cpp_would_launch(fake_device, monkeypatch):
         assert len(fake_device.from_cpp) == 2 and len(fake_device.from_python) == 3
         (counted,) = [json.loads(line) for line in out.getvalue().splitlines()]
         assert counted["overload"] == "_softmax" and counted["impl"] == "test.copies" and counted["count"] == 3
-        for _ in range(CALLS_TO_RECORD):  # earlier records may be of another implementation, so they are cleared
+        for _ in range(CALLS_TO_RECORD):  # records are cleared: they may be of another implementation
             call()
         assert len(fake_device.from_cpp) == 2
         call()

@@ -1,4 +1,4 @@
-"""Each overload on FlagGems' list is overridden, composed by ATen, a view, or left to torch for a stated reason."""
+"""Each of FlagGems' overloads is overridden, composed by ATen, a view, or left to torch for a stated reason."""
 
 import aten_coverage
 import pytest

@@ -1,7 +1,7 @@
-"""`liger_kernel` as opmux serves it: Liger's names and signatures, and each function against torch's formula.
+"""opmux serves `liger_kernel`: names and signatures are Liger's, and each function matches torch's formula.
 
-`liger_signatures.txt` has the public signatures of Liger-Kernel 0.8.2 without annotations (for mlp, those of the next
-version).
+`liger_signatures.txt` has the public signatures of Liger-Kernel 0.8.2 (for mlp, of the next version), without
+annotations.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ LEFT_OUT = set(
     tv_distance_forward_triton tvd_backward_triton
     """.split()
 )
-# Names in opmux that have no row in the table of signatures: attributes, and names that the document on vendors
-# describes.
+# Names in opmux that the table of signatures lacks: attributes, and names from the document on vendors.
 MORE = {
     "CrossEntropyOutput",
     "MODEL_TYPE_TO_APPLY_LIGER_FN",
@@ -59,7 +58,7 @@ def liger():
 
 
 def served():
-    """(module, name) of all names that opmux provides."""
+    """All names that opmux provides, as (module, name)."""
     modules = {n.removeprefix(names.LIBRARY).lstrip("."): m for n, m in names.MODULES.items()}
     return {(module, name) for module, at in modules.items() for name in at.homes}
 
@@ -88,7 +87,7 @@ def test_signatures_match_ligers(module):
 
 
 def test_modules_have_exactly_ligers_names():
-    """No extra name in Liger's modules, no missing name except LEFT_OUT, and every name can be imported."""
+    """opmux has no names beyond Liger's and MORE, lacks only LEFT_OUT, and can import every name."""
     known = {(module, name.partition(".")[0]) for module, name, _ in TABLE}
     ours = served()
     assert {name for _, name in ours} - {name for _, name in known} == MORE
@@ -146,7 +145,7 @@ def test_modules_can_be_pickled_and_have_ligers_attributes():
     loss = LigerCrossEntropyLoss(torch.ones(9), lse_square_scale=0.5)
     assert not loss.state_dict() and loss.weight is not None and loss.lse_square_scale == 0.5
     logits, target = normal(4, 9), labels(4, 9)
-    loss.lse_square_scale = loss.weight = None  # read at each call
+    loss.lse_square_scale = loss.weight = None  # each call reads them
     loss.lse_square_scale = 0.0
     torch.testing.assert_close(loss(logits, target), F.cross_entropy(logits, target))
     norm = LigerFusedAddRMSNorm(8)
@@ -182,7 +181,7 @@ def cross_entropy(x, target, weight, ignore, z, smoothing, reduction, cap):
 
 
 def rms_norm(x, w, eps, offset, mode, dtype=torch.float32):
-    """Liger's casting modes: llama rounds the normalised value and the product, gemma rounds once."""
+    """Liger's casting modes: llama rounds the normalised value and then the product, gemma rounds only once."""
     y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
     if mode == "llama":
         y = y.to(x.dtype)
@@ -214,7 +213,7 @@ def angles(*shape):
 
 
 def constant(*tensors):
-    """Marks tensors that are not differentiated."""
+    """Marks tensors that need no gradient."""
     return tuple(Constant(t) for t in tensors)
 
 
@@ -451,7 +450,7 @@ CASES = {
 
 
 def gradients(call, args, twice=False):
-    """The results, and the gradients of all floating-point tensors; asserts that nothing passed in is written."""
+    """The results, and the gradients of all floating-point tensors; asserts that the call writes no argument."""
     own = [a.clone().requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
     own = [a.value.clone() if isinstance(a, Constant) else a for a in own]
     args = [a.value if isinstance(a, Constant) else a for a in args]
@@ -484,11 +483,11 @@ def test_every_function_has_a_case():
     from liger_kernel import ops
 
     functions = {n for n in ops.homes if n.endswith("Function")}
-    assert functions - {"LigerTiledMLPFunction"} == set(CASES)  # it has its own test
+    assert functions - {"LigerTiledMLPFunction"} == set(CASES)  # which has its own test
 
 
 def test_forward_and_backward_functions_match_autograd():
-    """`x_forward` and `x_backward` are the forward and backward of `x`."""
+    """For each function x, `x_forward` and `x_backward` are its forward and backward."""
     from liger_kernel import ops
 
     for name, function in (("geglu", "LigerGELUMulFunction"), ("swiglu", "LigerSiLUMulFunction")):
@@ -545,7 +544,7 @@ def test_forward_and_backward_functions_match_autograd():
     q, k, (cos, sin) = normal(2, 3, 5, 8), normal(2, 1, 5, 8), angles(1, 5, 4)
     rotated = ops.rope_forward(q, k, cos, sin)
     torch.testing.assert_close(rotated[:2], rope(q, k, cos, sin))
-    torch.testing.assert_close(ops.rope_backward(*rotated), (q, k))  # the transpose undoes a rotation
+    torch.testing.assert_close(ops.rope_backward(*rotated), (q, k))  # the backward undoes a rotation
     from liger_kernel.ops.llama4_rope import llama4_rope_forward
     from liger_kernel.ops.qwen2vl_mrope import qwen2vl_mrope_backward, qwen2vl_mrope_forward
 
@@ -553,13 +552,13 @@ def test_forward_and_backward_functions_match_autograd():
     rotated = qwen2vl_mrope_forward(q, k, cos, sin, [2, 1, 1])
     torch.testing.assert_close(qwen2vl_mrope_backward(*rotated, [2, 1, 1]), (q, k))
     q, k, freqs = normal(2, 5, 3, 8), normal(2, 5, 1, 8), torch.polar(torch.ones(9, 4), normal(9, 4))
-    rotated = llama4_rope_forward(q, k, freqs)  # the first 5 rows of freqs are used
+    rotated = llama4_rope_forward(q, k, freqs)  # reads only the first 5 rows of freqs
     torch.testing.assert_close(rotated, llama4_rope(q, k, freqs[:5], None))
     torch.testing.assert_close(llama4_rope_forward(*rotated, torch.view_as_real(freqs), imag_sign=-1.0), (q, k))
 
 
 def test_loss_forwards_return_the_gradient():
-    """The gradient is a new tensor: no input is overwritten."""
+    """The gradient is a new tensor, so no input is overwritten."""
     from liger_kernel import ops
 
     x, target = normal(5, 9), labels(5, 9)
@@ -576,7 +575,7 @@ def test_loss_forwards_return_the_gradient():
     want = F.cross_entropy(F.linear(*own), target)
     loss, *_, dx, dw, db = ops.fused_linear_cross_entropy_forward(own[0], own[1], target)
     torch.testing.assert_close(loss, want.detach())
-    assert dx is db is None  # no gradient is required for either
+    assert dx is db is None  # neither requires a gradient
     grads = ops.fused_linear_cross_entropy_backward(torch.tensor(2.0), dx, dw, db)
     torch.testing.assert_close(grads[1], torch.autograd.grad(want, own[1])[0] * 2)
     each = normal(5, seed=3)
@@ -617,7 +616,7 @@ def log_probs(x, w, target):
 
 
 def test_chunked_losses_match_their_formula():
-    """Liger's order of arguments, its options, and the number of values returned with the loss."""
+    """Tests Liger's order of arguments, Liger's options, and the number of values that are returned with the loss."""
     from liger_kernel import chunked_loss
     from liger_kernel.chunked_loss import functional
 
@@ -736,7 +735,7 @@ RMS = SimpleNamespace(normalization="RMSNorm", layernorm_zero_centered_gamma=Tru
 def test_megatron_is_patched(megatron):
     from liger_kernel.megatron import LigerMegatronRMSNorm, apply_liger_kernel_to_megatron
 
-    for _ in range(2):  # the second patch changes nothing
+    for _ in range(2):  # patching twice changes nothing more
         apply_liger_kernel_to_megatron(rms_norm=True, cross_entropy=True, swiglu=True)
     local = megatron.backends.LocalSpecProvider()
     assert local.layer_norm(rms_norm=True) is LigerMegatronRMSNorm and local.layer_norm(has_residual=True) == "theirs"
@@ -751,7 +750,7 @@ def test_megatron_is_patched(megatron):
     torch.testing.assert_close(
         megatron.swiglu.SwiGLUFunction.apply(x[..., :8], False, False), F.silu(x[..., :4]) * x[..., 4:8]
     )
-    assert megatron.swiglu.SwiGLUFunction.apply(x, True, False) == "theirs"  # fp8 is left to Megatron
+    assert megatron.swiglu.SwiGLUFunction.apply(x, True, False) == "theirs"  # fp8: left to Megatron
 
 
 def test_megatron_modules_compute_their_formula():
@@ -912,7 +911,7 @@ def test_attention_modules_match_their_formula():
 
 
 def test_modules_compile_to_one_graph():
-    """The first use, when names are resolved, compiles to one graph too."""
+    """Even the first use, which resolves names, compiles to one graph."""
     from liger_kernel.ops import _replace_with_vendor_ops
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss, LigerRMSNorm, LigerSwiGLUMLP
 
@@ -1001,7 +1000,7 @@ def test_rms_norm_in_float64_has_the_right_gradient():
 
 @pytest.mark.parametrize("name", liger_names.FUNCTION_OPS)
 def test_a_vendors_function_with_ligers_arguments_fits_the_op(name):
-    """Each autograd.Function with Liger's arguments can be registered as an impl of the op."""
+    """For each op, an autograd.Function with Liger's arguments can be registered as an impl."""
     from liger_kernel import ops
 
     def forward(*args):
@@ -1023,7 +1022,7 @@ def test_a_vendors_function_with_ligers_arguments_fits_the_op(name):
 
 @pytest.fixture
 def llama():
-    """A tiny Llama, and a batch with labels."""
+    """A tiny Llama and a batch with labels."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -1047,7 +1046,7 @@ def patched(model):
 
 
 def test_a_model_instance_is_patched(llama):
-    """Patches only this instance and only the parts that the flags name; loss and gradients stay the same."""
+    """Patches only this instance, and only the parts named by the flags; loss and gradients stay the same."""
     from liger_kernel.transformers import _apply_liger_kernel_to_instance, apply_liger_kernel_to_llama
 
     import opmux
@@ -1093,7 +1092,7 @@ def test_a_model_type_is_patched(llama):
 
 
 def test_a_model_without_a_patch_is_unchanged():
-    """Liger raises a KeyError."""
+    """Liger-Kernel itself raises a KeyError in this case."""
     transformers = pytest.importorskip("transformers")
     from liger_kernel.transformers import AutoLigerKernelForCausalLM
 
@@ -1138,7 +1137,7 @@ def test_utils_describe_the_machine():
 
 
 def test_transformers_finds_liger_kernel():
-    """`Trainer(use_liger_kernel=True)` requires an installed package with a version."""
+    """`Trainer(use_liger_kernel=True)` works only if transformers finds an installed package with a version."""
     pytest.importorskip("transformers")
     from transformers.utils import import_utils
 

@@ -19,7 +19,7 @@ from opmux.faces.models.patch import CannotPatch
 transformers = pytest.importorskip("transformers")
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
-# Sizes of tiny models, by the different names that configurations use.
+# Sizes of tiny models, under all names that configurations use for them.
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 97, "max_position_embeddings": 64, "pad_token_id": 0,
@@ -70,7 +70,7 @@ MORE = {"deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_valu
 MORE["qwen3_next"] = {"num_hidden_layers": 4}
 
 
-# Vision-language model, tested with text only -> the parts that `patch_model` must replace in it.
+# Vision-language model -> the parts that `patch_model` must replace; tested with text only.
 VISION_LANGUAGE: dict[str, set[str]] = {
     "llava": LLAMA,
     "qwen2_vl": {"rms_norm", "add_rms_norm", "glu", "rope", "loss"},
@@ -96,7 +96,7 @@ MORE |= {"qwen2_vl_text": {"rope_parameters": ROPE}, "qwen2_5_vl_text": {"rope_p
 
 
 def sized(cls: type, sizes: dict) -> dict:
-    """The sizes that this configuration class has."""
+    """The sizes that this configuration class accepts."""
     names = set(inspect.signature(cls.__init__).parameters) | set(getattr(cls, "__dataclass_fields__", {}))
     return {name: value for name, value in {**sizes, **MORE.get(cls.model_type, {})}.items() if name in names}
 
@@ -187,7 +187,7 @@ def test_a_model_type_is_patched_and_restored():
         assert are_late(out)
         close(out.loss, expected.loss)
     finally:
-        opmux.unpatch_model(home.LlamaForCausalLM)  # a class of the model type is accepted instead of its name
+        opmux.unpatch_model(home.LlamaForCausalLM)  # accepts a class instead of the type's name
     assert {name: vars(vars(home)[name])["forward"] for name in originals} == originals
     out, _ = trained(tiny("llama"))
     assert torch.equal(out.loss, expected.loss) and not are_late(out)
@@ -248,7 +248,7 @@ def test_changed_parts_of_a_model_are_not_replaced():
 
     model = tiny("llama")
     model.model.norm.__class__ = HalvedRMSNorm
-    model.model.layers[0].mlp.__class__ = Again  # another name for the same computation
+    model.model.layers[0].mlp.__class__ = Again  # the same computation by another name
     report = opmux.patch_model(model)
     assert [row.reason for row in report.left if row.module == "HalvedRMSNorm"] == [
         "its forward is not one that is known"
@@ -398,9 +398,7 @@ def test_a_patched_model_generates_the_same_tokens():
 
 
 def test_decoding_one_query_uses_flash_attention(monkeypatch):
-    """Flash attention runs only in `generate` without padding; prompts and padded rows use the kernel that torch
-    chooses.
-    """
+    """Flash attention runs only for decoding without padding; torch chooses the kernel for all other calls."""
     model = tiny("llama").eval()
     ids = batch()["input_ids"][:, :4]
     padded = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
@@ -419,7 +417,7 @@ def test_decoding_one_query_uses_flash_attention(monkeypatch):
     for way, tokens in zip(options, expected, strict=True):
         assert torch.equal(model.generate(ids, **more, **way), tokens)
     layers = 2
-    # only the call without padding
+    # Only the first option calls flash attention.
     assert calls == [(2, 2, length, 8) for length in range(5, 10) for _ in range(layers)]
     opmux.unpatch_model(model)
     model.generate(ids, **more)
@@ -452,7 +450,7 @@ def test_flash_attention_runs_only_calls_that_it_supports(monkeypatch):
             assert not attention.fits(query, key, key)
         finally:
             torch.set_autocast_enabled("cuda", False)
-    assert not attention.fits(query, key, key)  # a gradient may be required
+    assert not attention.fits(query, key, key)  # outside no_grad
 
 
 def test_a_users_attention_is_kept():
@@ -521,7 +519,7 @@ def test_a_patched_model_compiles_to_one_graph():
 
 
 def test_no_mask_is_created_if_attention_does_not_need_it(monkeypatch):
-    """Training on whole sequences needs no mask; packed and padded sequences do."""
+    """Training on whole sequences needs no mask; training on packed or padded sequences needs one."""
     model = tiny("llama", num_hidden_layers=1)
     packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)
     padded = (torch.arange(9) < torch.tensor([[9], [5]])).long()

@@ -1,4 +1,4 @@
-"""`patch_model(model, example=batch)`: the examples that it rejects, and what it compiles in another process."""
+"""`patch_model(model, example=batch)` rejects unsuitable examples, and compiles kernels in another process."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ def model():
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Pretends that the machine has a CUDA device, and lists the programs that would be started."""
+    """Pretends that the machine has a CUDA device; returns the list of programs that would be started."""
     started = []
     monkeypatch.setattr(devices, "accelerators", lambda: ("cuda",))
     monkeypatch.setattr(ahead.background, "run", lambda program, then, env=None: started.append(program))
@@ -123,7 +123,7 @@ def test_each_rank_uses_its_share_of_the_cores(model, gpu, monkeypatch):
     file.unlink()
 
 
-# Pretends that the machine has an H200: another process compiles for it while the program goes on.
+# Pretends that the machine has an H200, for which another process compiles while the program continues.
 PROGRAM = """
 import json, logging, sys, time, torch, transformers, opmux
 from opmux.faces.models import ahead
@@ -191,7 +191,7 @@ def test_the_other_process_ends_with_the_program(tmp_path):
 
 
 def mentions(process, folder):
-    """Whether the environment of a process contains this folder."""
+    """Whether an environment variable of a process contains the path of this folder."""
     try:
         return str(folder).encode() in (process / "environ").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""patch_model: hooks of every kind on every replaced module get and change the same values as in the original model."""
+"""patch_model: on each replaced module, hooks of every kind get and change the same values as in the original model."""
 
 import functools
 import itertools
@@ -29,7 +29,7 @@ def floats(value):
 
 
 def scaled(value):
-    """The same value with its first floating-point tensor multiplied by 1.25."""
+    """A copy of the value in which the first floating-point tensor is multiplied by 1.25."""
     if isinstance(value, torch.Tensor):
         return value * 1.25
     if isinstance(value, dict):
@@ -74,11 +74,11 @@ def backward_pre_hook(module, calls):
 
 
 def old_backward_hook(module, calls):
-    """A hook of the old kind, which gets the gradients of a single autograd node."""
+    """A deprecated backward hook, which gets the gradients of a single autograd node."""
     return module.register_backward_hook(lambda module, *grads: calls.append(floats(grads)))
 
 
-# Not for LlamaModel: its last autograd node is in its last norm, whose nodes are ours and differ.
+# Excludes LlamaModel: its last autograd node belongs to its last norm, and our norm has other nodes.
 OLD = [(name, old_backward_hook) for name in MODULES if name != "model"]
 KINDS = (forward_hook, forward_pre_hook, backward_hook, backward_pre_hook)
 
@@ -90,7 +90,7 @@ def expected_of(name, kind):
     return step(model), calls
 
 
-# torch warns about modules whose inputs need no gradient, and about the old kind of hooks
+# torch warns about modules whose inputs need no gradient, and about deprecated hooks
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name, kind", [*itertools.product(MODULES, KINDS), *OLD])
@@ -290,14 +290,14 @@ def test_unpatching_the_last_model_restores_the_forward_of_its_classes():
 
 
 def test_a_known_class_with_new_source_is_reported_with_a_warning(tmp_path, monkeypatch, caplog):
-    """A refactored RMS norm keeps its own forward; the report and one warning say so."""
+    """An RMS norm with new source keeps its own forward; the report and one warning say so."""
     from transformers.models.llama import modeling_llama as home
 
     monkeypatch.setattr(patch, "_warn", functools.cache(patch._warn.__wrapped__))
     path = tmp_path / "refactored.py"
     path.write_text("def forward(self, hidden_states):\n    return self.weight * hidden_states.sigmoid()\n")
     space = {}
-    exec(compile(path.read_text(), home.__file__, "exec"), space)  # as if it were in transformers' own file
+    exec(compile(path.read_text(), home.__file__, "exec"), space)  # as if from transformers' own file
     monkeypatch.setattr(home.LlamaRMSNorm, "forward", space["forward"])
     with caplog.at_level("WARNING", "opmux"):
         rows = [row for _ in range(2) for row in opmux.patch_model(llama()).left]

@@ -1,4 +1,4 @@
-"""patch_model with other changes to modules: offloading, parametrizations, quantised layers, fx."""
+"""patch_model combined with other changes to modules: offloading, parametrizations, quantised layers, fx."""
 
 import copy
 import itertools
@@ -70,7 +70,7 @@ def test_accelerates_hooks_can_be_removed_from_a_patched_model(when):
 
 @pytest.fixture
 def prepare():
-    """`Accelerator.prepare` with mixed precision; accelerate allows one configuration per process."""
+    """`Accelerator.prepare` with mixed precision; resets accelerate, which allows one configuration per process."""
     accelerate = pytest.importorskip("accelerate")
     reset = accelerate.state.AcceleratorState._reset_state
     reset(reset_partial_state=True)
@@ -80,7 +80,7 @@ def prepare():
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_unpatching_restores_a_prepared_model(when, prepare):
-    """The forward that accelerate set on the model must stay."""
+    """Unpatching must keep the forward that accelerate set on the model."""
     plain = prepare(llama())
     expected = plain(**batch())
     model = llama()
@@ -108,7 +108,7 @@ PARTS = ("norm", "mlp", "self_attn", "lm_head", "embed_tokens")
 
 
 def test_parts_kept_in_float32_work_as_in_the_original():
-    """Tests a bfloat16 model: where the original raises, the patched model raises too."""
+    """Tests bfloat16 models with float32 parts; the patched model must raise whenever the original raises."""
 
     def attempt(model):
         try:
@@ -185,7 +185,7 @@ def spectral(model):
 
 
 class Quantised(nn.Module):
-    """A linear layer with an integer weight, as quantisers create it: it has no floating-point `weight`."""
+    """A linear layer as quantisers create it: its `weight` is not a floating-point tensor."""
 
     def __init__(self, layer):
         super().__init__()
@@ -215,7 +215,7 @@ def derived(model):
 
 
 def identities(model):
-    """A pipeline stage: layers of other stages are replaced by identities."""
+    """Turn a model into a pipeline stage, in which identities replace the layers of other stages."""
     model.model.norm = nn.Identity()
     model.model.layers[0].mlp.act_fn = nn.Identity()
     model.model.layers[1].post_attention_layernorm = nn.Identity()
@@ -240,7 +240,7 @@ def test_changed_layers_give_the_same_results_as_in_the_original(change, when):
     if when == "after":
         step(model)
         change(model)
-    close(step(model), step(expected), 1e-4)  # each step changes the vectors of a spectral norm
+    close(step(model), step(expected), 1e-4)  # spectral norm: each step changes its vectors
     opmux.unpatch_model(model)
     close(step(model), step(expected), 1e-4)
 

@@ -1,4 +1,4 @@
-"""patch_model: in training, logits are only computed when they are read, in whatever way."""
+"""patch_model: in training, logits are computed only when they are read, whichever way they are read."""
 
 import contextlib
 import copy
@@ -32,7 +32,7 @@ READS = {
 
 @pytest.fixture
 def computed(monkeypatch):
-    """Gets one entry for each time that late logits are computed."""
+    """A list that grows by one entry each time late logits are computed."""
     calls = []
     read = late.LateLogits.read_now
     monkeypatch.setattr(late.LateLogits, "read_now", lambda self: calls.append(1) or read(self))
@@ -93,7 +93,7 @@ def test_reading_the_loss_computes_no_logits(computed):
 
 @pytest.mark.parametrize("before", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
 def test_gradients_flow_through_logits_that_are_read(before):
-    """Another loss on the logits needs this (distillation), also after a metric read them without a gradient."""
+    """A second loss on the logits (distillation) needs this, even if a metric has read them without a gradient."""
 
     def gradient(model):
         model.zero_grad()
@@ -110,7 +110,7 @@ def test_gradients_flow_through_logits_that_are_read(before):
 
 
 def test_reading_logits_of_an_earlier_step_raises():
-    """The logits would be computed with the updated weight."""
+    """It raises because the logits would be computed with the updated weight."""
     model = llama()
     opmux.patch_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -132,7 +132,7 @@ def test_logits_have_the_precision_of_the_forward():
         out = model(**batch())
     assert dict(out.items())["logits"].dtype is torch.bfloat16
     assert out.logits.dtype is expected.dtype is torch.bfloat16
-    close(out.logits, expected, 0.1)  # several roundings of logits of up to 6
+    close(out.logits, expected, 0.1)  # logits of up to 6 are rounded several times
 
 
 def test_logits_can_be_assigned():

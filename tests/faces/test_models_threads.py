@@ -1,6 +1,4 @@
-"""patch_model: what a forward passes to its head stays within that call, and every copy of a module runs its own
-weights.
-"""
+"""patch_model: what a forward passes to its head stays in this call, and each copy of a module uses its own weights."""
 
 import asyncio
 import copy
@@ -65,7 +63,7 @@ def test_nested_forwards_both_keep_their_losses():
 
 
 def test_interleaved_coroutines_keep_their_losses():
-    """Each forward waits before its head until the other one has got there too."""
+    """Two forwards: each waits before its head until the other one also reaches its head."""
     model = llama()
     batches = [batch(seed=3), batch(seed=4)]
     expected = torch.stack([model(**batch).loss.detach() for batch in batches])
@@ -95,7 +93,7 @@ def test_a_forward_that_raises_does_not_affect_the_next_call():
     with pytest.raises((ValueError, RuntimeError)):
         model(input_ids=batch()["input_ids"], labels=batch(3, 4)["labels"])
     close(model(**batch()).loss, expected)
-    close(model(input_ids=batch()["input_ids"]).logits, logits)  # no labels: returns logits, not a loss
+    close(model(input_ids=batch()["input_ids"]).logits, logits)  # without labels: logits, no loss
     close(model.lm_head(torch.ones(1, 32)), torch.nn.functional.linear(torch.ones(1, 32), model.lm_head.weight))
 
 
@@ -103,7 +101,7 @@ def test_a_forward_that_raises_does_not_affect_the_next_call():
 
 
 def replicated(model):
-    """A replica of a model as DataParallel creates it for another device: its parameters are other tensors."""
+    """A replica as DataParallel creates it for another device: its parameters are not the model's tensors."""
     modules = list(model.modules())
     copies = {module: module._replicate_for_data_parallel() for module in modules}
     for module, replica in copies.items():
@@ -125,7 +123,7 @@ def test_a_data_parallel_replica_runs_its_own_parameters():
 
 
 def test_data_parallel_gathers_logits():
-    """DataParallel's `gather` reads every output of each replica."""
+    """DataParallel's `gather` reads all outputs of all replicas."""
     model = llama()
     expected = model(**batch())
     opmux.patch_model(model)
@@ -184,7 +182,7 @@ def test_checkpointing_reruns_the_forward_in_backward(reentrant):
 
 
 def test_a_whole_model_can_be_checkpointed():
-    """The forward with the fused loss then runs in one of autograd's threads."""
+    """Checkpointing reruns the forward with the fused loss in one of autograd's threads."""
     model = llama()
     embeds = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
 

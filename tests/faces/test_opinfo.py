@@ -1,6 +1,6 @@
 """PyTorch's own op samples through our kernels on a simulated device (see opinfo.py).
 
-Without --slow: one sample of every third op.
+Without --slow, it runs one sample of every third op.
 """
 
 import json
@@ -29,7 +29,7 @@ print(opinfo.run("toy", {{dtypes}}, limit={{limit}}).as_json())
 
 
 def run(dtypes, limit, seconds):
-    """Uses a device without vendor kernels, so that every dtype runs in ours."""
+    """Uses a device without vendor kernels, so that our kernels run for every dtype."""
     try:
         build.compiler()
     except build.CannotBuild as error:
@@ -68,7 +68,7 @@ def test_our_kernels_serve_samples_of_every_dtype(few):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int64", "int32", "bool"])
 def test_a_sample_of_each_op_agrees_in_every_dtype(dtype):
-    """One sample per op: all samples take hours in the interpreter (`make opinfo`)."""
+    """One sample per op, because all samples (`make opinfo`) take hours in the interpreter."""
     report = run(f"[opinfo.torch.{dtype}]", 1, 1200)
     assert not report.unexpected(), "\n".join(map(str, report.unexpected()))
 
@@ -78,7 +78,7 @@ def test_a_sample_of_each_op_agrees_in_every_dtype(dtype):
 
 @pytest.fixture
 def worker_pool(monkeypatch, tmp_path):
-    """A pool with one worker at a time, a fake whose behaviour follows from the unit's name."""
+    """A pool with one fake worker at a time; the name of a unit determines what the worker does."""
     monkeypatch.syspath_prepend(HOME)
     import opinfo
 

@@ -1,4 +1,4 @@
-"""Another process plans launches for auto mode only if it would choose the same implementations."""
+"""Another process plans launches for auto mode, but only if it would choose the same implementations as this one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opmux.machine import vendors
 
 @pytest.fixture
 def as_at_start(monkeypatch):
-    """A process in which nothing was set in code: hides what other tests have registered or set."""
+    """Hides what other tests have registered or set, as if nothing had been set in code in this process."""
     registry = get_default_manager().registry
     known = [i for i in registry.all_impls() if is_foreign(i)]
     monkeypatch.setattr(planner, "is_foreign", lambda impl: is_foreign(impl) and all(impl is not one for one in known))

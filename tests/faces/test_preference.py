@@ -1,4 +1,4 @@
-"""Preference losses on hidden states, against the papers' formulas in float64 and against Liger-Kernel's results."""
+"""Preference losses on hidden states match the papers' formulas in float64, and Liger-Kernel's results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = torch.tensor([True, False, False, True])
 
 
 def wave(*shape, phase=0.0, dtype=torch.float64):
-    """Reproducible values without a generator: another library computed the expected values below from them."""
+    """Reproducible values without a generator, from which Liger-Kernel computed the expected values below."""
     return torch.sin(torch.arange(math.prod(shape), dtype=dtype) * 1.7 + phase).view(shape)
 
 
@@ -75,7 +75,7 @@ def dpo_term(m):
     return -log_sigmoid(BETA * m)
 
 
-DPO = {  # functions of the pair's log-ratios
+DPO = {  # loss -> function of a pair's two log-ratios
     "sigmoid": lambda c, r: (1 - EPS) * dpo_term(c - r) + EPS * dpo_term(r - c),
     "hinge": lambda c, r: (1 - BETA * (c - r)).clamp(min=0),
     "ipo": lambda c, r: ((c - r) - 1 / (2 * BETA)) ** 2,
@@ -164,7 +164,7 @@ def test_log_probs_logit_means_and_rewards_are_returned():
 
 
 # ---- Liger-Kernel's results -----------------------------------------------------------------------------------------
-# From Liger-Kernel's chunked losses, version 0.8.2, compiled=False, float32 on a CPU with torch 2.13, for
+# Results of the chunked losses of Liger-Kernel 0.8.2 with compiled=False, in float32 on a CPU with torch 2.13, for
 # Data(torch.float32):
 # [loss, sum(abs(gradient)) of input, weight and bias], and the sum of each auxiliary value.
 
@@ -256,7 +256,7 @@ def policy_term(kind, x, ratio, phi, A):
 
 
 def grpo_truth(kind, level, x, ref):
-    """Token by token, from the log-probabilities x, with the options that grpo_options returns."""
+    """The exact loss, computed token by token from the log-probabilities x, with the options of grpo_options."""
     of_sequences, lengths = [], MASK.sum(-1)
     for b in range(B):
         A, kept = ADVANTAGES[b].double(), [t for t in range(T) if MASK[b, t]]
@@ -299,7 +299,7 @@ def test_grpo_matches_the_formula(kind, level):
     logits = lambda x, w, b: (x @ w.T + b) / 0.8
     logp = lambda y: torch.log_softmax(y, -1).gather(-1, ids[..., None])[..., 0]
     want = grpo_truth(kind, level, logp(logits(*d.leaves)), logp(logits(*d.ref)))
-    padded = lambda t: torch.where(MASK, t, torch.nan)  # values outside the mask must not matter
+    padded = lambda t: torch.where(MASK, t, torch.nan)  # masked values have no effect
     ref, options = padded(logp(logits(*d.ref))), grpo_options(kind, level)
     others = ADVANTAGES, MASK
     fused = ours.fused_linear_grpo(
@@ -348,7 +348,7 @@ def test_grpo_options_scale_and_mask_the_loss():
     vespo = loss_of(loss_type="vespo").loss
     for ratio in (torch.ones(B, T), torch.ones(B, 1), torch.ones(B)):
         torch.testing.assert_close(loss_of(loss_type="vespo", vllm_is_ratio=ratio).loss, vespo)
-    now = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b)  # the ratio is 1, but its gradient is not 0
+    now = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b)  # ratio 1 has a gradient too
     torch.testing.assert_close(now.loss, -(ADVANTAGES[:, None] * MASK).sum().double() / MASK.sum())
     assert all(g.any() for g in d.grads(now.loss))
     nothing = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, torch.zeros(B, T), d.b, OLD)
@@ -365,14 +365,14 @@ def test_grpo_averages_over_the_tokens_of_all_processes(monkeypatch):
     alone = loss_of()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    # the other process has 30 tokens
+    # A second process has 30 tokens.
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda count: count.add_(30))
     torch.testing.assert_close(loss_of(), alone * MASK.sum() / ((MASK.sum() + 30) / 2))
     for items in (40, torch.tensor(40)):
         torch.testing.assert_close(loss_of(num_items_in_batch=items), alone * MASK.sum() / 20)
 
 
-LIGER_GRPO = {  # format as LIGER; no padding where Liger ignores the mask (only its luspo applies it)
+LIGER_GRPO = {  # format as LIGER; only luspo has padding, as Liger's other losses ignore the mask
     ("grpo", "token"): ([0.342162, 0.258841, 0.198198, 0.070085], [0.67454, 0.3]),
     ("grpo", "sequence"): ([0.362662, 0.622209, 1.525623, 0.590867], [0.235707, 0.2]),
     ("dapo", "token"): ([0.229385, 0.237979, 0.210008, 0.077884], [0.67454, 0.3]),
@@ -427,7 +427,7 @@ def test_token_log_probs_match_the_formula_and_can_write_the_gradient_in_place(t
 
 def test_in_place_raises_if_another_backward_needs_the_logits():
     x = wave(B, T + 1, V).requires_grad_()
-    y = x.tanh()  # its backward needs y
+    y = x.tanh()  # tanh's backward needs y
     loss = ours.grpo_loss(y, None, None, Data().target.clamp(min=0), ADVANTAGES, in_place=True).loss
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -510,7 +510,7 @@ def test_distillation_matches_the_formula(kind, beta, parts):
     assert all(torch.equal(a, b) for a, b in zip(originals, (*d.leaves, *d.ref), strict=True))
 
 
-LIGER_DISTILLATION = {  # format as LIGER; cosine without ignored labels, which Liger counts
+LIGER_DISTILLATION = {  # format as LIGER; cosine has no ignored labels, as Liger would count them
     ("jsd", 0.0): ([1.587983, 1.663295, 1.231933, 0.499806], [0.32438, 4.536388]),
     ("jsd", 0.3): ([1.407082, 1.627343, 0.874057, 0.256682], [0.065951, 4.536388]),
     ("jsd", 1.0): ([1.593565, 1.595369, 1.13644, 0.459849], [0.332355, 4.536388]),
@@ -637,7 +637,7 @@ def test_linear_log_probs_match_the_formula(parts):
     d = Data()
     d.b.requires_grad_(False).zero_()
     d.leaves.pop()
-    got = ours.linear_log_probs(d.x, d.w, d.target, temperature=0.7)  # without a bias, different code runs
+    got = ours.linear_log_probs(d.x, d.w, d.target, temperature=0.7)  # other code runs without bias
     same(got.sum(-1).sin().sum(), log_probs(d.x / 0.7, d.w, d.b, d.target).sin().sum(), d)
 
 
@@ -648,7 +648,7 @@ def test_fused_losses_never_allocate_all_logits(monkeypatch):
         (losses, "_linear_cross_entropy_bwd"),
         (distillation, "_linear_distillation"),
     )
-    for module, name in bodies:  # a dispatch mode does not see the ops inside a custom op
+    for module, name in bodies:  # dispatch modes do not see ops inside a custom op
         monkeypatch.setattr(module, name, getattr(module, name)._init_fn)
     d = Data(torch.float32, tokens=64)
     with LargestTensor() as largest:
@@ -767,7 +767,7 @@ def test_kto_rejects_a_wrong_number_of_kl_values():
 
 
 def test_log_probs_of_transposed_and_contiguous_logits_agree():
-    """Within a sum's rounding errors: torch sums non-contiguous rows in another order."""
+    """They agree within the rounding errors of a sum, because torch sums non-contiguous rows in another order."""
     d, transposed = Data(), wave(B, V, T).transpose(1, 2).requires_grad_()
     straight = transposed.detach().contiguous().requires_grad_()
     tol = 8 * torch.finfo(transposed.dtype).eps * math.log2(V)

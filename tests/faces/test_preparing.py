@@ -27,7 +27,7 @@ def until(condition, seconds=60):
 
 @pytest.fixture
 def preparing(monkeypatch):
-    """The callbacks that a finished background compilation would call; nothing is compiled."""
+    """The callbacks to call at the end of a compilation in the background; nothing is really compiled."""
     started = []
     monkeypatch.setattr(switch.Selection, "takes_long", lambda self: self.auto)
     monkeypatch.setattr(decisions, "measured", lambda chip: {"_softmax": FAST})
@@ -114,7 +114,7 @@ def test_errors_of_a_background_process_are_reported():
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_overloads_are_registered_in_short_steps(preparing, monkeypatch, tmp_path, replaced):
-    """None is enabled before all are registered, and none stays if the selection is replaced meanwhile."""
+    """No overload is enabled before all are registered; none stays if the selection is replaced meanwhile."""
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(decisions, "measured", lambda chip: dict.fromkeys(("_softmax", "glu", "_log_softmax"), FAST))
     monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto))

@@ -1,4 +1,4 @@
-"""Auto mode saves its decisions for the next process, which creates each override at its first call."""
+"""Auto mode saves its decisions for the next process, which creates each override only when it is first called."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(decisions, "measured", lambda chip: {"_softmax": FAST, "exp": FAST})
     monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto and saved.usable()))
     monkeypatch.setattr(saved, "plugins_are_named", lambda: False)
-    monkeypatch.setattr(vendors, "changed_in_code", lambda: False)  # other tests change vendors
+    monkeypatch.setattr(vendors, "changed_in_code", lambda: False)  # hides other tests' changes
 
     def again():
         opmux.disable()
@@ -63,7 +63,7 @@ def test_a_deferred_override_is_created_at_its_first_call(machine):
     opmux.enable()
     machine()
     opmux.enable()
-    gate.select(frozenset({"_softmax"}), None)  # as in mode="all", every call runs our kernel
+    gate.select(frozenset({"_softmax"}), None)  # every call runs our kernel, as in mode="all"
     x = torch.randn(64, 128, dtype=BF16)
     want = torch.softmax(x.double(), -1)
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_a_deferred_override_is_created_at_its_first_call(machine):
 
 
 def test_an_op_without_a_gate_is_saved_too(machine, tmp_path, monkeypatch):
-    """torch has no kernel of `max_pool2d_backward` on CUDA, so there is no gate before ours."""
+    """Example: on CUDA torch has no kernel of `max_pool2d_backward`, so our override has no gate."""
     has_kernel, make = decisions.has_kernel, gate.make
     monkeypatch.setattr(decisions, "has_kernel", lambda o, key: o.name != "glu" and has_kernel(o, key))
     monkeypatch.setattr(gate, "make", lambda d, shape, *more: None if shape.name == "glu" else make(d, shape, *more))
@@ -89,7 +89,7 @@ def test_an_op_without_a_gate_is_saved_too(machine, tmp_path, monkeypatch):
 
 
 def test_ops_that_pass_on_a_number_are_deferred_with_the_op_that_they_call(machine):
-    """ATen's `searchsorted.Scalar` would call `searchsorted.Tensor` with its number as a tensor."""
+    """Example: ATen's `searchsorted.Scalar` turns its number into a tensor and calls `searchsorted.Tensor`."""
     engine.register_deferred({"cpu": {"searchsorted.Tensor": "sorting"}})
     entry = engine._devices["cpu"].entries["searchsorted.Scalar"]
     assert torch.searchsorted(torch.arange(8.0), 2.5).item() == 3

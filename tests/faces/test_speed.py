@@ -1,4 +1,4 @@
-"""`opmux tune --aten`: arguments for torch's overloads at a given size, and measurements with them."""
+"""`opmux tune --aten` makes arguments of a given size for torch's overloads, and measures calls with them."""
 
 import json
 import warnings
@@ -20,20 +20,20 @@ NAMES = (
 )  # fmt: skip
 
 
-# Backward overloads whose forward has no CPU kernel -> that forward.
+# Backward overload -> its forward, which has no CPU kernel.
 AFTER = {
     "_scaled_dot_product_flash_attention_backward": "_scaled_dot_product_flash_attention",
     "_flash_attention_backward": "_flash_attention_forward",
     "_scaled_dot_product_efficient_attention_backward": "_scaled_dot_product_efficient_attention",
     "_efficient_attention_backward": "_scaled_dot_product_efficient_attention",
     "_thnn_fused_lstm_cell_backward_impl": "_thnn_fused_lstm_cell",
-    "_fused_rms_norm_backward": "",  # the CPU decomposes the forward, so this backward is never called
+    "_fused_rms_norm_backward": "",  # never called: the CPU decomposes the forward
 }
 
 
 @pytest.fixture(scope="module")
 def sources():
-    with warnings.catch_warnings():  # some functions warn that they are deprecated or not yet stable
+    with warnings.catch_warnings():  # hides warnings of deprecated and of unstable functions
         warnings.simplefilter("ignore")
         return cases.Sources(table(), "cpu", speed_cases.DTYPES)
 
@@ -41,7 +41,7 @@ def sources():
 @pytest.fixture
 def quick(monkeypatch, sources):
     monkeypatch.setattr(measure, "SIZES", (1 << 12, 1 << 13))
-    monkeypatch.setattr(measure, "SLOW_US", float("inf"))  # never skip a size because the machine is busy and slow
+    monkeypatch.setattr(measure, "SLOW_US", float("inf"))  # skip no size, even if the machine is busy and slow
     monkeypatch.setattr(measure, "Sources", lambda *args: sources)
     yield
     opmux.disable()
@@ -66,7 +66,7 @@ def test_measurements_are_stored_and_read_by_auto_mode(quick, tmp_path):
     file.write_text(decisions.FILES.text(chip_of("cpu"), speeds, {"skipped": {}}))
     assert json.loads(file.read_text())["made_for"]["chip"] == "cpu" and decisions.FILES.read(file) == speeds
     assert command.mean([0.5, 2.0]) == pytest.approx(1.0)
-    assert len(command.ratios(speeds["_log_softmax"])) == 2  # bfloat16 and float32
+    assert len(command.ratios(speeds["_log_softmax"])) == 2  # for bfloat16 and float32
 
 
 def test_an_overload_without_our_kernel_is_not_measured(quick):
@@ -91,7 +91,7 @@ def test_arguments_that_must_fit_together_are_not_generated_from_the_schema():
     assert not any("backward" in n or n.startswith("_embedding_bag") for n in generated)
     tensors = {n: sum("Tensor" in str(a.type) for a in table()[n].shape.arguments) for n in generated}
     assert {table()[n].family for n, count in tensors.items() if count > 1} == {"pointwise"}
-    assert min(tensors.values()) == 1  # factories have no tensor argument, so the schema does not tell their device
+    assert min(tensors.values()) == 1  # no factories: without a tensor argument, the schema does not tell the device
 
 
 @pytest.mark.parametrize("name", ["_cdist_backward", "_pdist_backward", "_segment_reduce_backward", "gelu_backward"])
@@ -161,10 +161,10 @@ def test_overloads_without_a_measured_equivalent_are_measured():
     forms = command.stood_for(known)
     names = command.chosen(known, forms, ())
     assert {"add_.Tensor", "add.out", "exp.out"} <= forms.keys() and forms["add_.Tensor"] == "add.Tensor"
-    assert not {"_softmax.out", "sum.IntList_out", "mm.out"} & forms.keys()  # our kernels need a copy for these
+    assert not {"_softmax.out", "sum.IntList_out", "mm.out"} & forms.keys()  # our kernels copy for these
     assert set(names) == known.keys() - forms.keys()
     assert {n for n, o in known.items() if o.shape.kind == "functional"} <= set(names)
-    # fill_: torch's functional overload is a composition
+    # `fill_` is measured because torch's functional overload is a composition.
     assert {"polygamma_", "linspace.out", "fill_.Scalar"} <= set(names)
     without_plain = {n: o for n, o in known.items() if n != "exp"}
     assert "exp.out" in command.chosen(without_plain, command.stood_for(without_plain), ())

@@ -1,4 +1,4 @@
-"""NVIDIA's own Python layer on our tex, on a machine without CUDA: compares its modules with plain torch."""
+"""Runs NVIDIA's own Python layer on our tex without CUDA, and compares the layer's modules with plain torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ te_layer.skip_without("with CUDA nothing is read for another chip: tests/gpu/tes
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CPU, SIZE = "cpu", Size()
-BLOCKS = Size(hidden=128, ffn=128, heads=4, length=64, batch=2)  # a multiple of the 128-element blocks
+BLOCKS = Size(hidden=128, ffn=128, heads=4, length=64, batch=2)  # sizes fit blocks of 128 elements
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
@@ -62,7 +62,7 @@ def test_modules_are_as_accurate_as_plain_torch(te, name, dtype):
 
 
 def test_modules_are_created_on_this_machines_device(te):
-    """Tests no device argument, "cuda" by name or index, and a device object."""
+    """Tests modules without a device argument, with "cuda" by name or index, and with a device object."""
     for arguments in (
         {},
         {"device": "cuda"},
@@ -96,7 +96,7 @@ def test_rotary_embedding_matches_the_formula(te, fused, layout):
     x = t.float().requires_grad_()
     y = apply_rotary_pos_emb(x, freqs, tensor_format=layout, fused=fused)
     torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
-    y.square().sum().backward()  # a rotation keeps the length: its gradient is that of the input's own length
+    y.square().sum().backward()  # rotations keep sum(x^2), so its gradient is 2x
     torch.testing.assert_close(x.grad, 2 * x.detach(), rtol=1e-5, atol=1e-5)
 
 
@@ -106,14 +106,14 @@ def test_checkpointing_gives_the_same_results(te):
     x, dy = torch.randn(16, 2, 64), torch.randn(16, 2, 64)
     runs = []
     for run in (lambda m, x: m(x), lambda m, x: te.checkpoint(m, x, use_reentrant=True)):
-        torch.manual_seed(7)  # the recomputation draws the same dropout mask
+        torch.manual_seed(7)  # so that the recomputation draws the same dropout mask
         runs.append(run_module(layer, x, dy, run))
     for name, value in runs[0].items():
         torch.testing.assert_close(runs[1][name], value, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_attention_with_a_cache_matches_attention_without(te):
-    """Decoding step by step with a cache gives the same result as one call without."""
+    """Decoding step by step with a cache gives the same result as one call without a cache."""
     module = te.MultiheadAttention(
         64, 4, attn_mask_type="causal", qkv_format="bshd", layer_number=1, attention_dropout=0.0, bias=False
     ).eval()
@@ -142,7 +142,7 @@ def backend(request, te, monkeypatch):
     choose_attention(request.param, monkeypatch.setenv)
     yield request.param
     monkeypatch.undo()
-    choose_attention("FUSED", lambda name, value: None)  # clears the selection that this test made
+    choose_attention("FUSED", lambda name, value: None)  # clears the selection of this test
 
 
 @pytest.mark.parametrize("backend", ["FUSED", "UNFUSED"], indirect=True)
@@ -191,7 +191,7 @@ def test_a_layer_with_a_paged_cache_matches_one_without(te, layout, backend):
 @pytest.mark.parametrize("backend", ["FUSED"], indirect=True)
 @pytest.mark.parametrize("layout", ["sbhd", "bshd"])
 def test_activations_can_be_offloaded_to_the_host(te, layout, backend):
-    """From 256 Ki elements on, the layer copies the tensors that attention saves; they must be contiguous."""
+    """The layer copies tensors of at least 256 Ki elements that attention saves; these must be contiguous."""
     attention = lambda n: te.MultiheadAttention(
         128, 4, attention_dropout=0.0, params_dtype=torch.bfloat16, qkv_format=layout, layer_number=n
     )
@@ -290,7 +290,7 @@ def test_fp8_weights_can_be_trained(te, recipes, recipe):
 
 @pytest.fixture(scope="module")
 def quantizers(te):
-    """Functions that create a quantizer: one per kind, and for different kinds by row and by column."""
+    """Functions that create a quantizer: one for each kind, and for pairs of a rowwise and a columnwise kind."""
     from transformer_engine.pytorch.tensor import hybrid_tensor, identity_tensor
 
     fp8, nothing, hybrid = te.DType.kFloat8E4M3, identity_tensor.IdentityQuantizer, hybrid_tensor.HybridQuantizer
@@ -309,10 +309,10 @@ def quantizers(te):
 
 
 def test_master_weights_of_all_kinds_are_quantized_together(te, quantizers):
-    """Each weight is quantized from its master weight, or from a shard of it if the layer supports that."""
+    """Each weight is quantized from a shard of its master weight, or from all of it if the layer needs that."""
     from transformer_engine.pytorch.tensor.utils import quantize_master_weights
 
-    names = [name for name in quantizers if name != "current and mxfp8"]  # the layer does not support this kind
+    names = [name for name in quantizers if name != "current and mxfp8"]  # the layer lacks this kind
     part = {name: slice(1000, 9000) if " " not in name else slice(0, 128 * 128) for name in names}
     weights = [quantizers[name]()(torch.zeros(128, 128, dtype=torch.bfloat16)) for name in names]
     masters = [torch.randn(128 * 128) for _ in names]
@@ -330,7 +330,7 @@ def test_master_weights_of_all_kinds_are_quantized_together(te, quantizers):
 
 
 def test_quantized_tensors_without_inner_tensors_are_not_fake(quantizers, monkeypatch):
-    """torch 2.11 checks whether all and whether any inner tensors are fake, and raises if the answers differ."""
+    """torch 2.11 raises if only some inner tensors are fake, and also if there are no inner tensors."""
     from torch._subclasses import fake_tensor
 
     from opmux.core.tensors import is_real
@@ -348,7 +348,7 @@ def test_quantized_tensors_without_inner_tensors_are_not_fake(quantizers, monkey
     [("current and mxfp8", "mxfp8", (True, True)), ("none and current", "current", (False, True))],
 )
 def test_rows_and_columns_may_have_different_recipes(te, quantizers, rows, columns, errors):
-    """The forward uses rows, the backward columns; a direction without quantization is exact."""
+    """The forward uses rowwise data, the backward columnwise data; a direction without quantization is exact."""
     from transformer_engine.common.recipe import CustomRecipe
 
     quantizer_of = lambda role: quantizers[columns if "grad" in str(getattr(role, "tensor_type", role)) else rows]()
@@ -382,7 +382,7 @@ print(json.dumps(done))
 
 
 def test_the_layer_runs_on_another_chip():
-    """A simulated device with a vendor's name: "cuda" means that device, and all tensors are on it."""
+    """On a simulated device with a vendor's name, "cuda" means this device, and all tensors are on it."""
     try:
         build.compiler()
     except build.CannotBuild as error:
@@ -497,7 +497,7 @@ def test_uninstall_removes_all_modules_and_finders(untouched):
 
 @pytest.fixture
 def installer(monkeypatch):
-    """The installer, as in a process that has not called it."""
+    """The installer in the state of a process that has not called it yet."""
     from opmux.faces.te import boot as installer
 
     monkeypatch.setattr(installer, "_grant", None)
@@ -551,7 +551,7 @@ def test_the_version_of_an_uninstalled_source_tree_is_found(installer, monkeypat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: spec)
     finder = GrantFinder()
     monkeypatch.setattr(installer, "finder", finder)
-    monkeypatch.setattr(sys, "meta_path", [PathFinder])  # before `add`, which changes it
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])  # now, as `add` changes it
     finder.add(installer.grant(None))
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert importlib.metadata.version("transformer_engine") == installer.layer_version() == "2.20.0.dev0"
@@ -635,7 +635,7 @@ def test_rewritten_source_keeps_its_line_numbers(read):
 def test_device_indices_are_kept():
     from opmux.faces.te.chip import SubstituteDevice
 
-    chip = SubstituteDevice("meta")  # a device type, other than the CPU, that every build of torch has
+    chip = SubstituteDevice("meta")  # every build of torch has this type
     assert chip.here("cuda:1") == chip.here(1) == chip.device("cuda", 1) == torch.device("meta:1")
     assert chip.here("cpu") == "cpu" and chip.here(None) is None
     assert chip.here(torch.device("cpu")) == torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Activation recomputation in Transformer Engine's FP8 modules: results are the same as without it."""
+"""Activation recomputation does not change the results of Transformer Engine's FP8 modules."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def plain(layer, x, autocast):
 @pytest.mark.parametrize("mode", ["reentrant", "not reentrant", "torch's"])
 @pytest.mark.parametrize("recipe", ["delayed", "current", "block", "mxfp8", "hybrid"])
 def test_recomputation_gives_the_same_results(te, recipes, recipe, mode):
-    """te.checkpoint in both modes, and torch's checkpoint with autocast inside the checkpointed function."""
+    """Tests te.checkpoint in both modes, and torch's checkpoint with autocast inside the checkpointed function."""
 
     def run(layer, x, autocast):
         if mode == "torch's":
@@ -88,7 +88,7 @@ def test_recomputation_gives_the_same_results(te, recipes, recipe, mode):
 
 
 def test_torchs_checkpoint_raises_inside_te_autocast(te, recipes):
-    """The recomputation runs in the backward, after te.autocast has ended, so it saves fewer tensors."""
+    """The backward recomputes the layer after te.autocast has ended; without FP8 the layer saves fewer tensors."""
     from torch.utils.checkpoint import CheckpointError
 
     layer, x = MODULES["Linear"](te), torch.randn(128, HIDDEN).to(BF16).requires_grad_()

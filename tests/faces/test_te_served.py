@@ -1,4 +1,4 @@
-"""Functions that Transformer Engine computes with Triton kernels of its own, without CUDA, against PyTorch."""
+"""Functions for which Transformer Engine has its own Triton kernels: without CUDA they match PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def te():
 
 
 def grads(y, *inputs):
-    """Gradients for a fixed, non-constant gradient of y."""
+    """The gradients of the inputs if the gradient of y is a fixed ramp from -1 to 1."""
     slope = torch.linspace(-1, 1, y.numel()).view(y.shape).to(y.dtype)
     return torch.autograd.grad(y, inputs, slope, retain_graph=True)
 
@@ -81,7 +81,7 @@ def routed(seed=0):
 
 
 def pairs(mask):
-    """The (token, expert) of each row, ordered by expert, then by token."""
+    """The tokens and the experts of all rows, which are sorted by expert, then by token."""
     expert, token = mask.T.nonzero(as_tuple=True)
     return token, expert
 
@@ -158,7 +158,7 @@ def test_moe_permute_moves_bytes_and_scales_of_fp8(te):
 @dtypes
 def test_moe_sort_chunks_by_index_matches_indexing(te, dtype):
     sizes, order = torch.tensor([2, 0, 4, 1]), torch.tensor([2, 0, 3, 1])
-    # two rows more than the chunks contain: they keep their place
+    # The last two rows are in no chunk, and stay where they are.
     x = torch.randn(9, HIDDEN, dtype=dtype, requires_grad=True)
     probs = torch.rand(9, requires_grad=True)
     chunks = x.split([2, 0, 4, 1, 2])
@@ -179,7 +179,7 @@ def test_grouped_bias_gradients_match_sums(te, dtype):
     from transformer_engine.pytorch.triton import grouped_dbias_dscales as sums
 
     dy, scales, bias = torch.randn(9, 6).to(dtype), torch.rand(9), torch.randn(4, 6).to(dtype)
-    offsets = torch.tensor([0, 3, 3, 7, 8])  # includes an empty group, and a row that belongs to no group
+    offsets = torch.tensor([0, 3, 3, 7, 8])  # one group is empty, and row 8 is in none
     group = torch.tensor([0, 0, 0, 2, 2, 2, 2, 3])
     ones = torch.ones(4, 6)
     exact = ones.index_add(0, group, dy[:8].float())
@@ -230,7 +230,7 @@ def plain_hyper_connection(x, phi, alpha, beta, norm_weight, layer, bias):
 @dtypes
 @pytest.mark.parametrize("full", [False, True], ids=["plain", "norm weight, bias, buffer"])
 def test_a_layer_with_hyper_connections_matches_the_formula(te, dtype, full):
-    """Projection, scale, Sinkhorn, aggregation and combination together, and the gradient of every input."""
+    """Compares projection, scale, Sinkhorn, aggregation and combination together, and the gradient of every input."""
     from transformer_engine.pytorch.triton import mhc
 
     torch.manual_seed(5)
@@ -239,7 +239,7 @@ def test_a_layer_with_hyper_connections_matches_the_formula(te, dtype, full):
     alpha, beta = torch.rand(3).requires_grad_(), torch.randn(1, 2 * N + N * N).requires_grad_()
     norm_weight = torch.rand(N * C).requires_grad_() if full else None
     bias = torch.randn(C).to(dtype).requires_grad_() if full else None
-    buffer = torch.full((S, B, C, N), 7.0) if full else None  # its contents must not matter
+    buffer = torch.full((S, B, C, N), 7.0) if full else None  # its contents must have no effect
     inputs = [t for t in (x, phi, alpha, beta, norm_weight, bias) if t is not None]
     layer = lambda t: t * 2
 
@@ -266,7 +266,7 @@ def test_functions_with_unknown_parameters_are_not_replaced():
     def permute_with_mask_map(
         inp, row_id_map, probs, scale, num_tokens, num_experts, num_out_tokens, hidden_size, scale_hidden_dim
     ):
-        """The signature of version 2.9, which has no pad_offsets."""
+        """A function with the signature of version 2.9, which has no pad_offsets."""
         return "theirs"
 
     module = types.ModuleType("permutation")

@@ -1,4 +1,4 @@
-"""An unmodified `import transformer_engine`, by a program or by packages that import it if they find it."""
+"""`import transformer_engine` works unmodified, in programs and in packages that import the layer if they find it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def python(text, **env):
 
 @pytest.mark.slow
 def test_the_layer_and_packages_that_look_for_it_work_without_an_import_of_opmux():
-    """accelerate, peft and Trainer look for the layer and import it; until then no module of opmux is imported."""
+    """accelerate, peft and Trainer look for the layer and import it; only this import imports modules of opmux."""
     result = python(
         BEFORE
         + """
@@ -95,7 +95,7 @@ def test_nvidias_own_extension_has_precedence(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("has_plugins", [False, True])
 def test_plugins_are_served_with_nvidias_own_build(tmp_path, has_plugins):
-    """Unless the installed layer has its own `plugins` package."""
+    """opmux does not serve them if the installed layer has its own `plugins` package."""
     import opmux_startup
     from opmux.imports import finder
 
@@ -133,7 +133,7 @@ def test_a_wheel_contains_the_startup_file(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "a.whl") as wheel:
         line = wheel.read("opmux_startup.pth")
         record = wheel.read("a.dist-info/RECORD").decode().splitlines()
-    assert line.startswith(b"import ") and line.count(b"\n") == 1  # site executes lines that start with `import`
+    assert line.startswith(b"import ") and line.count(b"\n") == 1  # site runs lines starting with `import`
     digest = base64.urlsafe_b64encode(hashlib.sha256(line).digest()).decode().rstrip("=")
     assert record == [f"opmux_startup.pth,sha256={digest},{len(line)}", "a.py,,", "a.dist-info/RECORD,,"]
     assert opmux_build.prepare_metadata_for_build_wheel and opmux_build.get_requires_for_build_editable

@@ -1,4 +1,4 @@
-"""Defects of the TE-FL plugin (found by running its reference backend): each test checks that opmux lacks one."""
+"""Each test checks that opmux does not have a defect of the TE-FL plugin, found by running its reference backend."""
 
 import os
 import sys

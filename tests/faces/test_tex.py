@@ -49,7 +49,7 @@ def test_every_function_of_nvidia_exists():
 
 
 def written(signature):
-    """A signature in the format of the table of NVIDIA's: names, and defaults by repr."""
+    """Write a signature as in the table of NVIDIA's signatures: names, and the repr of defaults."""
     words, star = [], False
     for p in signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and not star:
@@ -60,8 +60,9 @@ def written(signature):
     return ", ".join(words)
 
 
-# Arguments that NVIDIA's functions declare as optional or as any object; also every `quantizer` of an activation or a
-# norm. D of te_general_grouped_gemm is left out: with None, the caller would not get the result.
+# Arguments that NVIDIA's functions declare as optional or as any object; in addition, every `quantizer` of an
+# activation or a norm may be None. The list omits D of te_general_grouped_gemm: if D were None, the caller would not
+# get the result.
 MAY_BE_NONE = """
     bgrad_group_quantize: first_dims last_dims tensor_offsets
     bgrad_quantize: quantizer
@@ -106,7 +107,7 @@ def test_none_is_accepted_where_nvidia_accepts_it():
         specs.functions[f"tex::{name}"].check(**{argument: None})  # raises BadArgument if None is not accepted
 
 
-# In NVIDIA's signatures a parameter without a default follows one with a default, which Python does not allow.
+# In these signatures of NVIDIA's, a parameter without a default follows one with a default; Python forbids that.
 TAIL_WITHOUT_DEFAULT = {"nvfp4_group_quantize_with_amax", "ep_initialize"}
 
 
@@ -141,14 +142,14 @@ def test_opmux_tex_and_transformer_engine_fl_torch_are_the_same_objects():
 
 
 def test_classes_and_enums_are_complete():
-    assert len(versions.enums(versions.NEWEST)) == 15  # 14, plus NVTEScalingMode of 2.20.2
+    assert len(versions.enums(versions.NEWEST)) == 15  # 14 before NVTEScalingMode of 2.20.2
     assert len(interface.CLASSES) == 7
     assert all(isinstance(getattr(tex, name), type) for name in interface.CLASSES)
     assert issubclass(tex.CommOverlap, tex.CommOverlapBase) and issubclass(tex.CommOverlapBase, tex.CommOverlapCore)
     assert issubclass(tex.CommOverlapP2P, tex.CommOverlapP2PBase)
 
 
-# NVIDIA's enum values; first those that other reimplementations have wrong.
+# NVIDIA's enum values; the first enums are those for which other reimplementations have wrong values.
 NUMBERS = {
     "DType": dict(kByte=0, kInt32=2, kFloat32=4, kFloat16=5, kBFloat16=6, kFloat8E4M3=7, kFloat8E5M2=8, kFloat4E2M1=10),
     "NVTE_QKV_Format": dict(NVTE_SBHD=0, NVTE_BSHD=1, NVTE_THD=2, NVTE_BSHD_2SBHD=3, NVTE_SBHD_2BSHD=4,

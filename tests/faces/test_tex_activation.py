@@ -1,4 +1,4 @@
-"""tex's activations: quantized outputs, gates with parameters, and row factors, against autograd in float64."""
+"""tex's activations match autograd in float64: quantized outputs, gates with parameters, and row factors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEX = [*tex_activation.OPS, "situglu", "dsituglu", "clamped_swiglu", "clamped_ds
 
 
 def called(name, grad, x, quantizer):
-    """Calls the op on 64 x 128 values, or on their gradient; returns the quantized result and the result before it."""
+    """Calls a forward on x, or a backward on grad and x; returns the quantized result, and dbias or None."""
     module = tex_activation if name in tex_activation.OPS else tex_scaled_activation
     fn = getattr(module, name)
     gated, forward = "glu" in name, "input" in fn.spec.names
@@ -66,7 +66,7 @@ def test_shapes_that_mxfp8_does_not_support_raise():
     x = torch.zeros(32, 32)
     assert tex_activation.gelu(x, MXFP8Quantizer()).shape == x.shape
     with pytest.raises(ValueError, match="^swiglu: input must have rows and columns in multiples of 32"):
-        tex_activation.swiglu(x, MXFP8Quantizer())  # the result has 16 columns
+        tex_activation.swiglu(x, MXFP8Quantizer())  # the result would have 16 columns
     with pytest.raises(ValueError, match="^situglu: input must have rows and columns in multiples of 32"):
         tex_scaled_activation.situglu(x, MXFP8Quantizer())
     with pytest.raises(ValueError, match=r"^gelu: quantizer.scale must be a single number; got \(2,\)"):

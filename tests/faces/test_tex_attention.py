@@ -1,4 +1,4 @@
-"""tex's fused attention against its definition in float64, one sequence, head and pair of tokens at a time."""
+"""tex's fused attention matches its definition in float64, computed one sequence, head and pair of tokens at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Call:
     bias: str = "NO_BIAS"
     softmax: str = "VANILLA_SOFTMAX"
     window: tuple[int, int] = (-1, -1)
-    diagonal: bool | None = None  # bottom right alignment; None: as the mask implies
+    diagonal: bool | None = None  # align to the bottom right; None: the mask decides
     heads: int = 4
     kv_heads: int = 2
     dim_v: int = D
@@ -66,7 +66,7 @@ class Call:
 
     @property
     def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The valid tokens of each sequence; without padding, the maximum length."""
+        """The numbers of valid tokens of each sequence, which without padding are the maximum length."""
         sq, sk = (SQUARE, SQUARE) if self.square or "3" in self.layout else (SQ, SK)
         if "PADDING" in self.mask or "thd" in (self.q_format, self.kv_format) or self.paged:
             return sq, sk
@@ -90,7 +90,7 @@ def cu(sizes: tuple[int, ...]) -> Tensor:
 
 
 def shape_of(fmt: str, heads: int, sizes: tuple[int, ...], d: int, gaps: bool) -> tuple[int, ...]:
-    tokens = offsets(sizes, gaps)[-1] + 3  # more memory than tokens
+    tokens = offsets(sizes, gaps)[-1] + 3  # tensors longer than needed
     sizes_by_letter = {"b": len(sizes), "s": max(sizes), "h": heads, "d": d, "t": tokens}
     return tuple(sizes_by_letter[c] for c in fmt)
 
@@ -105,7 +105,7 @@ def table_of(sizes: tuple[int, ...], seed: int) -> Tensor:
 
 
 def tensors(call: Call, g: torch.Generator) -> tuple[list[Tensor], tuple[Tensor, Tensor] | None]:
-    """Q, K and V in the layout, NaN outside the valid tokens, and page tables."""
+    """Q, K and V in the call's layout, with NaN outside the valid tokens; and page tables."""
     (sq, sk), kv = call.lengths, call.kv_heads
     draw = lambda shape: torch.randn(shape, generator=g, dtype=F64).to(call.dtype)
     if "3" in call.layout:
@@ -128,7 +128,7 @@ def tensors(call: Call, g: torch.Generator) -> tuple[list[Tensor], tuple[Tensor,
 
 
 def sequence(t: Tensor, fmt: str, n: int, sizes: tuple[int, ...], gaps: bool) -> Tensor:
-    """[tokens, heads, dim] of sequence n."""
+    """The tokens of sequence n, as [tokens, heads, dim]."""
     if fmt == "thd":
         return t[(start := offsets(sizes, gaps)[n]) : start + sizes[n]]
     by_batch = {"bshd": lambda: t[n], "sbhd": lambda: t[:, n], "bhsd": lambda: t[n].transpose(0, 1)}[fmt]()
@@ -156,7 +156,7 @@ def is_visible(call: Call, i: int, j: int, nq: int, nk: int) -> bool:
 
 
 def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:
-    """o [queries, dim], lse and the maximum score, by sequence and head."""
+    """(sequence, head) -> o [queries, dim], lse, and the maximum score of each query."""
     sq, sk = call.lengths
     results = {}
     scale = D**-0.5
@@ -205,7 +205,7 @@ def forward_args(call: Call, qkv, tables, bias, offset, **other: Any) -> dict[st
     padded = lambda sizes: torch.tensor(offsets(sizes, True), dtype=torch.int32) if call.gaps else None
     diagonal = "BOTTOM_RIGHT" in call.mask if call.diagonal is None else call.diagonal
     cu_q = cu(sq)
-    cu_kv = cu_q if sk == sq else cu(sk)  # the same tensor means the same lengths
+    cu_kv = cu_q if sk == sq else cu(sk)  # one tensor for both means equal lengths
     return {
         "max_seqlen_q": max(sq), "max_seqlen_kv": max(sk), "is_training": call.training, "attn_scale": D**-0.5,
         "p_dropout": call.dropout, "set_zero": True, "qkv_layout": member(enums.NVTE_QKV_Layout, call.layout),
@@ -232,7 +232,7 @@ def backward_args(arguments: dict[str, Any], o: Any, do: Any, aux: list[Tensor],
 
 
 def check(call: Call) -> None:
-    """Compare forward and backward of a call with the definition and its autograd."""
+    """Compare the forward of a call with the definition, and the backward with autograd of the definition."""
     g = torch.Generator().manual_seed(0)
     qkv, tables = tensors(call, g)
     bias = offset = None
@@ -256,7 +256,7 @@ def check(call: Call) -> None:
     keep = None
     if call.dropout:
         queries, keys = call.room
-        # Philox draws for groups of four keys
+        # A Philox group covers four keys.
         ones = torch.ones(len(SQ), call.heads, queries, -(-keys // 4) * 4, dtype=F64)
         keep = philox_dropout_mask(ones, state, call.dropout)[1]
     leaves = [t.detach().double().requires_grad_() for t in (*qkv, bias, offset) if t is not None]
@@ -431,7 +431,7 @@ def test_values_outside_the_valid_tokens_do_not_matter(layout):
 
 
 def test_backward_of_a_part_of_the_keys_uses_the_lse_of_all():
-    """A sequence's keys may be on several devices: the gradients of the parts add up to those of the whole."""
+    """A sequence's keys may be on several devices: the parts' gradients must add up to the gradients of all keys."""
     call = Call(mask="NO_MASK", square=True)
     g = torch.Generator().manual_seed(0)
     (q, k, v), _ = tensors(call, g)
@@ -546,7 +546,7 @@ def test_invalid_arguments_raise(invalid, message):
     arguments = forward_args(call, qkv, None, None, None, **invalid)
     with pytest.raises((TypeError, ValueError), match=f"^fused_attn_fwd: {message}"):
         FWD.reference(**arguments)
-    # dispatch catches it and then calls the reference, which checks the arguments
+    # Dispatch catches this error, and then calls the reference, which checks the arguments.
     with pytest.raises((TypeError, ValueError, LookupError)):
         FWD.adapter.bind({key: part.reference for key, part in FWD.parts.items()})(**arguments)
 
@@ -585,7 +585,7 @@ def test_get_fused_attn_backend_matches_nvidias_rules(changed, backend):
 
 
 def test_get_fused_attn_backend_accepts_a_single_object():
-    """NVIDIA's layer passes one since 2.20.2."""
+    """Since 2.20.2 NVIDIA's layer passes a single object."""
     from types import SimpleNamespace
 
     args = dict(zip(BACKEND.names, next(iter(BACKEND.samples(torch.float32, "cpu"))).args, strict=True))

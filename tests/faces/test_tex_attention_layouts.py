@@ -1,4 +1,4 @@
-"""tex's attention calls one op for equal work, whatever the layout of its tensors."""
+"""tex's attention calls the same op for equal work, whatever the memory layout of its tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYOUTS = ("BSHD_BSHD_BSHD", "SBHD_SBHD_SBHD", "BHSD_BHSD_BHSD", "THD_THD_THD")
 
 
 def recorded(spec: Any) -> tuple[Any, list[tuple[str, tuple]]]:
-    """The adapter of a tex op, with references that record their calls."""
+    """The adapter of a tex op, bound to references that record their calls."""
     calls: list[tuple[str, tuple]] = []
 
     def recording(part: Any) -> Any:
@@ -50,7 +50,7 @@ def from_format(t: Tensor, fmt: str) -> Tensor:
 def run_attention(
     layout: str, mask: str, window: tuple[int, int] = (-1, -1)
 ) -> tuple[list[Tensor], list[tuple[str, tuple]]]:
-    """O, S, dQ, dK and dV of one call as [b, s, h, ...], and the ops that were called."""
+    """Return O, S, dQ, dK and dV of one call as [b, s, h, ...], and the ops that the call used."""
     fmt = layout.partition("_")[0]
     g = torch.Generator().manual_seed(0)
     q, k, v, do = (torch.randn(B, S, h, D, generator=g) for h in (H, KV, KV, H))
@@ -93,14 +93,14 @@ def test_every_layout_calls_only_attention_general(layout, mask, window):
 
 
 def of_equal_work(causal: bool) -> list[tuple[str, str]]:
-    """Layouts and masks that are equivalent for sequences of equal lengths."""
+    """Pairs of a layout and a mask that are equivalent if all sequences have the same length."""
     alone, padded = ("CAUSAL_MASK", "PADDING_CAUSAL_MASK") if causal else ("NO_MASK", "PADDING_MASK")
     return [*itertools.product(LAYOUTS[:3], (alone,)), *itertools.product(LAYOUTS, (padded,))]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_equal_sequences_have_one_speed_class_in_every_layout(causal):
-    """One speed class makes auto mode choose one implementation for all layouts."""
+    """With one speed class, auto mode chooses the same implementation for all layouts."""
     classes = {key: set() for key in ("opmux::attention_general", "opmux::attention_general_bwd")}
     for layout, mask in of_equal_work(causal):
         for key, args in run_attention(layout, mask)[1]:

@@ -1,6 +1,6 @@
-"""tex's backends: two ways to register in one registry, and errors if a backend is missing.
+"""tex's backends: both ways to register use one registry, and a missing backend raises.
 
-For the settings that select a backend, and a vendor's file in the tree, see tests/seeds/test_seed_004.py.
+tests/seeds/test_seed_004.py tests the settings that select a backend, and a vendor's file in the tree.
 """
 
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -57,13 +57,13 @@ def test_list_backends_reports_name_vendor_priority_and_availability():
 def test_a_registered_class_is_listed_selected_and_run():
     registry.register_backend(acme(rmsnorm_fwd=fives))
     assert {"name": "acme", "vendor": "acme", "priority": 90, "available": True} in tex.list_backends()
-    assert not norm()[0].eq(5).all()  # our kernels have the higher priority
+    assert not norm()[0].eq(5).all()  # our kernels have a higher priority
     tex.set_backend("acme")
     assert tex.get_backend().name == "acme"
     out, none, rsigma = norm()
     assert out.eq(5).all() and none is None and rsigma.dtype is torch.float32
     x = torch.randn(3, 8)
-    # a method that acme lacks
+    # acme has no gelu
     torch.testing.assert_close(tex.gelu(x, None), torch.nn.functional.gelu(x, approximate="tanh"))
     tex.set_backend("torch")
     assert tex.get_backend().name == "torch" and not norm()[0].eq(5).all()
@@ -149,7 +149,7 @@ def test_a_method_that_raises_not_implemented_falls_back():
 
 
 def test_a_decline_applies_to_one_call_only():
-    """A decline depends on the arguments, so the next call of the same shape goes to the backend again."""
+    """A decline depends on the arguments, so the backend gets the next call again, even if its shape is the same."""
     calls = []
 
     def sometimes(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):

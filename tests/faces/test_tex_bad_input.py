@@ -1,4 +1,4 @@
-"""Every tex function with each argument made invalid in turn: it raises a clear error or computes, and never writes."""
+"""Calls every tex function with one invalid argument at a time: it must raise clearly or compute, and not write."""
 
 import copy
 import inspect
@@ -15,12 +15,12 @@ CPU = torch.device("cpu")
 SPECS = {s.name: s for s in interface.tex_specs()}
 FUNCTIONS = {name: interface.function(spec) for name, spec in SPECS.items()}
 
-# A function that never runs here says what it needs, without checking its arguments.
+# A function that cannot run on this machine says what it needs, without checking its arguments.
 SAYS_WHAT_IT_NEEDS = re.compile(r"\w+: needs ").search
 
 
 def sample(spec):
-    """Arguments of a valid call: the function's first sample in the first dtype that has one."""
+    """Arguments of a valid call: the first sample in the first dtype that has samples."""
     for dtype in (torch.bfloat16, torch.float32, torch.float16, torch.uint8):
         for one in spec.samples(dtype, CPU):
             return list(spec.signature.bind(*one.args, **one.kwargs).arguments.items())
@@ -72,7 +72,7 @@ def test_an_invalid_argument_raises_with_its_name(name):
             try:
                 fn(**arguments)
                 continue
-            # no implementation accepts it: the message has each one's reason
+            # No implementation accepts the call: the message has the reason of each implementation.
             except (TypeError, ValueError, NotImplementedError) as error:
                 words = str(error)
                 if name not in words:

@@ -1,4 +1,4 @@
-"""generic_gemm and te_general_grouped_gemm against their formulas in float64, called as TE's Python code does."""
+"""generic_gemm and te_general_grouped_gemm, called as in TE's Python code, match their formulas in float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 def call(A, B, layout="TN", out=None, quantizer=None, to=None, bias=None, gelu=False, gelu_in=None, grad=False,
          accumulate=False, split=False, **more):  # fmt: skip
-    """Passes arguments as `general_gemm` does: 16 in order, the rest by name."""
+    """Passes arguments as `general_gemm` does: 16 by position, the rest by name."""
     transa, transb = LAYOUTS[layout]
     workspace = torch.empty(64, dtype=torch.uint8)
     bias_type = BF16 if bias is None else bias.dtype
@@ -35,7 +35,7 @@ def call(A, B, layout="TN", out=None, quantizer=None, to=None, bias=None, gelu=F
 
 
 def factors(layout, dtype, m=5, n=24, k=64, lead=None):
-    """A and B for a product of [m, k] (or [*lead, k]) and [k, n]."""
+    """A and B for the product of an [m, k] (or [*lead, k]) and a [k, n] matrix, stored as the layout requires."""
     lead = (m,) if lead is None else lead
     g = torch.Generator().manual_seed(m + n + k)
     new = lambda *s: (torch.randn(s, generator=g) / max(k, 1) ** 0.25).to(dtype)
@@ -50,7 +50,7 @@ def truth(A, B, layout):
 
 
 def close(got, want, what=""):
-    """Allows one rounding of the result, and the error of float32 accumulation."""
+    """Tolerates one rounding of the result and the error of float32 accumulation."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, 3e-5) for d in (F16, BF16)}
     tol = {**halves, F64: Tol(1e-11, 1e-11), F32: Tol(1e-5, 3e-5)}[got.dtype]
     torch.testing.assert_close(got.double(), want, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{what}: {m}")
@@ -155,7 +155,7 @@ def test_beta_applies_to_a_product_of_empty_operands(beta):
 @pytest.mark.parametrize("alpha, beta", [(0.5, None), (-2.0, 0.25), (1.0, 0.0), (np.float32(0.5), np.float32(2.0))])
 @pytest.mark.parametrize("epilogue", ["", "bias", "gelu", "dgelu"])
 def test_alpha_and_beta_apply_before_the_epilogue(epilogue, alpha, beta):
-    """The epilogue is applied to alpha * product + beta * D, as in cuBLAS."""
+    """As in cuBLAS, the epilogue's input is alpha * product + beta * D."""
     A, B = factors("NN", F32)
     D, bias, gelu_in = torch.randn(5, 24), torch.randn(24), torch.randn(5, 24)
     want = alpha * truth(A, B, "NN") + D.double() * (1.0 if beta is None else beta)
@@ -179,7 +179,7 @@ def test_old_contents_of_d_are_ignored_without_accumulate():
 
 
 def test_gemm_writes_leaves_and_records_no_graph():
-    """A raw kernel: autograd does not see it."""
+    """generic_gemm is a raw kernel that autograd does not see."""
     A, B = (torch.nn.Parameter(t) for t in factors("TN", F32))
     D = torch.zeros(5, 24, requires_grad=True)
     got = call(A, B, out=D, accumulate=True)[0]
@@ -223,7 +223,7 @@ def numbers(value, columnwise):
 @pytest.mark.parametrize("a_kind, b_kind", [("current", "current"), ("block 2d", "block 1d"), ("block 1d", "block 1d"),
                                             ("mxfp8", "mxfp8"), ("block 2d", "current")])  # fmt: skip
 def test_quantized_operands_match_the_formula(layout, a_kind, b_kind):
-    """Multiplies the dequantized values, of the rowwise or columnwise data as the layout requires."""
+    """The formula multiplies the dequantized values of the rowwise or columnwise data; the layout decides which."""
     (A, B), (transa, transb) = factors(layout, BF16, 160, 96, 288), LAYOUTS[layout]
     a, b = q.quantized(q.OPS, A, QUANTIZERS[a_kind]()), q.quantized(q.OPS, B, QUANTIZERS[b_kind]())
     want, blocks = truth(numbers(a, not transa), numbers(b, transb), layout), "block" in a_kind and "block" in b_kind
@@ -249,7 +249,7 @@ def blocks(dim, shape=(64, 128), dtype=torch.float8_e4m3fn):
 
 
 def test_block_scaled_gemm_applies_dgelu():
-    """cuBLAS supports only this gelu for block scaling: the gradient, in bfloat16."""
+    """With block scaling, cuBLAS supports only the gradient of gelu, in bfloat16."""
     a, b, pre = blocks(2), blocks(1), torch.randn(64, 64, dtype=BF16)
     D = call(a, b, to=BF16, gelu=True, gelu_in=pre, grad=True, split=True)[0]
     close(D, truth(numbers(a, False), numbers(b, False), "TN") * slope(pre))
@@ -281,7 +281,7 @@ def test_block_scaled_gemms_that_cublas_rejects_raise(a, b, args, message):
 
 
 def test_block_scaled_products_are_rounded_before_accumulation():
-    """cuBLAS rounds first; adding first and rounding once would change one in eight elements here."""
+    """cuBLAS rounds the product, then adds; adding first and rounding once would change one in eight elements here."""
     torch.manual_seed(0)
     a, b, bias = blocks(2), blocks(1), torch.randn(64, dtype=BF16)
     out = torch.randn(64, 64, dtype=BF16)
@@ -305,7 +305,7 @@ def test_one_operand_may_be_quantized():
 
 
 def test_gemm_uses_the_data_if_the_transpose_is_missing_or_stale():
-    """Uses the transpose if the data is missing."""
+    """Also tests the reverse: it uses the transpose if the data is missing."""
     A, B = factors("NN", BF16, 32, 48, 64)
     a, b = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (A, B))
     want = call(a, b, "NN", to=F32)[0].double()
@@ -331,7 +331,7 @@ def test_results_may_be_quantized():
 
 
 class Overlap:
-    """Records its arguments, and calls the gemm once."""
+    """A fake of overlapped communication that records its arguments, and calls the gemm once."""
 
     def around(self, gemm, comm_type, bulk_overlap, extra_output):
         self.asked = comm_type, bulk_overlap
@@ -353,7 +353,7 @@ def test_comm_overlap_wraps_the_gemm():
 
 
 def group(As, Bs, layout, D, bias=None, single=False, pre=None, grad=False, accumulate=False):
-    """Passes arguments as `general_grouped_gemm` does: all in order."""
+    """Passes arguments as `general_grouped_gemm` does: all by position."""
     none = [torch.empty(0)] * len(As)
     workspaces = [torch.empty(64, dtype=torch.uint8)]
     return tex_gemm.te_general_grouped_gemm(
@@ -383,7 +383,7 @@ def test_grouped_forward_matches_the_formula(dtype):
 
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_grouped_weight_gradients_match_the_formula(accumulate):
-    """An expert without tokens has a zero gradient for weight and bias, or with accumulate keeps the old one."""
+    """For an expert without tokens, the gradients of weight and bias are zero; with accumulate, the old ones stay."""
     As, Bs = zip(*(factors("NT", BF16, 16, 24, k) for k in ROWS), strict=True)
     D = [torch.ones(16, 24) for _ in ROWS]
     bias = [torch.full((16,), float("nan")) for _ in ROWS]

@@ -1,4 +1,4 @@
-"""tex's grouped tensors: each member equals the member quantized alone, and products equal those of the members."""
+"""tex's grouped tensors: each member equals the tensor quantized alone, and products equal products of the members."""
 
 import importlib.util
 import os
@@ -79,7 +79,7 @@ def test_members_equal_tensors_quantized_alone(name, dims):
 @pytest.mark.parametrize("name", QUANTIZERS)
 @pytest.mark.parametrize("first", [None, (64, 32, 32)], ids=["last", "both"])
 def test_members_may_have_different_last_dimensions(name, first):
-    """Members are adjacent in memory; the shape of the group only gives the total size."""
+    """Members are adjacent in memory, and the shape of the group tells only the total size."""
     quantizer, last = QUANTIZERS[name](), (64, 32, 128)
     shapes = list(zip(first or (64,) * 3, last, strict=True))
     x = [drawn(*shape, seed=i) for i, shape in enumerate(shapes)]
@@ -251,7 +251,7 @@ def group_of(x, num, dims=None):
 
 
 def halves(*shape, seed=1):
-    """Small multiples of 0.5: sums of their products are exact in float32, in any order."""
+    """Draws small multiples of 0.5, so that sums of their products are exact in float32, in any order."""
     return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(seed)) / 2
 
 
@@ -321,7 +321,7 @@ def test_wrong_shapes_raise_and_nothing_is_written():
 
 @pytest.mark.parametrize("name", ["mxfp8", "block 2", "current", "nvfp4 2d"])
 def test_grouped_products_accept_quantized_members(name):
-    """Each operand is read rowwise or columnwise, as its side of the product requires."""
+    """Each operand's rowwise or columnwise data is used, depending on its side of the product."""
     x, w, quantizer = drawn(128, 64), drawn(96, 64, seed=2), QUANTIZERS[name]()
     dims = int64(*DIMS)
     a, b = grouped.group_quantize(w, quantizer, 3, None), grouped.group_quantize(x, quantizer, 3, dims)

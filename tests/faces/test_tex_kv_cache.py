@@ -1,4 +1,4 @@
-"""tex's functions that move attention tensors, against loops over tokens."""
+"""tex's functions that move attention tensors match loops over tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opmux.faces.tex import enums
 pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
 
 H, D = 2, 3
-NEW, CACHED = (2, 0, 3), (5, 4, 3)  # new tokens of each sequence, and all of its tokens
+NEW, CACHED = (2, 0, 3), (5, 4, 3)  # new tokens, and all tokens, of each sequence
 FORMATS = enums.NVTE_QKV_Format
 
 
@@ -29,7 +29,7 @@ def drawn(*shape, seed=0):
 
 
 def new_keys(fmt):
-    """The new keys of each sequence, and the tensor that contains them."""
+    """The new keys of each sequence, and one tensor in the format `fmt` that contains all of them."""
     tokens = [drawn(n, H, D, seed=n + 1) for n in NEW]
     if fmt == "THD":
         return tokens, torch.cat([*tokens, torch.full((2, H, D), torch.nan)])

@@ -1,4 +1,4 @@
-"""tex's norms: quantized outputs, statistics, and that a rejected call writes nothing."""
+"""tex's norms: quantized outputs and statistics; a rejected call writes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def forward(name, x, w, b, *, eps=1e-5, ln_out=None, quantizer=None, otype=None,
 
 
 def wide_result(name, x, w, b, **more):
-    """The result before rounding."""
+    """The result of the norm before it is rounded."""
     return forward(name, x.float(), w.float(), b.float(), **more)[0]
 
 
@@ -50,12 +50,12 @@ def test_norms_accept_every_quantizer(name, kind):
     want = quantized(OPS, y, again)
     out, mu, rsigma = forward(name, x, w, b, quantizer=quantizer, otype=torch.bfloat16)
     if kind == "delayed":
-        want._dtype = torch.bfloat16  # the fused kernel casts from float32, and the tensor reports bfloat16
+        want._dtype = torch.bfloat16  # cast from float32, but the tensor reports bfloat16
         assert torch.equal(quantizer.amax, again.amax) and quantizer.amax > 0.25
     same(out, want)
     plain, plain_mu, plain_rsigma = forward(name, x, w, b)
     assert torch.equal(rsigma, plain_rsigma) and (mu is None or torch.equal(mu, plain_mu))
-    if kind != "nvfp4":  # its dequantization has its own tests
+    if kind != "nvfp4":  # other tests cover nvfp4's dequantization
         torch.testing.assert_close(out.dequantize(dtype=torch.float32), plain.float(), rtol=0.13, atol=0.1)
 
 

@@ -1,4 +1,4 @@
-"""tex's block scales of shards, NVFP4 helpers, and functions that need other hardware, against loops over elements."""
+"""tex's block scales of shards and NVFP4 helpers match loops over elements; also functions that need other hardware."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def drawn(*shape, seed=1, scale=1.0):
 
 
 def elements(shard, w, start):
-    """(row, column, value) of each element of a shard."""
+    """The (row, column, value) of each element of a shard."""
     return [((start + i) // w, (start + i) % w, v) for i, v in enumerate(shard.tolist())]
 
 
@@ -36,7 +36,7 @@ def e4m3(x):
 
 
 def nearest_fp4(x):
-    """The nearest of the 16 values, found by comparing with all of them; ties go to the even code."""
+    """The code of the nearest of the 16 values, by comparing with all magnitudes; ties go to the even code."""
     best = min(range(8), key=lambda i: (abs(abs(x) - LEVELS[i]), i % 2))
     return best | (8 if x < 0 or str(x)[0] == "-" else 0)
 
@@ -68,7 +68,7 @@ def tensors(value):
 def test_amax_of_blocks_of_a_shard_matches_a_loop(start, size):
     shard = drawn(size)
     wide = torch.full((2, 5), 9.0)
-    amax = wide[:, ::2][:, :3]  # strided, with a padding column
+    amax = wide[:, ::2][:, :3]  # strided; the third column is padding
     scaling.fp8_block_scaling_compute_partial_amax(shard, amax, 130, 150, start, 128)
     assert torch.equal(amax[:, :2], amaxes(shard, 150, start, 128, 128, (2, 2)))
     assert (amax[:, 2] == 9).all() and (wide[:, 1::2] == 9).all()

@@ -1,4 +1,4 @@
-"""tex's functions on halves of packed sequences, against loops over tokens."""
+"""tex's functions on halves of packed sequences match loops over tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_read_half_returns_the_tokens_of_one_half(half, dtype):
 
 
 def by_sequence(lse, longest):
-    """[b, h, longest] from [h, t]."""
+    """Convert lse [h, t] to [b, h, longest]."""
     out = lse.new_full((len(SPANS), H, longest), 7.0)
     for n, (a, b) in enumerate(SPANS):
         out[n, :, : b - a] = lse[:, a:b]

@@ -1,4 +1,4 @@
-"""The first document, a vendor's folder for FlagGems, step by step: one test for each promise.
+"""Follows the first document, a vendor's folder for FlagGems, step by step: one test for each promise.
 
 The folder is a copy of NVIDIA's `__init__.py` with three arguments changed, two tile files, and `ops/` as in the
 document. One program uses it on a simulated device of the type that the folder names.
@@ -106,7 +106,7 @@ FOLDER = {
     "ops/add.py": ADD,
     "ops/gelu.py": GELU,
 }
-# A vendor with empty lists.
+# A vendor whose lists of ops are empty.
 EMPTY = {
     "__init__.py": copied_init().replace('"acme"', '"bolt"').replace("acme-smi", "bolt-smi"),
     "ops/__init__.py": "def get_specific_ops():\n    return ()\n\n\ndef get_unused_ops():\n    return ()\n",
@@ -153,7 +153,7 @@ found["empty"] = [len(bolt.rows), len(bolt.unused), len(bolt.impls)]
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """The program's output, on a machine where only this vendor's query command succeeds."""
+    """The output of PROGRAM on a machine on which only this vendor's query command succeeds."""
     root = tmp_path_factory.mktemp("seed")
     query = root / "bin" / "acme-smi"
     query.parent.mkdir()

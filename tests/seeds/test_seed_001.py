@@ -1,6 +1,6 @@
-"""The second document, a new FlagGems backend that lists its ops in `__all__`: one test for each promise.
+"""Follows the second document, a new FlagGems backend that lists its ops in `__all__`: one test for each promise.
 
-One program uses the folder on a simulated device.
+A single program uses the backend's folder on a simulated device.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_an_exported_add_is_atens_add(report):
 
 
 def test_an_exported_gelu_is_atens_gelu(report):
-    """Tests the default (erf), and approximate="tanh"."""
+    """Tests gelu's default (erf) and approximate="tanh"."""
     assert report.gelus == ["none", "tanh", "none"] and report.chosen["aten::gelu.default"] == "default.flagos.acme"
     assert report.erf < 1e-6 and report.tanh < 1e-6 and report.module < 1e-6
 

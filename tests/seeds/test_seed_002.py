@@ -1,4 +1,4 @@
-"""The third document, a vendor backend for Liger: one test for each promise.
+"""Follows the third document, a vendor backend for Liger: one test for each promise.
 
 The program uses Liger's own names, which `opmux.compat.install` provides. It runs once, on a simulated device that
 belongs to no vendor in the tree.
@@ -158,7 +158,7 @@ opmux.compat.uninstall("liger_kernel")
 found["foreign"] = [m for m in sys.modules if m.startswith("liger_kernel")]
 """
 
-# Liger's names are not installed: they only exist while the package is imported.
+# Here Liger's names are not installed: they exist only while opmux imports the vendor's package.
 WITHOUT = """
 a, b = torch.randn(2, 5, 16, device="acm")
 opmux.ops.gelu_tanh_mul(a, b)
@@ -169,7 +169,7 @@ found["foreign"] = [m for m in sys.modules if m.startswith("liger_kernel")]
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """The folders are created with the document's own commands."""
+    """The program's output; the document's own commands create the folders."""
     root = tmp_path_factory.mktemp("seed")
     (root / "tree").mkdir()
     commands = "mkdir -p _acme/ops && touch _acme/__init__.py && touch _acme/ops/__init__.py"
@@ -183,7 +183,7 @@ def report(tmp_path_factory):
 def test_the_directory_has_the_documented_files():
     for name in ("README.md", "__init__.py", "registry.py", "_ascend/__init__.py", "_ascend/ops/__init__.py"):
         assert (BACKENDS / name).is_file(), name
-    assert (BACKENDS / "_ascend/ops/geglu.py").is_file()  # the complete example
+    assert (BACKENDS / "_ascend/ops/geglu.py").is_file()  # the document's complete example
 
 
 def test_the_registry_maps_a_device_to_its_vendor(report):
@@ -225,7 +225,7 @@ def test_unimplemented_operators_use_the_default(report):
 def test_exports_replace_the_names_of_the_namespace(report):
     assert report.names == [True, True, True, True]
     assert max(max(each) for each in getattr(report, "by name")) < 1e-5
-    # our autograd.Function calls the vendor's op
+    # Our autograd.Function calls the vendor's forward and backward.
     assert getattr(report, "by name calls") == ["forward", "backward"] * 3
     assert report.swiglu < 1e-6
 

@@ -1,7 +1,7 @@
-"""TransformerEngine-FL's guide to custom backends, from top to bottom: one test for each promise.
+"""Follows TransformerEngine-FL's guide to custom backends from top to bottom: one test for each promise.
 
-The effect of a variable is tested in this process, the output of a program in a new one. `pip install` of a plugin and
-the two example programs are tested in tests/examples.
+Effects of variables are tested in this process, outputs of programs in new ones. tests/examples tests `pip install` of
+a plugin, and the two example programs.
 """
 
 import os
@@ -50,7 +50,7 @@ def vendors():
 
 
 def who_runs():
-    """The vendor whose norm a call runs; asserts that the manager reports the same."""
+    """The vendor whose norm a call runs; asserts that the manager reports the same vendor."""
     out = tex.rmsnorm_fwd(torch.ones(3, 8), torch.ones(8), 1e-5, None, None, None, 0, False)[0]
     vendor = next((name for name, value in VALUES.items() if out.eq(value).all()), None)
     selected = get_default_manager().get_selected_impl_id("rmsnorm_fwd")
@@ -133,7 +133,7 @@ SCRIPT = """
 
 
 def test_plugin_modules_log_level_and_a_per_op_order_are_read(tmp_path):
-    """Two plugin modules: one with `register`, one with only a backend class."""
+    """Uses two plugin modules: one has `register`, the other one has only a backend class."""
     for name, text in (("my_vendor_plugin", PLUGIN), ("another_plugin", CLASS)):
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     result = run(
@@ -166,7 +166,7 @@ def test_plugin_modules_log_level_and_a_per_op_order_are_read(tmp_path):
         ({"TE_FL_PREFER": "reference"}, "reference"),
         ({"TE_FL_PREFER_VENDOR": "1"}, "acme"),
         ({"TE_FL_PREFER_VENDOR": "0"}, "flagos"),
-        ({"TE_FL_PREFER_VENDOR": "1", "TE_FL_PREFER": "reference"}, "reference"),  # TE_FL_PREFER has precedence
+        ({"TE_FL_PREFER_VENDOR": "1", "TE_FL_PREFER": "reference"}, "reference"),  # TE_FL_PREFER wins
         ({"TE_FL_PREFER": "vendor", "TE_FL_ALLOW_VENDORS": "nvidia,bolt"}, "bolt"),
         ({"TE_FL_PREFER": "vendor", "TE_FL_DENY_VENDORS": "acme,bolt"}, "nvidia"),
         ({"TE_FL_PREFER": "vendor", "TE_FL_DENY_VENDORS": "acme,bolt,nvidia"}, "flagos"),
@@ -186,7 +186,7 @@ def test_each_variable_selects_the_documented_implementation(variables, runs, ve
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError])
 def test_strict_raises_and_otherwise_the_next_implementation_runs(error, vendors, setenv):
-    """The arguments are valid, so any error is the implementation's own: it is quarantined and reported."""
+    """The arguments are valid, so any error is a fault of the implementation, which is quarantined and reported."""
 
     def fails(input, *rest):
         raise error("out of order")
@@ -199,11 +199,11 @@ def test_strict_raises_and_otherwise_the_next_implementation_runs(error, vendors
             who_runs()
         setenv(TE_FL_STRICT="0")
         assert get_default_manager().get_selected_impl_id("rmsnorm_fwd") == "vendor.bad.test"
-        assert who_runs() == "acme"  # asserts what the manager reports, too
+        assert who_runs() == "acme"  # also asserts the manager's report
         x, rest = torch.ones(3, 8), (torch.ones(8), 1e-5, None, None, None, 0, False)
         selected = get_default_manager().get_selected_impl_id
         assert selected("rmsnorm_fwd", x, *rest) == "vendor.acme.test"
-        assert selected("rmsnorm_fwd", x.double(), *rest) == "vendor.bad.test"  # the quarantine only covers float32
+        assert selected("rmsnorm_fwd", x.double(), *rest) == "vendor.bad.test"  # the quarantine is for float32 only
         get_default_manager().clear_quarantine("rmsnorm_fwd")
         assert selected("rmsnorm_fwd") == "vendor.bad.test"
     finally:

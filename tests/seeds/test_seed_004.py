@@ -1,6 +1,6 @@
-"""The guide to the TEX interface, from top to bottom: one test for each promise.
+"""Follows the guide to the TEX interface from top to bottom: one test for each promise.
 
-The modules are imported by their foreign names in this process; a vendor's file is added to a copy of the tree.
+This process imports the modules by the names of Transformer Engine. A vendor's file is added to a copy of the tree.
 """
 
 import importlib
@@ -29,7 +29,7 @@ PLUGINS = "transformer_engine.plugins"
 
 @pytest.fixture(scope="module", autouse=True)
 def names():
-    """Installed once per file: NVIDIA's layer, if installed, takes three seconds to import."""
+    """Installs the names once per file, because NVIDIA's layer, if present, takes three seconds to import."""
     compat.install("transformer_engine")
     yield
     compat.uninstall("transformer_engine")
@@ -50,7 +50,7 @@ def norm(module=tex, rows=3):
 
 
 def state():
-    """What the management functions report; asserts that a call runs what they report."""
+    """The reports of the management functions; asserts that a call runs the backend that they report."""
     available = {row["name"]: row["available"] for row in tex.list_backends()}
     first, selected = tex.get_backend().name, get_default_manager().get_selected_impl_id("rmsnorm_fwd")
     value = norm()[0][0, 0].item()
@@ -77,7 +77,7 @@ def test_the_alias_and_the_full_path_are_the_same_module():
 
 
 def test_every_documented_module_exists():
-    """`cpp_extensions` has the backend's functions, which a policy does not redirect."""
+    """Policies do not redirect the functions in `cpp_extensions`, which are those of one backend."""
     modules = ["", ".base", ".registry", ".backends", ".backends.template"]
     for folder, file in (("nvidia", "nvidia"), ("flaggems", "flaggems"), ("torch_backend", "torch_backend")):
         modules += [f".backends.{folder}", f".backends.{folder}.{file}"]
@@ -89,7 +89,7 @@ def test_every_documented_module_exists():
     assert set(registry._backends) - set(known) == {"template"}
     root = Path(importlib.import_module(f"{PLUGINS}.tex_interface").__file__).parent
     assert (root / "README.md").is_file()
-    # direct calls of a backend's functions must ignore this policy
+    # Direct calls of a backend's functions must ignore this policy.
     with opmux.policy(per_op={"rmsnorm_fwd": "vendor:template"}):
         ours = importlib.import_module(f"{PLUGINS}.tex_interface.backends.torch_backend.cpp_extensions")
         torch.testing.assert_close(norm(ours)[0], torch.ones(3, 8))
@@ -113,7 +113,7 @@ def test_the_package_exports_what_its_files_define():
 
 
 def hygon(**members):
-    """The guide's example: a library that is loaded lazily, and properties that override the class attributes."""
+    """The guide's example backend, which loads its library lazily, and overrides class attributes by properties."""
     from transformer_engine.plugins.tex_interface.base import TEXBackendBase
     from transformer_engine.plugins.tex_interface.registry import register_backend
 
@@ -175,7 +175,7 @@ def test_the_example_is_listed_selected_and_run(library):
     assert state()[0] == "flaggems"
     tex.set_backend("hygon")
     assert state()[0] == "hygon"
-    torch.testing.assert_close(tex.silu(torch.ones(3), None), F.silu(torch.ones(3)))  # the example has no silu
+    torch.testing.assert_close(tex.silu(torch.ones(3), None), F.silu(torch.ones(3)))  # silu, which the example lacks
 
 
 def test_the_example_is_unavailable_without_its_library():
@@ -186,7 +186,7 @@ def test_the_example_is_unavailable_without_its_library():
 
 
 def test_a_copy_of_the_template_is_a_new_backend(tmp_path):
-    """Copy, rename, add a guarded import, select it; a second vendor's library is missing."""
+    """Copies and renames the template, adds a guarded import, selects the copy; a second vendor lacks its library."""
     shutil.copytree(SRC, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     backends = tmp_path / "src" / "opmux" / "faces" / "tex" / "backends"
     text = (backends / "template.py").read_text()
@@ -225,7 +225,7 @@ def python(code, path=SRC, **variables):
 
 
 def test_a_class_defined_in_a_command_is_used_and_logged():
-    """The code runs with `python -c`. With TE_FL_DEBUG=1 each op logs a line when it first runs."""
+    """Runs the code by `python -c`. With TE_FL_DEBUG=1 each op logs a line when it first runs."""
     code = """
         import torch
         from transformer_engine_fl_torch import TEXBackendBase, register_backend, set_backend, rmsnorm_fwd
@@ -264,7 +264,7 @@ def test_the_interface_has_every_method_that_the_guide_lists():
 
 
 def test_the_guides_test_program_works():
-    """Runs the guide's program on the CPU: the norm, and the product of a row-major A and B into D."""
+    """Runs the guide's program on the CPU: a norm, and the product of row-major A and B, written to D."""
     tex.set_backend("torch")
     x = torch.randn(32, 1024, dtype=torch.bfloat16)
     weight = torch.ones(1024, dtype=torch.bfloat16)
@@ -336,7 +336,7 @@ def test_an_unknown_backend_raises_everywhere(setenv):
         with pytest.raises(RuntimeError, match=r"^Backend 'hygon' not found\. Available backends: \['flaggems', 'tor"):
             query()
     assert "hygon" not in {row["name"] for row in tex.list_backends()}
-    tex.set_backend("torch")  # a selection in code overrides the variable
+    tex.set_backend("torch")  # overrides the variable
     assert state()[0] == "torch"
 
 
@@ -356,7 +356,7 @@ def test_set_backend_overrides_an_order_from_the_environment(library, setenv):
 
 
 def test_after_a_failure_all_functions_report_the_fallback(library):
-    """After the backend's only function fails, it is skipped for that shape, and not preferred until it works again."""
+    """If a backend's only function fails, it is skipped for this shape, and not preferred until it works again."""
     hygon()
     tex.set_backend("hygon")
 
@@ -370,7 +370,7 @@ def test_after_a_failure_all_functions_report_the_fallback(library):
     with pytest.raises(RuntimeError, match=r"not found.*rmsnorm_fwd failed \(RuntimeError: the chip is off\)"):
         tex.set_backend("hygon")
     library.rmsnorm_fwd = works
-    assert norm(rows=300)[0].eq(9).all()  # another shape is still tried, and works
+    assert norm(rows=300)[0].eq(9).all()  # another shape is tried, and works
     assert tex.get_backend().name == "hygon"
     get_default_manager().clear_quarantine()
     assert state()[0] == "hygon"

@@ -1,1 +1,1 @@
-"""The declarations of our ops, one file per family. The decorated PyTorch function is the op's reference."""
+"""Declares our ops; each file has a group of related ops. The PyTorch function under `@op` is the op's reference."""

@@ -12,7 +12,7 @@ from ..core.contract import FLOATS, INTS
 from ..core.spec import Sample, Tol
 from .samples import Case, Draw, Maker
 
-# For ops that move elements and compute nothing.
+# Tolerances of ops that only move elements.
 EXACT = {dtype: Tol(0, 0) for dtype in (*FLOATS, *INTS, torch.bool)}
 
 # The keyword arguments of factory functions.
@@ -40,7 +40,7 @@ class RowMaker(Maker):
 
 @dataclass(frozen=True)
 class AtenOp:
-    """One op: its arguments as Python source, and the function that draws its samples."""
+    """An op: its arguments as Python source, and the function that draws its samples."""
 
     name: str
     args: str
@@ -62,12 +62,12 @@ class AtenOp:
 
 
 def reference(name: str, args: str, names: dict[str, Any], result: str = "Any") -> Callable[..., Any]:
-    """A function that calls torch's own op; `args` is its signature as Python source, `names` are its globals.
+    """Make a function that calls torch's own op; `args` is its signature as Python source, `names` its globals.
 
-    Arguments that are None are not passed on: they belong to another overload, or None is their default.
+    It does not pass on arguments that are None: the called overload lacks them, or their default is None.
     """
     text = f"def {name}({args}) -> {result}:\n    return _call(torch.ops.aten.{name}, locals())\n"
-    helpers = {"__name__": __name__, "_call": _call, "torch": torch}  # torch.compile looks globals up in this module
+    helpers = {"__name__": __name__, "_call": _call, "torch": torch}  # torch.compile looks them up in this module
     fn = codegen.function(text, name, f"reference of aten::{name}", {**names, **helpers})
     fn.__module__ = names["__name__"]
     fn.__doc__ = f"torch.ops.aten.{name}."

@@ -1,4 +1,4 @@
-"""Argument checks that annotations cannot express: of lists, and of sizes that depend on other arguments.
+"""Argument checks that annotations cannot express: checks of lists, and of sizes that depend on other arguments.
 
 Each raises BadArgument, which names the function and the argument.
 """
@@ -30,9 +30,9 @@ def check_tensor(
     optional: bool = False,
     of: str = "",
 ) -> None:
-    """Raise if `value` is not a tensor of these dtypes, shape (None is any size), number of dimensions and device.
+    """Raise if `value` is not a tensor, or if its dtype, shape (None: any size), rank or device is not as required.
 
-    `of` explains in the message where the shape comes from.
+    In the error message, `of` says where the required shape comes from.
     """
     if value is None and optional:
         return
@@ -67,13 +67,13 @@ def check_number(op: str, name: str, value: Any) -> None:
 
 
 def check_choice(op: str, name: str, value: Any, allowed: Collection[Any]) -> None:
-    """Raise unless `value` is one of these."""
+    """Raise unless `value` is one of `allowed`."""
     if value not in allowed:
         raise BadArgument.of(op, name, f"be one of {', '.join(map(repr, allowed))}", repr(value))
 
 
 def check_list(op: str, name: str, value: Any, each: Callable[[str, Any], None], length: int | None = None) -> None:
-    """Raise if `value` is not a list or tuple (of this length), or if `each(name of item, item)` raises."""
+    """Raise if `value` is not a list or tuple of this length; check each item by `each(name of the item, item)`."""
     if not isinstance(value, (list, tuple)):
         raise BadArgument.of(op, name, "be a list", type_name(value), TypeError)
     if length is not None and len(value) != length:

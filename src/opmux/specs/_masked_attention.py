@@ -19,16 +19,16 @@ NO_BIAS, PRE_SCALE, POST_SCALE, ALIBI = range(4)  # as NVIDIA numbers them
 class Masking(NamedTuple):
     """Which keys a query attends to, and which options apply to scores and probabilities.
 
-    The diagonal is aligned to the top left (query i at key i) or to the bottom right (the last query of a sequence at
-    its last key).
+    The diagonal pairs query i with key i (aligned to the top left), or the last query of a sequence with its last key
+    (aligned to the bottom right).
     """
 
     scale: float
     causal: bool = False
     causal_at_end: bool = False
-    left: int = -1  # the window: the number of keys before the diagonal; -1: all
+    left: int = -1  # window: the number of visible keys before the diagonal; -1: all
     right: int = -1
-    at_end: bool = False  # whether the diagonal of the window and ALiBi is aligned to the bottom right
+    at_end: bool = False  # whether the diagonal for the window and ALiBi is aligned to the bottom right
     bias: int = NO_BIAS
     q_sizes: Tensor | None = None  # int64 [b]: the length of each sequence; the rest is padding
     kv_sizes: Tensor | None = None
@@ -38,7 +38,7 @@ class Masking(NamedTuple):
     softcap: float = 0.0  # 0: none
 
     def shift(self, queries: int, keys: int, at_end: bool) -> Tensor | int:
-        """The index of the key on the diagonal for query 0."""
+        """The index of the key with which the diagonal pairs query 0."""
         if not at_end:
             return 0
         if self.q_sizes is None or self.kv_sizes is None:
@@ -46,7 +46,7 @@ class Masking(NamedTuple):
         return (self.kv_sizes - self.q_sizes)[:, None, None]
 
     def hidden(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """[batch or 1, queries, keys], True where a key is masked; None if no key is."""
+        """The mask [batch or 1, queries, keys], True for masked keys; None if no key is masked."""
         if not self.causal and self.left < 0 and self.right < 0 and self.q_sizes is None and self.kv_sizes is None:
             return None
         i = torch.arange(queries, device=device)[None, :, None]
@@ -66,7 +66,7 @@ class Masking(NamedTuple):
         return mask
 
     def zero_padded(self, t: Tensor, sizes: Tensor | None) -> Tensor:
-        """A [b, h, s, d] tensor in float32 (float64 for float64) whose undefined padding is replaced by zeros."""
+        """t [b, h, s, d] in float32 (float64 for float64), with zeros in place of its undefined padding."""
         if sizes is None:
             return wide(t)
         after = torch.arange(t.shape[2], device=t.device) >= sizes[:, None]
@@ -74,19 +74,19 @@ class Masking(NamedTuple):
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """2^(-8 k / n) for the first n heads, n the largest power of two <= `heads`; then every second slope of 2n."""
+    """2^(-8 k / n) for the first n heads, n the largest power of two <= `heads`; then every second slope for 2n."""
     n = 1 << (heads.bit_length() - 1)
     k = torch.arange(heads, dtype=torch.float32, device=device)
     return torch.exp2(torch.where(k < n, (k + 1) * (-8 / n), (2 * (k - n) + 1) * (-4 / n)))
 
 
 def _grouped(t: Tensor, groups: int) -> Tensor:
-    """[b or 1, heads or 1, ...] as [b, kv heads, heads per kv head, ...]."""
+    """t [b or 1, heads or 1, ...] viewed as [b, kv heads, heads per kv head, ...]."""
     return t.unsqueeze(1) if t.shape[1] == 1 else t.unflatten(1, (groups, t.shape[1] // groups))
 
 
 def _scores(x: Tensor, y: Tensor, masking: Masking, bias: Tensor | None) -> tuple[Tensor, Tensor | float]:
-    """The scores of grouped q and k, -inf where a key is masked, and their derivative by q k^T * scale."""
+    """The scores of grouped q and k (-inf for masked keys), and d(scores) / d(q k^T * scale)."""
     groups, per, queries, keys = x.shape[1], x.shape[2], x.shape[3], y.shape[3]
     s = x @ y.mT
     if masking.bias == PRE_SCALE and bias is not None:
@@ -108,14 +108,14 @@ def _scores(x: Tensor, y: Tensor, masking: Masking, bias: Tensor | None) -> tupl
 
 
 def probabilities(s: Tensor, lse: Tensor) -> Tensor:
-    """exp(s - lse); 0 in fully masked rows, where both are -inf."""
+    """exp(s - lse), and 0 in fully masked rows, in which s and lse are -inf."""
     return torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
 
 
 def _dropped(p: Tensor, masking: Masking, dropout: Any) -> Tensor:
-    """Philox dropout of p, with the keys padded to a multiple of 4.
+    """Philox dropout of p, padded to a multiple of 4 keys.
 
-    The four words of a Philox group then belong to one query, and a kernel draws one group for four keys.
+    The padding gives each group of four random words to one query, so that a kernel draws one group for four keys.
     """
     return dropout(F.pad(p, (0, -p.shape[-1] % 4)), masking.seed, masking.dropped)[..., : p.shape[-1]]
 
@@ -123,7 +123,7 @@ def _dropped(p: Tensor, masking: Masking, dropout: Any) -> Tensor:
 def masked_forward(
     q: Tensor, k: Tensor, v: Tensor, masking: Masking, bias: Tensor | None, sink: Tensor | None, call: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """o, and for each query lse and the largest score, in float32 (float64 for float64).
+    """Return o, and for each query lse and the largest score, in float32 (float64 for float64).
 
     A sink, [heads], is an extra score whose value vector is 0. `call` holds `philox_dropout` and `philox_dropout_bwd`;
     only dropout needs it.
@@ -162,7 +162,7 @@ def masked_backward(
     sink: Tensor | None,
     call: Any = None,
 ) -> AttentionGradients:
-    """The gradients. o and lse may also cover keys that are on other devices and not in k."""
+    """The gradients. If k is a shard of the keys, o and lse are the results for all keys."""
     groups = k.shape[1]
     x, g, out = (_grouped(masking.zero_padded(t, masking.q_sizes), groups) for t in (q, do, o))
     y, z = (_grouped(masking.zero_padded(t, masking.kv_sizes), groups) for t in (k, v))

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..core.spec import Tol
 from ..core.tensors import opmath_dtype
 
-# Tolerances of the gradients of weights: sums over all rows, which implementations add in another order.
+# Tolerances of the gradients of weights, which are sums over all rows; implementations may sum in another order.
 SUMS: Mapping[torch.dtype, Tol] = {torch.float32: Tol(1e-5, 1e-4)}
 
 

@@ -10,7 +10,7 @@ from ..core import codegen
 from ..core.spec import Tol, op
 from .samples import Maker
 
-# Types in schemas -> Python annotations; an optional argument adds `| None`.
+# Types in schemas -> Python annotations; `| None` is added for an optional argument.
 TYPES = {
     "Tensor": "Tensor",
     "int": "int",
@@ -21,7 +21,7 @@ TYPES = {
     "List[float]": "list[float]",
 }
 
-# For ops whose CPU kernels in ATen accumulate in 16 bits; our kernels and ATen's for CUDA accumulate in 32.
+# For ops whose CPU kernels in ATen accumulate in 16 bits; our kernels and ATen's CUDA kernels accumulate in 32 bits.
 ROUGH: Mapping[torch.dtype, Tol] = {torch.float16: Tol(1e-2, 1e-2), torch.bfloat16: Tol(5e-2, 5e-2)}
 
 
@@ -34,9 +34,9 @@ def declare(
     tol: Mapping[torch.dtype, Tol] | None = None,
     reference: Callable[..., Any] | None = None,
 ) -> Any:
-    """Declare torch.ops.aten.<name>, with the arguments of its functional overload.
+    """Declare torch.ops.aten.<name>, with the arguments of the functional overload.
 
-    `reference` replaces torch's own op as the reference of an op that torch does not have on the CPU.
+    If torch lacks the op on the CPU, `reference` is the op's reference instead of torch's own op.
     """
     schema = getattr(torch.ops.aten, name).default._schema
     arguments = [f"{a.name}: {_annotation(a)}{_default(a)}" for a in schema.arguments]
@@ -50,7 +50,7 @@ def declare(
 
 
 def _any_float(torchs: Any) -> Callable[..., Any]:
-    """torch's op; if it has no kernel for 16-bit floats (as on the CPU), run it in float32 and convert the results."""
+    """Call torch's op; without a 16-bit kernel (as on the CPU), compute in float32 and convert the results."""
 
     def call(*args: Any) -> Any:
         try:

@@ -2,12 +2,12 @@
 
 A random op advances the offset of its generator by one step of 4: torch's own kernels round up to a multiple of 4.
 
-Eager: the host reads the seed and the offset and advances the offset. Making a CPU tensor of the two takes 2 us
+Eager: the host reads the seed and the offset and advances the offset. Making a CPU tensor of seed and offset takes 2 us
 (measured on a CPU); torch.randint would take 8 us and a kernel launch.
 
-While a CUDA graph is captured, numbers read on the host would become constants of the graph, and torch raises if they
-are read. torch's own kernels receive a pointer to the seed and a pointer to the offset, which every replay writes, and
-an op's distance from that offset. Python cannot read these. But memory-efficient attention with dropout returns the
+During the capture of a CUDA graph the host cannot read seed and offset: they would become constants of the graph, so
+torch raises. torch's own kernels receive pointers to a seed and an offset that every replay writes, and the op's
+distance from that offset. Python cannot read these. But memory-efficient attention with dropout returns the
 seed and the offset that it used, as device tensors, for its backward; with a single score it advances the offset by one
 step. So the graph runs this attention before each random op, and a replay draws the same numbers as eager code, also
 between torch's own random ops. A seed takes 7 us of a replay (torch.randint: 2 us; measured on an H200).
@@ -46,7 +46,7 @@ def next_seed(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 
 def step(generator: Any) -> Tensor:
-    """[seed, offset / 4] of a generator, on the CPU; advances the generator by one step."""
+    """Return [seed, offset / 4] of a generator as a CPU tensor, and advance the generator by one step."""
     with _stepping.held:
         key, offset = generator.initial_seed(), generator.get_offset()
         generator.set_offset(offset + STEP)
@@ -55,7 +55,7 @@ def step(generator: Any) -> Tensor:
 
 
 def captured_step(like: Tensor, generator: Any = None) -> Tensor:
-    """`step` while a CUDA graph is captured: a seed on the device, which each replay computes anew."""
+    """`step` during the capture of a CUDA graph: returns a seed on the device, which each replay computes anew."""
     try:
         key, offset = _state_used(like, generator)
     except RuntimeError as error:  # another vendor's torch may not have this attention
@@ -68,14 +68,14 @@ def captured_step(like: Tensor, generator: Any = None) -> Tensor:
 
 
 def _state_used(like: Tensor, generator: Any) -> tuple[Tensor, Tensor]:
-    """The seed and the offset of one step, as tensors on the device."""
+    """Advance by one step; return the seed and the offset that this step used, as tensors on the device."""
     one = torch.empty((1, 1, 1, 8), dtype=torch.float16, device=like.device)  # [batch, length, heads, dim]
     attention = functools.partial(
         torch.ops.aten._efficient_attention_forward, one, one, one, None, None, None, None, None, 0.5, 0
     )
     if generator is None:
         return attention()[2:4]
-    # The op has no generator argument: the default generator gets this one's state during the call.
+    # The op has no generator argument, so the default generator borrows the state of `generator` during the call.
     default = torch.cuda.default_generators[like.get_device()]
     with _stepping.held:
         saved_state = default.graphsafe_get_state()

@@ -1,7 +1,7 @@
 """Sequences of different lengths: packed one after another ("thd"), or padded to one length.
 
-No tensor is read on the host: token positions are computed on the device, and the shapes of results depend only on
-Python ints that the caller passes.
+The host reads no tensor: token positions are computed on the device, and the caller's Python ints determine the shapes
+of results.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, padded: Tensor | None = None, padded_to: int | None = None) -> "Lengths":
-        """`padded`: the offsets of sequences followed by padding; `padded_to`: the length that each is padded to."""
+        """`padded`: the offsets of sequences with padding after each; `padded_to`: the length all are padded to."""
         cu = cu_seqlens.long()
         offsets = cu if padded is None else padded.long()
         if padded_to is not None:
@@ -28,7 +28,7 @@ class Lengths(NamedTuple):
 
 
 def token_places(lengths: Lengths, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each token: its sequence, its position there, and whether it is a token and not padding."""
+    """For each token: its sequence, its position in the sequence, and whether it is a real token (not padding)."""
     token = torch.arange(tokens, device=lengths.starts.device)
     sequence = torch.searchsorted(lengths.ends.contiguous(), token, right=True).clamp_(max=lengths.ends.shape[0] - 1)
     position = token - lengths.starts[sequence]
@@ -36,7 +36,7 @@ def token_places(lengths: Lengths, tokens: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def unpacked(t: Tensor, lengths: Lengths, longest: int) -> Tensor:
-    """[tokens, ...] as [b, longest, ...], padded with zeros."""
+    """Convert [tokens, ...] to [b, longest, ...], padded with zeros."""
     b = lengths.starts.shape[0]
     if not t.shape[0]:
         return t.new_zeros((b, longest, *t.shape[1:]))
@@ -46,7 +46,7 @@ def unpacked(t: Tensor, lengths: Lengths, longest: int) -> Tensor:
 
 
 def packed(t: Tensor, lengths: Lengths, tokens: int, empty: float = 0.0) -> Tensor:
-    """[b, longest, ...] as [tokens, ...]; padding tokens get the value `empty`."""
+    """Convert [b, longest, ...] to [tokens, ...]; padding tokens get the value `empty`."""
     if not t.shape[0] or not t.shape[1] or not tokens:
         return t.new_full((tokens, *t.shape[2:]), empty)
     sequence, position, valid = token_places(lengths, tokens)
@@ -55,7 +55,7 @@ def packed(t: Tensor, lengths: Lengths, tokens: int, empty: float = 0.0) -> Tens
 
 
 def compacted(t: Tensor, lengths: Lengths) -> Tensor:
-    """[tokens, ...] with all padding moved to the end; the contents of the padding are undefined."""
+    """Move all padding of [tokens, ...] to the end; its contents are then undefined."""
     if not t.shape[0]:
         return t
     last = lengths.sizes.cumsum(0)
@@ -75,12 +75,12 @@ def spread(t: Tensor, lengths: Lengths, empty: float = 0.0) -> Tensor:
 
 
 def zeroed(t: Tensor, keep: Tensor, value: float = 0.0) -> Tensor:
-    """t with `value` where `keep` is false, even if t is undefined (NaN) there."""
+    """Replace t by `value` where `keep` is false, even where t is undefined (NaN)."""
     return t.masked_fill(~keep.reshape(*keep.shape, *[1] * (t.dim() - keep.dim())), value)
 
 
 def paged_in(cache: Tensor, table: Tensor, kv: str, longest: int) -> Tensor:
-    """A paged cache [pages, page, h, d] (or in "sbhd" [page, pages, h, d]) as [b, longest, h, d]."""
+    """Gather a paged cache [pages, page, h, d] ([page, pages, h, d] for "sbhd") into [b, longest, h, d]."""
     pages = cache.transpose(0, 1) if kv == "sbhd" else cache
     tokens = pages[table.long().clamp(0, max(pages.shape[0] - 1, 0))].flatten(1, 2)
     short = longest - tokens.shape[1]

@@ -1,8 +1,8 @@
-"""Activations act(x), with a bias act(x + bias), and gated act(a) * b: of two tensors, or of the halves of one.
+"""Activations: act(x), act(x + bias), and gated act(a) * b, where a and b are two tensors or the halves of one.
 
-`ACTS` has the formulas, `VARIANTS` the forms of the ops; a loop declares `<act>`, `<act>_bias`, `<act>_mul`,
-`<act>_glu`, and a `_bwd` of each. tex's names for them are in faces/tex/ops. The ops compute in float32 (float64 for
-float64), round once, and return new contiguous tensors.
+`ACTS` has the formulas, `VARIANTS` the variants of each op; a loop declares `<act>`, `<act>_bias`, `<act>_mul`,
+`<act>_glu`, and their gradients `<name>_bwd`. faces/tex/ops declares them under tex's names. The ops compute in float32
+(float64 for float64), round once, and return new contiguous tensors.
 """
 
 import math
@@ -21,12 +21,12 @@ from .samples import FLAT, ROWS, Case, Draw, Maker, flat
 
 
 class Act(NamedTuple):
-    """f and f' for float32 or float64 tensors, and f as text. Both are finite wherever the exact value is."""
+    """f and f' for float32 or float64 tensors, and f as text. f and f' are finite wherever the exact value is."""
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     text: str
-    alone: bool = True  # whether there is an op without a gate
+    alone: bool = True  # False: the activation exists only as a gate
 
 
 # For larger |x| the derivative of every x * sigmoid(...) below is exactly 0 or 1 in float64.
@@ -34,13 +34,13 @@ FAR = 1e3
 
 
 def swish(gate: Callable[[Tensor], Tensor], rate: Callable[[Tensor], Tensor | float], text: str) -> Act:
-    """x * sigmoid(gate(x)), with rate = gate'."""
+    """The activation x * sigmoid(gate(x)); rate is gate'."""
 
     def slope(x: Tensor) -> Tensor:
         x = x.clamp(-FAR, FAR)  # avoids infinity times zero
         k = gate(x)
         s = torch.sigmoid(k)
-        return s + x * rate(x) * s * torch.sigmoid(-k)  # 1 - s would cancel
+        return s + x * rate(x) * s * torch.sigmoid(-k)  # sigmoid(-k): 1 - s would cancel
 
     return Act(lambda x: x * torch.sigmoid(gate(x)), slope, text)
 
@@ -190,7 +190,7 @@ ROUNDED = "computed in float32 (float64 for float64) and rounded once"
 
 
 class Variant(NamedTuple):
-    """A forward op and a backward op of every activation: their references, names, docstrings and samples."""
+    """One variant of every activation, as a forward and a backward op: references, names, docstrings, samples."""
 
     make: Callable[[str], tuple[Callable[..., Any], Callable[..., Any]]]
     suffix: str
@@ -198,8 +198,8 @@ class Variant(NamedTuple):
     doc: str
     bwd_doc: str
     good: Callable[[str], Maker]
-    gated: bool = False  # whether activations that exist only as gates have this variant
-    tol: Mapping[torch.dtype, Tol] | None = None  # of the backward
+    gated: bool = False  # whether this variant gates: if so, activations that exist only as gates have it
+    tol: Mapping[torch.dtype, Tol] | None = None  # tolerances of the backward
 
 
 VARIANTS = (
@@ -331,7 +331,7 @@ Gate = Annotated[str, one_of(*ACTS)]
 
 
 def _acting(names: str) -> Maker:
-    """Samples of the activation that the option `act` names; "x2" is an x with two halves."""
+    """Samples for the activation named by the option `act`; "x2" stands for an x with two halves."""
 
     def build(d: Draw) -> dict[str, Any]:
         doubled = Draw(Case((*d.case.shape[:-1], 2 * d.case.shape[-1]), d.case.layout), d.dtype, d.device)
@@ -427,12 +427,13 @@ if TYPE_CHECKING:
 
 # ---- with parameters and a factor for each row ----------------------------------------------------------------------
 
-# For mixtures of experts: y = s * f(a) * u(b), with a and b the halves of the last dimension, and s the router's
-# probability of a row. `GATES` has f and u of each gate. With interleave=k, blocks of k columns of a and b alternate.
+# For mixtures of experts: y = s * f(a) * u(b), where a and b are the halves of the last dimension, and s is the
+# router's probability for the row. `GATES` has f and u of each gate. With interleave=k, blocks of k columns of a and b
+# alternate.
 
 
 class ScaledGate(NamedTuple):
-    """f, f', u and u': functions of a float32 or float64 tensor and the gate's parameters; u is None without b."""
+    """f, f', u and u': functions of a float32 or float64 tensor and the gate's parameters. Without b, u is None."""
 
     value: Callable[..., Tensor]
     slope: Callable[..., Tensor]
@@ -480,7 +481,7 @@ GATES = {
 
 
 def split(x: Tensor, interleave: int) -> tuple[Tensor, Tensor]:
-    """a and b, from x."""
+    """Split x into a and b."""
     if not interleave:
         return halves(x)
     n = x.shape[-1] // 2
@@ -512,7 +513,7 @@ def _scaled_forward(gate: str, x: Tensor, scales: Tensor | None, interleave: int
 def _scaled_backward(
     gate: str, dy: Tensor, x: Tensor, scales: Tensor | None, interleave: int, *p: float
 ) -> tuple[Tensor, Tensor]:
-    """dx and dscales; dscales is empty without scales."""
+    """Return dx and dscales; dscales is empty if scales is None."""
     row, v = GATES[gate], wide(x)
     g = dy.to(v.dtype)
     s = g * factor(v, scales)
@@ -548,7 +549,7 @@ NO_SCALES = Case((7, 96), options={"no_scales": True, "spread": 5.0})
 
 
 def scaled_samples(gate: str, backward: bool) -> Maker:
-    """Options of the samples: weight="other" (scales' dtype), others (parameters), interleave, no_scales, spread."""
+    """Options: weight="other" (another dtype for scales), others (parameters), interleave, no_scales, spread."""
     gated, plain = GATES[gate].up is not None, gate in OTHERS
 
     def build(d: Draw) -> dict[str, Any]:
@@ -565,14 +566,14 @@ def scaled_samples(gate: str, backward: bool) -> Maker:
 
 
 def _scaled(gate: str, backward: bool) -> dict[str, Any]:
-    """The fields of a gate's op: its samples, and for a backward the names and tolerances of its results."""
+    """Arguments of `op` for a gate: its samples and, for a backward, the names and tolerances of its results."""
     fields: dict[str, Any] = {"samples": scaled_samples(gate, backward)}
     return {**fields, "out": "dx dscales", "tol": SUMS} if backward else fields
 
 
 @dataclass(frozen=True)
 class divides_half(Rule):
-    """0, or a divisor of half the last dimension of another argument."""
+    """The value must be 0, or divide half the last dimension of the argument `of`."""
 
     of: str
 

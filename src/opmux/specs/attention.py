@@ -4,9 +4,9 @@ Tensors are [batch, heads, seq, dim]. k and v may have fewer heads than q (group
 v is used by heads / kv_heads adjacent heads of q. v and o may have another dim than q and k.
 
 `causal` is aligned to the bottom right: the last query attends to every key, the one before it to all but the last.
-With fewer keys than queries, the first queries attend to none: they have o = 0 and lse = -inf.
+With fewer keys than queries, the first queries attend to no key: they have o = 0 and lse = -inf.
 
-Results are computed in float32 (float64 for float64), rounded once, and new tensors. o and dq have the memory layout of
+Results are new tensors, computed in float32 (float64 for float64) and rounded once. o and dq have the memory layout of
 q, dk that of k, dv that of v. If seq has the largest stride, that is a contiguous [seq, batch, heads, dim]; else, if
 seq has a larger stride than heads, a contiguous [batch, seq, heads, dim]; else a contiguous tensor. Projections return
 these three layouts, and kernels can write them.
@@ -27,7 +27,7 @@ from ._numeric import rounded, wide
 from ._sequences import Lengths, packed, unpacked
 from .samples import Case, Change, Draw, Maker, bad_samples
 
-# Kernels round probabilities to the inputs' dtype before the product with v, and do the same in the backward.
+# Kernels round probabilities to the inputs' dtype before they multiply them by v, and also in the backward.
 TOL = {
     torch.float32: Tol(1e-5, 1e-4),
     torch.float16: Tol(4e-3, 4e-3),
@@ -51,7 +51,7 @@ SEQ_FIRST = (0, 2, 1, 3)  # a contiguous [batch, seq, heads, dim]
 
 
 def order(t: Tensor) -> tuple[int, int, int, int]:
-    """The memory layout of a result that follows t: its dimensions, the outermost first."""
+    """The order of dimensions in memory, outermost first, of a result that has t's memory layout."""
     b, h, s, _ = t.stride()
     if h >= s:
         return (0, 1, 2, 3)
@@ -59,21 +59,21 @@ def order(t: Tensor) -> tuple[int, int, int, int]:
 
 
 def empty_result(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tensor:
-    """An uninitialized result with like's shape (but this `dim`), dtype and, unless `seq_first`, memory layout."""
+    """An uninitialized result with like's dtype, shape (except `dim`) and memory layout (except with `seq_first`)."""
     shape = (*like.shape[:3], like.shape[3] if dim is None else dim)
     dims = SEQ_FIRST if seq_first else order(like)
     return torch.empty_permuted(shape, dims, dtype=like.dtype, device=like.device)
 
 
 def laid_out_as(like: Tensor, value: Tensor, seq_first: bool = False) -> Tensor:
-    """`value` in the dtype and memory layout of `empty_result(like)`, by ops that DTensor supports."""
+    """Copy `value` to the dtype and memory layout of `empty_result(like)`, with ops that DTensor supports."""
     dims = SEQ_FIRST if seq_first else order(like)
     packed = value.to(like.dtype).permute(dims).clone(memory_format=torch.contiguous_format)
     return packed.permute([dims.index(i) for i in range(4)])
 
 
 def _grouped(t: Tensor, kv_heads: int) -> Tensor:
-    """q, o or do as [batch, kv_heads, heads / kv_heads, seq, dim]; k or v as [batch, kv_heads, 1, seq, dim]."""
+    """View q, o or do as [batch, kv_heads, heads / kv_heads, seq, dim]; k or v as [batch, kv_heads, 1, seq, dim]."""
     return t.reshape(t.shape[0], kv_heads, t.shape[1] // kv_heads, t.shape[2], t.shape[3])
 
 
@@ -86,7 +86,7 @@ def scale_of(q: Tensor, scale: float | None) -> float:
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
-    """q k^T * scale of grouped q and k, -inf where a key is masked."""
+    """The scores q k^T * scale of grouped q and k, with -inf for masked keys."""
     s = (q @ k.mT) * scale
     if not causal:
         return s
@@ -143,7 +143,7 @@ FEWER_HEADS = Change("k v", lambda t: t[:, :3], "k must have heads that divide t
 
 
 def _flops(products: int, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> int:
-    """The FLOPs of `products` matrix products, in turn over q's dim and v's dim; masked pairs are not counted."""
+    """The FLOPs of `products` matrix products, over q's dim and v's dim in turn; masked pairs are not counted."""
     b, h, sq, d = q.shape
     sk = k.shape[2]
     pairs = sum(max(0, min(sk, i + 1 + sk - sq)) for i in range(sq)) if causal else sq * sk
@@ -155,7 +155,7 @@ def _flops_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: flo
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Shapes and dtypes of the results, so that torch.compile does not trace the reference."""
+    """Return results with the right shapes and dtypes, so that torch.compile does not trace the reference."""
     attention.check(q=q, k=k, v=v)
     return empty_result(q, v.shape[3]), torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
 
@@ -200,12 +200,12 @@ def _bwd_args(d: Draw) -> dict[str, Any]:
     return {"do": do, **{n: args.pop(n) for n in "qkv"}, "o": o, "lse": lse, **args}
 
 
-# Without the case with scores in the hundreds: there, rounding o causes larger errors than a useful tolerance allows.
+# Omits the case with scores in the hundreds, in which rounding o causes larger errors than a useful tolerance allows.
 BWD = Maker(_bwd_args, tuple(c for c in CASES if "large" not in c.options))
 
 
 def _flops_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: Any) -> int:
-    """Five products: the scores again, two more over q's dim, and two over v's dim."""
+    """Five products: the recomputed scores and two more over q's dim, two over v's dim."""
     return _flops(5, q, k, v, causal)
 
 
@@ -318,7 +318,7 @@ VARLEN = Maker(_varlen_args, VARLEN_CASES)
 
 
 def _varlen_misfits(maker: Maker) -> BadSamples:
-    """Bad samples: no offset at all, and three heads of k for four of q."""
+    """Bad samples: an empty cu_q and cu_k, and three heads of k for four of q."""
     no_offsets = Change("cu_q cu_k", lambda t: t[:0], "cu_q must have at least one element")
     return bad_samples(maker, no_offsets, FEWER_HEADS, case=Case((12, 4, 8), options={"lengths": (5, 0, 7)}))
 

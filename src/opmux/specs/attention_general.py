@@ -1,7 +1,7 @@
 """Attention with every option: windows, bias, ALiBi, soft-cap, sinks, dropout, sequences of different lengths.
 
-`attention` is the small op that a vendor implements first; this op has the options that `attention` lacks. They apply
-to a score in this order: s = q k^T * scale, softcap * tanh(s / softcap), + bias, ALiBi, the window.
+`attention` is the small op that a vendor implements first; this op adds options, which apply to a score in this order:
+s = q k^T * scale, softcap * tanh(s / softcap), + bias, ALiBi, the window.
 
 Sequences of different lengths have two forms, which can be combined:
 
@@ -99,7 +99,7 @@ class Arrangement:
         self.sizes = (q_sizes, k_sizes) if not self.packed else (None, None)
 
     def padded(self, t: Tensor, side: int) -> Tensor:
-        """t as [b, h, s, ...] with padding; `side` is 0 for a tensor of queries, 1 for a tensor of keys."""
+        """Convert t to [b, h, s, ...] with padding; `side` is 0 if t belongs to the queries, 1 if to the keys."""
         lengths = self.lengths[side]
         return t if lengths is None else unpacked(t[0].transpose(0, 1), lengths, self.longest[side]).transpose(1, 2)
 
@@ -153,7 +153,7 @@ def _lengths(cu: Tensor | None, sizes: Tensor | None) -> Lengths | None:
 
 
 class Dropout:
-    """The references of Philox's dropout, which `masked_forward` and `masked_backward` call."""
+    """`masked_forward` and `masked_backward` call these references of Philox dropout."""
 
     philox_dropout = staticmethod(random.philox_dropout.reference)
     philox_dropout_bwd = staticmethod(random.philox_dropout_bwd.reference)
@@ -235,7 +235,7 @@ GENERAL = Maker(_args, CASES)
 
 
 def _misfits(maker: Maker) -> BadSamples:
-    """Bad samples: heads, offsets, lengths, a bias or a seed that do not fit."""
+    """Bad samples: heads, offsets, lengths, a bias or a seed that do not fit the other arguments."""
     offsets, lengths = lambda _: torch.tensor([0, 6], dtype=torch.int32), lambda _: torch.tensor([3])
     return bad_samples(
         maker,

@@ -1,8 +1,8 @@
-"""Group norm, batch norm and weight norm, and functions of them with the signatures of torch.nn.functional.
+"""Group norm, batch norm and weight norm, and functions with the signatures of torch.nn.functional that call them.
 
 The ops compute in float32 (float64 for float64) and round once. Statistics are float32 (float64). Results are new
-contiguous tensors; if x is channels-last (4-d or 5-d), y and dx are too. A missing weight is 1 and
-a missing bias is 0; a backward returns their gradients anyway, in the dtype of the statistics.
+contiguous tensors; if x is channels-last (4-d or 5-d), y and dx are too. A missing weight is 1 and a missing bias is 0.
+A backward returns gradients even for these, in the dtype of the statistics.
 """
 
 import math
@@ -17,12 +17,12 @@ from ..core.spec import op
 from ._numeric import SUMS, rounded, wide
 from .samples import OTHER, Case, Change, Draw, Maker, bad_samples
 
-# Memory formats of 4-d and 5-d tensors other than contiguous.
+# The channels-last memory formats of 4-d and 5-d tensors.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """The memory format of results: channels-last if x is (and is not also contiguous), else contiguous."""
+    """The memory format of results: channels-last if x is channels-last and not also contiguous, else contiguous."""
     last = CHANNELS_LAST.get(x.dim())
     if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
         return torch.contiguous_format
@@ -30,7 +30,7 @@ def memory_format(x: Tensor) -> torch.memory_format:
 
 
 def laid(y: Tensor, x: Tensor) -> Tensor:
-    """y in x's shape, dtype and memory format."""
+    """Convert y to x's shape, dtype and memory format."""
     return y.reshape(x.shape).to(x.dtype, copy=True, memory_format=memory_format(x))
 
 
@@ -45,12 +45,12 @@ Channels = Float[Tensor, "channels"]
 
 
 def _by_channel(t: Tensor | None, like: Tensor) -> Tensor:
-    """A parameter per channel, broadcastable to [samples, channels, positions]; 1 if absent."""
+    """t, with a value per channel, in a shape that broadcasts to [samples, channels, positions]; 1 if t is None."""
     return like.new_ones(()) if t is None else t.to(like.dtype)[None, :, None]
 
 
 def _mean(x: Tensor, dim: Any, count: int) -> Tensor:
-    """The mean along dim; 0 if it is empty."""
+    """The mean along dim; 0 if dim is empty."""
     return x.sum(dim, keepdim=True) / torch.sym_max(count, 1)
 
 
@@ -79,7 +79,7 @@ SHAPES = (
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...]) -> Tensor | None:
-    """The argument `name`; its option may be "none", or "other" for another dtype. A bias has the weight's dtype."""
+    """Draw the argument `name`; its option is "none", or "other" for another dtype. A bias has the weight's dtype."""
     if d.option(name) == "none":
         return None
     dtype = OTHER[d.dtype] if d.option("weight" if name == "bias" else name) == "other" else d.dtype
@@ -102,7 +102,7 @@ Groups = Float[Tensor, "samples num_groups", shape(lambda x, num_groups: (x.shap
 
 
 def _grouped(x: Tensor, num_groups: int) -> Tensor:
-    """[samples, channels, positions] as [samples, groups, elements of a group]."""
+    """View [samples, channels, positions] as [samples, groups, elements of a group]."""
     n, c, s = x.shape
     return x.reshape(n, num_groups, c // num_groups * s)
 
@@ -228,7 +228,7 @@ def group_norm_bwd(
 
 
 def has_variance(op: str, x: Tensor) -> None:
-    """Raise if a channel has one value: the unbiased variance needs two."""
+    """Raise if each channel has only one value: the unbiased variance needs two."""
     if x.shape[0] * x.shape[2:].numel() == 1:
         raise BadArgument.of(op, "x", "have more than one value per channel, to have a variance", str(tuple(x.shape)))
 
@@ -469,7 +469,7 @@ def batch_norm_infer_bwd(
 
 
 def around(v: Tensor, dim: int | None) -> tuple[int, int, int]:
-    """The sizes of v before dim, along dim, and after it; (1, 1, all) if dim is None or, as in torch, -1."""
+    """The numbers of elements before, along and after dim; (1, 1, all) if dim is None or, as in torch, -1."""
     if dim is None or dim == -1:
         return 1, 1, v.numel()
     axis = dim % v.dim()
@@ -534,7 +534,7 @@ def weight_norm(v: V, g: PerNorm, dim: Dim | None = 0) -> tuple[Tensor, Tensor]:
         w, like v, and norm, float32 (float64 for float64), of g's shape.
     """
     u = wide(v).reshape(around(v, dim))
-    norm = (u * u).sum((0, 2), keepdim=True).sqrt()  # vector_norm on the CPU is 1e-4 off for a million elements
+    norm = (u * u).sum((0, 2), keepdim=True).sqrt()  # vector_norm on the CPU is off by 1e-4 for a million elements
     w = u * (g.to(u.dtype).reshape(norm.shape) / norm)
     return rounded(w.reshape(v.shape), v.dtype), rounded(norm.reshape(g.shape), u.dtype)
 
@@ -623,9 +623,9 @@ def functional_instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """torch.nn.functional.instance_norm: a group norm with groups of one channel.
+    """torch.nn.functional.instance_norm, computed as a group norm with one channel per group.
 
-    Running statistics are updated with the mean of the statistics of all samples.
+    Running statistics are updated with the samples' statistics, averaged over the batch.
     """
     if not use_input_stats:
         return functional_batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
@@ -636,7 +636,7 @@ def functional_instance_norm(
     n, c, _ = sizes(input)
     if running_mean is None or running_var is None or not input.numel():
         return group_norm(input, c, weight, bias, eps)[0]
-    # A batch norm of one sample with n * c channels returns the statistics of each channel of each sample.
+    # Viewed as one sample with n * c channels, so that batch norm returns statistics per sample and channel.
     one = input.reshape(1, n * c, *input.shape[2:])
     repeated = [None if t is None else t.repeat(n) for t in (weight, bias)]
     y, _, _, mean, var = batch_norm(one, *repeated, None, None, 1.0, eps)

@@ -79,6 +79,6 @@ ROUNDED = ("linspace", "logspace")
 ops: dict[str, Any] = {}
 for _row in TABLE:
     _tol = None if _row.name in ROUNDED else EXACT
-    # no samples: new_ones of a sparse tensor has no elements in torch, so there is no reference to compare with
+    # new_* has no samples: in torch, new_ones of a sparse tensor has no elements, so there is nothing to compare with
     _samples = None if _row.name.startswith("new_") else _row.samples
     ops[_row.name] = op(_row.reference(dict(globals())), space="aten", samples=_samples, tol=_tol)

@@ -1,4 +1,4 @@
-"""Ops for decoding: attention of new tokens to a cache of keys and values, and writing to that cache.
+"""Ops for decoding: attention of new tokens to a cache of keys and values, and writes to this cache.
 
 Tensors are [batch, tokens, heads, dim]. A cache is contiguous, [batch, max_len, kv_heads, dim], or paged: [pages,
 page_size, kv_heads, dim], where `table` [batch, max_pages] has the pages of each sequence in order. `lengths` [batch]
@@ -102,12 +102,12 @@ def tokens_fit(
 
 
 def per_head(scale: Tensor | None) -> Tensor | float:
-    """A scale, [1] or [heads], in a shape that broadcasts to [..., heads, dim]."""
+    """Reshape a scale, [1] or [heads], so that it broadcasts to [..., heads, dim]."""
     return 1.0 if scale is None else scale.reshape(-1, 1)
 
 
 def _cached(cache: Tensor, table: Tensor | None, scale: Tensor | None, like: Tensor, lengths: Tensor) -> Tensor:
-    """The keys or values in a cache, times their scale: [batch, keys, kv_heads, dim], zeros after each sequence.
+    """The cached keys or values times their scale: [batch, keys, kv_heads, dim], with zeros after each sequence.
 
     In float32, or in float64 if `like` is float64.
     """
@@ -160,9 +160,9 @@ def _drawn(d: Draw, name: str, shape: tuple[int, ...], dtype: torch.dtype | None
 
 
 def _paging(d: Draw) -> tuple[tuple[int, int], Tensor, Tensor | None]:
-    """The first two sizes of a cache, the lengths and the table.
+    """Return three values: the first two sizes of a cache, the lengths, and the table.
 
-    Options: lengths, page (the size of a page; 0: the cache is contiguous), pages (of each sequence), keys.
+    Options: lengths, page (the size of a page; 0: the cache is contiguous), pages (their number per sequence), keys.
     """
     batch = d.case.shape[0]
     options = d.option("lengths", [20, 37])
@@ -183,7 +183,7 @@ def _scales(d: Draw, heads: int) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _decode_args(d: Draw) -> dict[str, Any]:
-    """Options: those of `_paging`, kv_heads, dim_v, window, softcap, sinks, scale, cache (e4m3, e5m2), scales."""
+    """Options: those of `_paging`; kv_heads, dim_v, window, softcap, sinks, scale, cache (e4m3, e5m2), scales."""
     _, _, heads, dim = d.case.shape
     cache, lengths, table = _paging(d)
     kv_heads, kind = d.option("kv_heads", heads), KINDS.get(d.option("cache", ""))
@@ -204,7 +204,7 @@ def _decode_args(d: Draw) -> dict[str, Any]:
 
 
 def _mla_args(d: Draw) -> dict[str, Any]:
-    """Options: those of `_paging`, rank, scale, cache, scales."""
+    """Options: those of `_paging`; rank, scale, cache, scales."""
     dim = d.case.shape[3]
     cache, lengths, table = _paging(d)
     return {
@@ -219,7 +219,7 @@ def _mla_args(d: Draw) -> dict[str, Any]:
 
 
 def _write_args(d: Draw) -> dict[str, Any]:
-    """Options: those of `_paging`, dim_v, counts, latent (no v), cache, scales."""
+    """Options: those of `_paging`; dim_v, counts, latent (no v), cache, scales."""
     _, _, heads, dim = d.case.shape
     cache, lengths, table = _paging(d)
     kind = KINDS.get(d.option("cache", ""), d.dtype)
@@ -431,12 +431,12 @@ def mla_decode(
 
 
 def _as_bytes(t: Tensor) -> Tensor:
-    """t, viewed as bytes if it is float8, for which torch lacks most ops."""
+    """View t as bytes if it is float8, because torch lacks most ops for float8."""
     return t.view(torch.uint8) if t.dtype in FP8 else t
 
 
 def written(new: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """New tokens in the dtype of the cache: divided by the scale and rounded once; float8 saturates."""
+    """Convert new tokens to the cache's dtype: divide by the scale and round once; float8 saturates."""
     if scale is None and new.dtype is dtype:
         return new
     scaled = wide(new) / per_head(scale)
@@ -494,8 +494,9 @@ def write_kv_cache(
     index = index.clamp(0, capacity - 1)
     rows = torch.arange(batch, device=k.device)[:, None]
     pages = rows.expand(batch, tokens) if table is None else table[rows, index // page].long()
-    # A token that must not be written repeats the write of the first token that is: no element gets two values, and no
-    # mask is read on the host. If no token is written, one element is overwritten with its own value.
+    # A token that must not be written repeats the write of the first token that is written. So no element gets two
+    # different values, and the host reads no mask. If no token is written, one element is overwritten with its old
+    # value.
     token = torch.where(valid, torch.arange(batch * tokens, device=k.device), valid.long().argmax())
     pages, index = pages.flatten()[token].clamp(0, k_cache.shape[0] - 1), (index % page).flatten()[token]
     for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):

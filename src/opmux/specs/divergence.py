@@ -1,6 +1,7 @@
 """Distances between two distributions, one loss for each row: Kullback-Leibler, Jensen-Shannon, total variation.
 
-`opmux.functional` has the losses that reduce them to a number. The ops compute in float32 (float64 for float64 input).
+`opmux.functional` has losses that reduce these rows to a number. The ops compute in float32 (float64 for float64
+input).
 """
 
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from .samples import Case, Draw, Maker
 Beta = Annotated[float, between(0, 1)]
 Temperature = Annotated[float, between(0, open=True)]
 
-# Options: those of the op, and labels: True (the second row is ignored) or "ignored" (all rows are).
+# Options: those of the op, and labels: True ignores the second row, "ignored" ignores all rows.
 SHAPES = (
     Case((5, 64)),
     Case((1, 1)),
@@ -74,7 +75,7 @@ def _target(d: Draw) -> Tensor:
 
 
 def counted(labels: Tensor | None, ignore_index: int, rows: Tensor) -> Tensor:
-    """`rows`, [*rows] or [*rows, n], with 0 where the label is ignored."""
+    """Return `rows`, [*rows] or [*rows, n], with 0 in rows whose label is ignored."""
     if labels is None:
         return rows
     ignored = labels == ignore_index
@@ -85,7 +86,7 @@ def counted(labels: Tensor | None, ignore_index: int, rows: Tensor) -> Tensor:
 
 
 def kl_elements(x: Tensor, y: Tensor, log_target: bool, eps: float) -> Tensor:
-    """The term of each element in KL(target || exp(input)); 0 if its probability is 0."""
+    """The term of each element in KL(target || exp(input)); 0 where the target probability is 0."""
     p = y.exp() if log_target else y
     log = y if log_target else y.clamp(min=eps).log()
     return p * (log - x).masked_fill(p == 0, 0.0)

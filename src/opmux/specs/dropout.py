@@ -25,7 +25,7 @@ from .samples import Case, Change, Draw, Maker, bad_samples
 
 
 def threshold(p: float) -> int:
-    """An element is dropped if its byte is below this."""
+    """The threshold for random bytes: an element is dropped if its byte is below it."""
     return math.floor(256 * p)
 
 
@@ -44,7 +44,7 @@ def random_bytes(n: int, seed: Tensor, device: torch.device) -> Tensor:
 
 
 def packed_bits(keep: Tensor) -> Tensor:
-    """Eight elements a byte, the first in the lowest bit."""
+    """Pack eight elements into each byte, the first in the lowest bit."""
     weights = 1 << torch.arange(8, device=keep.device)
     return (keep.reshape(-1, 8) * weights).sum(1).to(torch.uint8)
 
@@ -54,7 +54,7 @@ def bits_of(mask: Tensor) -> Tensor:
 
 
 def kept(keep: Tensor, x: Tensor, p: float) -> Tensor:
-    """x / (1 - p), times 0 where dropped, so a dropped NaN stays NaN. With p = 1 everything is 0, NaN too."""
+    """x / (1 - p), multiplied by 0 where dropped, so a dropped NaN stays NaN. With p = 1 even NaN becomes 0."""
     if p == 1:
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     v = wide(x)

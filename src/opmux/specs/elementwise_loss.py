@@ -1,6 +1,6 @@
 """ATen's losses with ATen's names and signatures; the reference of each is torch's own op.
 
-A loss applies a function to each element and its target, then a reduction: 0 none, 1 the mean, 2 the sum. `nll_loss`
+A loss applies a function to each element and its target, then the reduction 0 (none), 1 (mean) or 2 (sum). `nll_loss`
 uses one class of each row.
 """
 
@@ -20,12 +20,12 @@ NONE, MEAN, SUM = 0, 1, 2
 
 @dataclass(frozen=True)
 class Loss:
-    """The name and the arguments of a loss and of its gradient."""
+    """The name of a loss, and the arguments that it shares with its gradient."""
 
     name: str
     weights: tuple[str, ...] = ()  # the names of optional tensors
     number: str = ""  # the name of a float argument
-    domain: str = ""  # the range of self in samples, a name of DOMAINS
+    domain: str = ""  # a name in DOMAINS: the range of self in samples
     gradient: bool = True  # whether ATen has an op for the gradient
 
 

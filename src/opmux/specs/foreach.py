@@ -1,7 +1,7 @@
 """ATen's ops over lists of tensors under ATen's names: `_foreach_*`, `_fused_*` optimizers, and gradient scaling.
 
-An op has the arguments of all its overloads, read from torch's schemas; an argument that the called overload does not
-have is None. The reference of each op is torch's own op.
+An op has the arguments of all its overloads, read from torch's schemas; arguments that the called overload lacks are
+None. The reference of each op is torch's own op.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ ROUGH = {torch.float16: Tol(4e-3, 4e-3), torch.bfloat16: Tol(3.2e-2, 3.2e-2), to
 
 
 def _arguments(name: str) -> tuple[list[Any], list[str]]:
-    """All arguments of an op's overloads except `out`, and the names of those that every overload has."""
+    """All arguments of an op's overloads except `out`, and the names of the arguments that every overload has."""
     packet = getattr(torch.ops.aten, name)
     by_name: dict[str, Any] = {}
     everywhere: set[str] | None = None
@@ -39,7 +39,7 @@ def _arguments(name: str) -> tuple[list[Any], list[str]]:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """A function with the arguments of all overloads that calls torch's own op."""
+    """Make a function that takes the arguments of all overloads and calls torch's own op."""
     arguments, everywhere = _arguments(name)
     params, passed = [], []
     for a in arguments:
@@ -51,7 +51,7 @@ def _function(name: str) -> Callable[..., Any]:
     text = f"def {name}({', '.join(params)}) -> Any:\n    return _call({', '.join(f'{n}={n}' for n in passed)})\n"
 
     def call(**args: Any) -> Any:
-        """Pass only the arguments that are given: torch chooses the overload by them."""
+        """Omit arguments that are None: torch chooses the overload by the arguments that are passed."""
         values = {n: v for n, v in args.items() if v is not None}
         if "scalars" in values:
             values.pop("value", None)
@@ -157,7 +157,8 @@ def _scaling(name: str) -> Samples:
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 ops: dict[str, Any] = {}
-# op -> samples with all arguments in order. Not passed to `op`: our tools accept no lists of tensors as arguments.
+# op -> samples with all arguments in order. They are not passed to `op`, because our tools cannot handle lists of
+# tensors.
 SAMPLES: dict[str, Samples] = {
     **{f"_foreach_{name}": _elementwise(name) for name in ELEMENTWISE},
     **{name: _other(name) for name in OTHERS},

@@ -1,9 +1,9 @@
 """Activations, norms and sums over rows, fused with the quantization of their result to FP8.
 
-Each op writes bytes, transposed bytes and scales in the pass that computes the result; it skips outputs that are None,
-and does not write the result itself. With current scaling, block scaling and MXFP8 the result is rounded to x's dtype
-before it is quantized, as if it had been written; with delayed scaling it is not (as in act_fp8). Bytes and scales are
-those of `quant`. MXFP8's bytes are never transposed, also not those with columnwise scales.
+Each op writes bytes, transposed bytes and scales in the pass that computes the result. It skips outputs that are None,
+and does not write the unquantized result. With current scaling, block scaling and MXFP8 the result is rounded to x's
+dtype before it is quantized, as if it had been written; with delayed scaling it is not rounded (as in act_fp8). Bytes
+and scales are the same as from the ops of `quant`. MXFP8's bytes, columnwise ones too, are in x's layout.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ Formula = Annotated[str, one_of(NONE, *ACTS)]
 
 
 def _quantize(name: str, quantize: Any, *args: Any) -> None:
-    """Run the reference of a quantization as the last step of the op `name`, which its errors then name."""
+    """Run the reference of a quantization as the last step of the op `name`; errors name this op."""
     try:
         quantize.reference(*args)
     except BadArgument as error:
@@ -65,7 +65,7 @@ def _quantize(name: str, quantize: Any, *args: Any) -> None:
 
 
 def result_shape(x: Tensor, dy: Buffer, gated: bool) -> tuple[int, ...]:
-    """The shape of an activation's result, or of its gradient."""
+    """The shape of an activation's result or, with dy, of its gradient."""
     return (*x.shape[:-1], x.shape[-1] // 2) if gated and dy is None else tuple(x.shape)
 
 
@@ -89,7 +89,7 @@ Sums = Float[Tensor, "_", same_dtype("x"), shape(lambda x, dy, gated: result_sha
 
 
 def halves_match(op: str, x: Tensor, dy: Buffer, act: str, gated: bool) -> None:
-    """Raise if x has no two halves for a gate, or if there is a gate or a gradient but no activation."""
+    """Raise if a gate needs two halves and x's last dimension is odd, or if a gate or a gradient has no activation."""
     if gated and x.shape[-1] % 2:
         raise BadArgument.of(op, "x", "have an even last dimension, as {gated} is True", str(tuple(x.shape)))
     if act == NONE and (gated or dy is not None):
@@ -133,17 +133,17 @@ def _dtype(d: Draw) -> torch.dtype:
 
 
 def _scaling(d: Draw, *names: str) -> dict[str, Any]:
-    """The options of the quantization with these names."""
+    """The values of these quantization options in the case."""
     options = {"two_d": d.option("two_d", False), "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
     return {name: options[name] for name in names}
 
 
-# Draws the output buffers for a result of this shape, by name.
+# A function that draws the output buffers, by name, for a result of a shape.
 Buffers = Callable[[Draw, Any], dict[str, Any]]
 
 
 def _act_args(buffers: Buffers, *scaling: str) -> Callable[[Draw], dict[str, Any]]:
-    """Draws the arguments of an activation with these buffers and options of the quantization."""
+    """Draws the arguments of an activation, with these output buffers and quantization options."""
 
     def build(d: Draw) -> dict[str, Any]:
         form, (*lead, n) = d.option("form", ""), d.case.shape
@@ -172,7 +172,7 @@ ACT_MX = Maker(_act_args(mx_buffers, "two_d"), MX_CASES)
 
 
 def result_of(x: Tensor, dy: Buffer, act: str, gated: bool) -> Tensor:
-    """f(x), or f(a) * b if gated, or with dy the gradient of that; in float32 or float64, not rounded."""
+    """f(x), or f(a) * b if gated; with dy, the gradient of this. In float32 or float64, not rounded."""
     v = wide(x)
     if act == NONE:
         return v
@@ -382,7 +382,7 @@ MX_NORM_CASES = (
 
 
 def _norm_args(buffers: Buffers, *scaling: str) -> Callable[[Draw], dict[str, Any]]:
-    """Draws the arguments of a norm with these buffers and options of the quantization."""
+    """Draws the arguments of a norm, with these output buffers and quantization options."""
 
     def build(d: Draw) -> dict[str, Any]:
         x, weight, bias = d.full(), d.cols(), d.cols() if d.option("bias") else None

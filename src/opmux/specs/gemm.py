@@ -19,7 +19,7 @@ from ._numeric import rounded, wide
 from .activation import ACTS, Gate, halves
 from .samples import Case, Draw, Maker
 
-# Implementations add products in another order, and may round partial sums to the inputs' dtype before they add them.
+# Implementations may add in another order, and may round partial sums to the inputs' dtype.
 SUMS = {
     torch.float32: Tol(1e-5, 1e-4),
     torch.float16: Tol(2e-3, 1e-2),
@@ -157,7 +157,7 @@ def factors_fit(op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> 
 
 
 def product(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, alpha: float) -> Tensor:
-    """alpha op(a) op(b), not rounded yet."""
+    """alpha * op(a) op(b), before it is rounded."""
     x, w = wide(a), wide(b)
     y = (x.mT if trans_a else x) @ (w.mT if trans_b else w)
     return y if alpha == 1.0 else y * alpha
@@ -168,13 +168,13 @@ def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def gemm_flops(a: Tensor, b: Tensor, *rest: Any) -> int:
-    """2 M N K; the first bool of the other arguments (trans_a) determines which dimension of a is K."""
+    """2 M N K; the first bool in `rest` is trans_a, which determines which dimension of a is K."""
     transposed = next((v for v in rest if isinstance(v, bool)), False)
     return 2 * a.numel() * b.numel() // max(a.shape[0 if transposed else 1], 1)
 
 
 def _gemm_args(d: Draw) -> dict[str, Any]:
-    """The case's shape is a's. Options: out (columns of the product), ta, tb, bias, alpha, wider (in float32)."""
+    """The case's shape is a's. Options: out (columns of the product), ta, tb, bias, alpha, wider (a float32 result)."""
     rows, cols = d.case.shape
     k = rows if d.option("ta") else cols
     n = d.option("out", 24)
@@ -190,7 +190,7 @@ def _gemm_args(d: Draw) -> dict[str, Any]:
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
-    """Another tensor; a matrix has the case's memory layout."""
+    """Draw one of the other tensors; a matrix has the case's memory layout."""
     layout = d.case.layout if len(shape) > 1 else "packed"
     return d.another(name, shape, layout, scale=scale)
 
@@ -220,7 +220,7 @@ GEMM = Maker(_gemm_args, GEMM_CASES)
 
 
 def unfit_factors(maker: Maker) -> BadSamples:
-    """Bad samples: (5, 64) by the transpose of a matrix with 63 columns, and by a matrix with 63 rows."""
+    """Bad samples: products of a (5, 64) matrix with the transpose of (24, 63), and with (63, 24)."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for transposed, match in (
@@ -269,7 +269,7 @@ def matrices(op: str, a: Tensor) -> None:
 
 
 def _matmul_args(d: Draw) -> dict[str, Any]:
-    """The case's shape is a's. Options: out, c (a shape that is expanded), alpha, beta, wider."""
+    """The case's shape is a's. Options: out, c (its shape before it is expanded), alpha, beta, wider."""
     shape, n = d.case.shape, d.option("out", 24)
     result = (*shape[:-1], n)
     beta = d.option("beta", 1.0)
@@ -446,7 +446,7 @@ def gemm_dgelu(
 
 
 def _sum_args(d: Draw) -> dict[str, Any]:
-    """Options: those of gemm, beta, and wider (c in float32)."""
+    """Options: those of gemm; beta, and wider (c in float32)."""
     args = _gemm_args(d)
     m = d.case.shape[1 if d.option("ta") else 0]
     c = _drawn(d, "c", (m, d.option("out", 24))).contiguous()
@@ -511,7 +511,7 @@ def gemm_add_(
 
 
 def width(weight: Tensor, glu: bool) -> int:
-    """The columns of the result: with glu, half of weight's rows are the gate."""
+    """The number of columns of the result: the number of weight's rows; with glu, half of it."""
     return weight.shape[0] // 2 if glu else weight.shape[0]
 
 
@@ -529,7 +529,7 @@ def _halves_fit(op: str, weight: Tensor, glu: bool) -> None:
 
 
 def _residual_fits(op: str, x: Tensor, residual: Tensor | None) -> None:
-    """Raise unless the residual has x's dtype, or the dtype in which the product is accumulated."""
+    """Raise unless the residual has x's dtype or the accumulation dtype of the product."""
     allowed = (x.dtype, opmath_dtype(x.dtype))
     if residual is not None and residual.dtype not in allowed:
         names = " or ".join(dict.fromkeys(map(dtype_name, allowed)))
@@ -538,7 +538,7 @@ def _residual_fits(op: str, x: Tensor, residual: Tensor | None) -> None:
 
 
 def _act_args(d: Draw) -> dict[str, Any]:
-    """Options: those of linear, act, glu, residual ("same" or "wider": its dtype), and forgets (save=False)."""
+    """Options: those of linear; act, glu, residual ("same" or "wider": its dtype), and forgets (save=False)."""
     args, glu = _args(d), bool(d.option("glu"))
     added = d.option("residual")
     residual = None
@@ -644,12 +644,12 @@ Rows = Annotated[int, one_of(1, BLOCK)]
 
 
 def scales_shape(x: Tensor, rows: int) -> tuple[int, int]:
-    """The shape of the scales of a matrix with one scale for each block of `rows` by 128."""
+    """The shape of a matrix's scales, one for each block of `rows` by 128."""
     return -(-x.shape[0] // rows), -(-x.shape[1] // BLOCK)
 
 
 def _fp8_args(d: Draw) -> dict[str, Any]:
-    """The case's shape is a's. Options: out, bias, e5m2 (for a), each (a scale for each row of "a", "b" or "ab")."""
+    """The case's shape is a's. Options: out, bias, e5m2 (a's dtype), each ("a", "b" or "ab": a scale for each row)."""
     k, n = d.case.shape[-1], d.option("out", 24)
     kind = FP8[1 if d.option("e5m2") else 0]
     each = d.option("each", "")
@@ -727,7 +727,7 @@ def scaled_gemm(
 
 
 def _block_args(d: Draw) -> dict[str, Any]:
-    """Options: those of _fp8_args, ar and br (the rows of a block of a and of b)."""
+    """Options: those of _fp8_args; ar and br: the number of rows in a block of a, and of b."""
     args = _fp8_args(d)
     m, k = d.case.shape
     rows = {"a": (d.option("ar", 1), m), "b": (d.option("br", BLOCK), args["b"].shape[0])}
@@ -753,7 +753,7 @@ BLOCK_SCALED = Maker(
 
 
 def each(scale: Tensor, rows: int, shape: torch.Size) -> Tensor:
-    """The scale of each element, from one for each block of `rows` by 128."""
+    """Expand the scales of blocks of `rows` by 128 to a scale for each element."""
     return scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(BLOCK, 1)[:, : shape[1]]
 
 

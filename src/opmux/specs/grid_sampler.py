@@ -33,7 +33,7 @@ def _cases(rank: int) -> tuple[Case, ...]:
 def _forward(rank: int) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
         x = d.full()
-        # positions inside and outside the image, all multiples of 1/32: exact in 16 bits too
+        # positions inside and outside the image; multiples of 1/32, so exact in 16 bits too
         grid = (d.weights(x.shape[0], *(4, 3, 2)[:rank], rank) * 8).round() / 8 + 1 / 32
         return {
             "input": x,
@@ -50,7 +50,7 @@ def _backward(rank: int) -> Maker:
     forward = _forward(rank)
 
     def build(d: Draw) -> dict[str, Any]:
-        """Tensors of at least 32 bits: for 16-bit tensors torch's kernels compute positions in 16 bits."""
+        """Draw tensors of at least 32 bits: torch's kernels compute the positions of 16-bit tensors in 16 bits."""
         args = forward.build(Draw(d.case, torch.promote_types(d.dtype, torch.float32), d.device))
         x, grid = args["input"], args["grid"]
         dy = d.weights(*x.shape[:2], *grid.shape[1:-1]).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Grouped matrix products, as in a mixture of experts: each group of rows is multiplied by a matrix of its own.
+"""Grouped matrix products, as in a mixture of experts: each group of rows is multiplied by a different matrix.
 
 Rows are sorted by group. Group g has the rows from ends[g - 1] (0 for the first group) to ends[g] - 1, and may be
 empty. `ends` stays on its device: no implementation copies it to the host.
@@ -67,7 +67,7 @@ PRODUCTS, WGRADS, PRODUCTS_BWD = (Maker(args, CASES) for args in (_args, _wgrad_
 
 
 def factors_fit(op: str, a: Tensor, b: Tensor, trans_b: bool) -> None:
-    """Raise unless a has as many columns as b's inner dimension, which depends on `trans_b`."""
+    """Raise unless the number of a's columns is b's inner dimension, which depends on `trans_b`."""
     groups, rows, columns = b.shape
     k = a.shape[1]
     if (columns if trans_b else rows) != k:
@@ -90,7 +90,7 @@ UNFIT: BadSamples = _unfit
 
 
 def _groups_of(rows: int, ends: Tensor) -> Tensor:
-    """The group of each row; rows after the last group get the number of groups."""
+    """The index of each row's group; for rows after the last group, the number of groups."""
     row = torch.arange(rows, device=ends.device, dtype=ends.dtype)
     return (row[:, None] >= ends).sum(1)
 
@@ -130,7 +130,7 @@ def grouped_mm(
 
 
 def _scaled_args(d: Draw) -> dict[str, Any]:
-    """FP8 bytes with a scale for each row; ignores the option `tb`."""
+    """Draw FP8 bytes with a scale for each row; ignores the option `tb`."""
     (rows, k), n, groups = d.case.shape, d.option("out", 24), d.option("groups", 4)
     kind = FP8[1 if d.option("e5m2") else 0]
     scale = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(rows)).to(d.device) + 0.5
@@ -241,7 +241,7 @@ def backward_of(
     ends: Tensor,
     trans_b: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of grouped_mm, computed with an implementation's `mm` and `wgrad`."""
+    """The gradients of grouped_mm, from an implementation's grouped_mm (`mm`) and grouped_mm_wgrad (`wgrad`)."""
     g = dy.to(a.dtype)
     db = wgrad(g, a, ends) if trans_b else wgrad(a, g, ends)
     return mm(g, b, ends, not trans_b), db

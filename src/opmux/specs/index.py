@@ -19,7 +19,7 @@ Indices = Sequence[Tensor | None]
 AT = "self: Tensor, indices: Indices"
 ALONG = "self: Tensor, dim: int, index: Tensor"
 
-# The arguments of all overloads of an op; an argument that only some overloads have is None by default.
+# op -> the arguments of all its overloads; those that only some overloads have are None by default.
 TABLE = {
     # reads
     "index": AT,
@@ -63,7 +63,7 @@ TYPES = {"Any": Any, "Tensor": Tensor, "Sequence": Sequence, "Number": Number, "
 
 
 def declare(table: dict[str, str], module: str, outs: dict[str, str] | None = None) -> dict[str, Any]:
-    """The ops of a table, by name; `outs` has the names of an op's results if there are several."""
+    """Declare the ops of a table, and return them by name; `outs` names the results of ops with several."""
     outs, names = outs or {}, {**TYPES, "__name__": module}
     return {
         name: op(reference(name, args, names), space="aten", out=outs.get(name, "y")) for name, args in table.items()

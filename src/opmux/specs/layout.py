@@ -1,7 +1,7 @@
 """ATen's ops that move elements and compute nothing: copies, concatenation, flips, padding, copies of views.
 
 Each op has ATen's name and signature; its reference is torch's own op. `opmux.ops.cat([a, b], 1)` accepts the same
-arguments as `torch.cat`; the result's dtype and strides, and the errors, are torch's.
+arguments as `torch.cat`; the result's dtype and strides and all errors are the same as torch's.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def several(**rest: Any) -> Callable[[Draw], dict[str, Any]]:
 
 
 def viewed(name: str, args: str = "", **rest: Any) -> AtenOp:
-    """The row of an op that copies a view."""
+    """The table row of an op that copies a view."""
     return AtenOp(name, f"self: Tensor, {args}".rstrip(", "), one(**rest), MATRICES[:2])
 
 
@@ -99,7 +99,7 @@ TABLE = (
     viewed("unfold_copy", "dimension: int, size: int, step: int", dimension=1, size=3, step=2),
     rows("as_strided_copy", "self: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None",
          one(size=[2, 3], stride=[3, 1], storage_offset=1), MATRICES[0]),
-    # parts of a tensor replaced; gradients of views
+    # copies with a part replaced; gradients of views
     rows("select_scatter", "self: Tensor, src: Tensor, dim: int, index: int",
          pair(lambda x: x.select(1, 2), dim=1, index=2)),
     rows("slice_scatter", "self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, "
@@ -140,7 +140,7 @@ def _windows(d: Draw) -> dict[str, Any]:
 
 
 def _polar(d: Draw) -> dict[str, Any]:
-    wide = opmath_dtype(d.dtype)  # ATen's polar has no 16-bit dtypes
+    wide = opmath_dtype(d.dtype)  # ATen's polar does not support 16-bit dtypes
     return {"abs": d.full().to(wide).abs(), "angle": d.full().to(wide)}
 
 

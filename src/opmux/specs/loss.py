@@ -1,6 +1,7 @@
 """Cross entropy of tokens, one loss for each row: with class weights, label smoothing, a z-loss and capped logits.
 
-`opmux.functional` has the losses that reduce them to a number. The ops compute in float32 (float64 for float64 logits).
+`opmux.functional` has losses that reduce these rows to a number. The ops compute in float32 (float64 for float64
+logits).
 """
 
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from .samples import Case, Change, Draw, Maker, bad_samples
 Smoothing = Annotated[float, between(0, 1)]
 Cap = Annotated[float, between(0, open=True)] | None
 
-# Options: those of the op; weight is "same" or "other" (its dtype), ids the dtype of the target.
+# Options: those of the op; weight: "same" (the logits' dtype) or "other" (another); ids: the target's dtype.
 CASES = (
     Case((5, 64)),
     Case((1, 1)),
@@ -64,13 +65,13 @@ def _args(d: Draw) -> dict[str, Any]:
 
 
 def has_classes(op: str, logits: Tensor) -> None:
-    """Raise if the logits have no columns: such a row has no log-sum-exp and no largest logit."""
+    """Raise if the logits have no columns: an empty row has no log-sum-exp and no largest logit."""
     if not logits.shape[-1]:
         raise BadArgument.of(op, "logits", "have at least 1 column", str(tuple(logits.shape)), ValueError)
 
 
 def no_classes(maker: Maker) -> BadSamples:
-    """Bad samples: logits without columns."""
+    """Bad samples, whose logits have no columns."""
     match = r"logits must have at least 1 column; got \(5, 0\)"
     return bad_samples(maker, Change("logits", lambda x: x[:, :0].contiguous(), match), case=Case((5, 64)))
 
@@ -80,7 +81,7 @@ def capped(x: Tensor, softcap: float | None) -> Tensor:
 
 
 def _classes(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row: its class (0 if ignored or out of range), whether it is not ignored, whether it is in range."""
+    """For each row: its class (0 if ignored or out of range), False if it is ignored, False if it is out of range."""
     counts = target != ignore_index
     valid = (target >= 0) & (target < logits.shape[-1])
     return torch.where(counts & valid, target, 0).long(), counts, valid
@@ -129,7 +130,7 @@ def token_cross_entropy(
     w = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
     class_weight = w.take(index)
     loss = (1 - label_smoothing) * class_weight * (lse - x.gather(-1, index[..., None])[..., 0])
-    if z_loss:  # 0 * inf would be NaN
+    if z_loss:  # with z_loss 0, 0 * inf would be NaN
         loss = loss + z_loss * lse * lse
     if label_smoothing:
         loss = loss + label_smoothing / x.shape[-1] * (w * (lse[..., None] - x)).sum(-1)
@@ -338,7 +339,7 @@ def token_nll_entropy_bwd_(
 
 def _shard_args(d: Draw) -> dict[str, Any]:
     args = _args(d)
-    lse = torch.logsumexp(wide(args["logits"]), -1) + 0.5  # as if there were more columns than these
+    lse = torch.logsumexp(wide(args["logits"]), -1) + 0.5  # as if other shards had more columns
     first = d.option("first", 0)
     dloss = torch.full((), 0.5, device=d.device).expand(lse.shape) if d.case.layout == "expanded" else lse.cos()
     tensors = {"dloss": dloss, "logits": args["logits"], "target": args["target"], "lse": lse, "first": first}

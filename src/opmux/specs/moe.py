@@ -1,7 +1,7 @@
-"""Mixture of experts: sort the rows of tokens by expert, undo that, and pad blocks of rows.
+"""Mixture of experts: sort the rows of tokens by expert, undo the sort, and pad blocks of rows.
 
-Each of T tokens is copied to topk experts. A row map has the rows of the copies: row_map[k * T + t] is the row of token
-t's k-th copy among the rows sorted by expert, or -1 if the copy was dropped. A row after the last one also counts as
+Each of T tokens is copied to topk experts. A row map says where each copy goes: row_map[k * T + t] is the row of token
+t's k-th copy among the rows sorted by expert, or -1 if the copy was dropped. An index beyond the last row also means
 dropped. The map is int32, with all first copies before all second copies, as in NVIDIA's format.
 """
 
@@ -33,7 +33,7 @@ from .samples import Case, Change, Draw, Maker, bad_samples
 NUMBERS = dtypes((*FLOATS, *FP8))
 MOVED = dtypes((*FLOATS, *FP8, torch.uint8))
 EXACT = {torch.int32: Tol(0, 0)}
-# Sums of a few rows, each addition rounded to 16 bits: at most one of them rounds differently.
+# Sums of a few rows in which each addition is rounded to 16 bits; at most one addition rounds differently.
 SUMS = {torch.float16: Tol(2e-3, 4e-3), torch.bfloat16: Tol(1.6e-2, 3e-2), torch.float32: Tol(1e-5, 1e-5)}
 
 
@@ -52,7 +52,7 @@ NewSizes = Annotated[list[int], each(at_least(0)), same_len("rows")]
 
 
 def drawn_indices(d: Draw, tokens: int, topk: int) -> Tensor:
-    """topk different experts for each token, out of topk + 2."""
+    """Draw topk different experts for each token, out of topk + 2."""
     experts = topk + 2
     scores = Draw(Case((tokens, experts), options={"of": d.case.id}), torch.float32, torch.device("cpu")).full()
     return scores.argsort(-1)[:, :topk].to(d.device, torch.int32)
@@ -154,12 +154,12 @@ def _missing(rows: Tensor, count: int) -> Tensor:
 
 
 def _raw(x: Tensor) -> Tensor:
-    """x, viewed as bytes if torch cannot index its dtype."""
+    """View x as bytes if torch cannot index its dtype."""
     return x.view(torch.uint8) if x.dtype in FP8 else x
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Undo `_raw`. Returns x itself if it has this dtype: autograd cannot differentiate `x.view(dtype)`."""
+    """Undo `_raw`. If x already has this dtype, return x itself: autograd cannot differentiate `x.view(dtype)`."""
     return x if x.dtype is dtype else x.view(dtype)
 
 
@@ -211,7 +211,7 @@ def _working(x: Tensor, round_once: bool) -> torch.dtype:
 
 
 def finished(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in `dtype`; values are clamped for float8, which has no infinity."""
+    """Convert x to `dtype`; clamp values for float8, which has no infinity."""
     return x.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype) if dtype in FP8 else x.to(dtype)
 
 
@@ -283,7 +283,7 @@ def moe_collect_bwd(
 
 
 def blocks_fit(op: str, x: Tensor, y: Tensor, rows: list[int], name: str, new: list[int]) -> None:
-    """Raise if the sizes add up to more rows than the tensors have."""
+    """Raise if the blocks' sizes add up to more rows than x or y has."""
     for argument, sizes, tensor, limit in (("rows", rows, "x", x.shape[0]), (name, new, "y", y.shape[0])):
         if sum(sizes) > limit:
             raise BadArgument.of(op, argument, f"add up to at most {limit}, the rows of {{{tensor}}}", str(sum(sizes)))

@@ -41,7 +41,7 @@ def _bwd_args(d: Draw) -> dict[str, Any]:
 
 
 class odd(Rule):
-    """An odd number."""
+    """The value must be odd."""
 
     def problem(self, value: Any, given: Any) -> str | None:
         return None if value % 2 else "be odd"
@@ -64,7 +64,7 @@ def scale_of(q: Tensor, scale: float | None) -> float:
 
 
 def _steps(length: int, kernel_size: int, dilation: int) -> range:
-    """The offsets of the neighbors that are in range for at least one position."""
+    """The offsets at which at least one position has a neighbor in range."""
     farthest = min(kernel_size // 2, max(length - 1, 0) // dilation) * dilation
     return range(-farthest, farthest + 1, dilation)
 

@@ -2,7 +2,7 @@
 
 The ops compute in float32 (float64 for float64), round once, and return new contiguous tensors; RMS norms can also
 round as half-precision models do (`casting`). The leading dimensions are rows; a 1-d tensor is one row, and there may
-be no rows. `offset` is added to the weight; 1.0 gives what other libraries call a zero-centred gamma.
+be no rows. `offset` is added to the weight; with 1.0 the weight is what other libraries call a zero-centred gamma.
 """
 
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from ._numeric import SUMS, rounded, wide
 from .quant import MX, amax_of, block_scales, fp8_blocks_into, matrix, mx_scales, mxfp8_into, put
 from .samples import Case, Draw, Maker, rows
 
-# torch's default eps of RMS norm: the epsilon of the dtype it computes in.
+# torch's default eps of RMS norm: the machine epsilon of the dtype in which torch computes.
 TORCH_EPS = {d: torch.finfo(torch.float32).eps for d in (torch.float16, torch.bfloat16, torch.float32)}
 TORCH_EPS[torch.float64] = torch.finfo(torch.float64).eps
 
@@ -31,12 +31,12 @@ def row_mean(x: Tensor) -> Tensor:
 # ---- RMS norm -------------------------------------------------------------------------------------------------------
 
 
-# Where an RMS norm of half-precision input rounds: as in Gemma, as in Llama, or after every step.
+# Where an RMS norm of half-precision input rounds: as Gemma does, as Llama does, or ("none") after every step.
 Casting = Annotated[str, one_of("gemma", "llama", "none")]
 
 
 def rms_parts(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str = "gemma") -> tuple[Tensor, Tensor]:
-    """y and rstd, not yet rounded to their dtypes."""
+    """Return y and rstd before they are rounded to the dtypes of the results."""
     v = wide(x)
     step = (lambda t: t.to(x.dtype).to(v.dtype)) if casting == "none" else (lambda t: t)
     rstd = step(torch.rsqrt(step(step(row_mean(step(v * v))) + eps)))
@@ -246,7 +246,7 @@ def add_rms_norm(
         y and s, like x, and rstd, float32 [*rows] (float64 for float64).
     """
     s = rounded(wide(x) + wide(residual), x.dtype)
-    # From the rounded sum, because the backward receives that.
+    # Normalise the rounded sum, because the backward receives the rounded sum.
     y, rstd = rms_parts(s, weight, eps, offset, casting)
     return rounded(y, x.dtype), s, rounded(rstd, rstd.dtype)
 
@@ -496,7 +496,7 @@ RMS_STATS, LAYER_STATS = (Maker(lambda d, c=centred: _stats_args(d, c), STATS_CA
 
 
 def _update_amax(amax: Tensor | None, y: Tensor, dtype: torch.dtype) -> None:
-    """amax = max(amax, max|y|) in place, with y rounded to `dtype`."""
+    """Set amax to max(amax, max|y|) in place, after rounding y to `dtype`."""
     if amax is not None and y.numel():
         put(amax, torch.maximum(amax, amax_of(y.to(dtype)).reshape(amax.shape)), None)
 
@@ -565,7 +565,7 @@ def layer_norm_stats(
 
 
 def row_scales(x: Tensor, y_scale: Tensor) -> tuple[int, int]:
-    """The shape of y_scale: that of MXFP8 if it is uint8, else that of 1x128 blocks."""
+    """The shape of y_scale: for MXFP8 if y_scale is uint8, else for 1x128 blocks."""
     return mx_scales(x.shape, False) if y_scale.dtype is torch.uint8 else block_scales(x.shape, False, False)
 
 
@@ -573,9 +573,9 @@ BlockScales = AnyTensor[Tensor, "_ _", dtypes((torch.uint8, torch.float32)), sha
 
 
 def whole_blocks(op: str, x: Tensor, y_scale: Tensor) -> None:
-    """Raise if y_scale is MXFP8's and x has incomplete blocks.
+    """Raise if y_scale is for MXFP8 and x has incomplete blocks.
 
-    Rows must come in multiples of 32 too, as for ops that also write columnwise blocks.
+    The number of rows must be a multiple of 32 too, as in ops that also write columnwise blocks.
     """
     if y_scale.dtype is torch.uint8 and any(n % MX for n in matrix(x.shape)):
         expected = f"have rows and columns in multiples of {MX}, as {{y_scale}} is uint8"

@@ -1,6 +1,6 @@
 """Ops that some models use instead of a norm: modulated RMS norm, PolyNorm and dynamic tanh.
 
-They compute in float32 (float64 for float64), round once, and return new contiguous tensors.
+These ops compute in float32 (float64 for float64), round once, and return new contiguous tensors.
 """
 
 import math
@@ -16,7 +16,7 @@ from ._numeric import SUMS, rounded, wide
 from .norm import Casting, rms_parts, row_mean
 from .samples import Case, Draw, rows
 
-# For ops that also sum over all elements.
+# Tolerances of ops that also sum over all elements.
 TOTALS = {torch.float32: Tol(1e-4, 1e-3), torch.float64: Tol(1e-7, 1e-6)}
 
 
@@ -36,7 +36,7 @@ def _not_divisible(device: torch.device) -> Any:
 
 
 def _of_rows(t: Tensor, x: Tensor) -> Tensor:
-    """t [groups, n] expanded to the shape of x, in the wide dtype: each row gets the values of its group."""
+    """Expand t [groups, n] to the shape of x, in float32 (float64 for float64): each row gets its group's values."""
     groups, n = t.shape
     each = t.to(wide(x).dtype)[:, None].expand(groups, math.prod(x.shape[:-1]) // groups, n)
     return each.reshape(x.shape)
@@ -167,7 +167,7 @@ def _powers(v: Tensor) -> Tensor:
 
 
 def _three(t: Tensor, v: Tensor) -> Tensor:
-    """t, [3] or [*rows, 3], in a shape that broadcasts to that of _powers(v)."""
+    """Reshape t, [3] or [*rows, 3], so that it broadcasts to the shape of _powers(v)."""
     return t.to(v.dtype).movedim(-1, 0).reshape(3, *(v.shape[:-1] if t.dim() > 1 else [1] * (v.dim() - 1)), 1)
 
 

@@ -1,8 +1,9 @@
 """tex's multi-tensor optimizer ops: one call for all tensors of a model, in parallel lists.
 
-The ops compute in float32 for all dtypes, round once, and write in place. Tensors at the same index of the lists have
-equally many elements; their shapes may differ. Values on the device (a flag, the learning rate of a captured graph) are
-never read on the host. `chunk_size` is how NVIDIA's kernels divide the work; it is ignored here.
+The ops compute in float32 for all dtypes, round once, and write in place. Tensors at the same index in different lists
+have equally many elements, but may differ in shape. Values on the device (a flag, the learning rate of a captured
+graph) are
+never read on the host. `chunk_size`, by which NVIDIA's kernels divide the work, is ignored.
 """
 
 import math
@@ -27,7 +28,7 @@ BYTES = (torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Each(NamedTuple):
-    """One of the lists: its name, the dtypes of its tensors, and whether each tensor has a single element."""
+    """One of the parallel lists: its name, the dtypes of its tensors, and whether each tensor has a single element."""
 
     name: str
     dtypes: tuple[torch.dtype, ...]
@@ -45,13 +46,13 @@ W, MOMENTUM = Each("weights", HALVES), Each("momenta", HALVES)
 
 @dataclass(frozen=True)
 class lists(Rule):
-    """Parallel lists of tensors, in one of several forms, which differ in the number of lists."""
+    """The rule for parallel lists of tensors; each allowed form has a different number of lists."""
 
     forms: tuple[tuple[Each, ...], ...]
     flag: str | None = "noop_flag"  # the argument whose device all tensors are on
 
     def form(self, op: str, value: Any) -> tuple[Each, ...]:
-        """The form with as many lists as `value`; raises if there is none."""
+        """The form that has as many lists as `value`; raises if no form does."""
         if not isinstance(value, (list, tuple)):
             raise BadArgument.of(op, "tensor_lists", "be a list of lists of tensors", shown(value), TypeError)
         for form in self.forms:
@@ -137,7 +138,7 @@ def counts_from_one(op: str, step: int, bias_correction: int) -> None:
 
 
 class Adam(NamedTuple):
-    """The options of a step, as the caller passed them; lr and step may be tensors."""
+    """The caller's options of a step, unchanged; lr and step may be tensors."""
 
     lr: Any
     beta1: Any
@@ -149,7 +150,7 @@ class Adam(NamedTuple):
     weight_decay: Any
 
     def corrections(self) -> tuple[Any, Any]:
-        """The bias corrections of the moments; computed in float64, as 1 - 0.999^step loses digits in float32."""
+        """The bias corrections of the moments; in float64, because 1 - 0.999^step loses digits in float32."""
         if not self.bias_correction:
             return 1.0, 1.0
         if isinstance(self.step, Tensor):
@@ -174,17 +175,17 @@ class Adam(NamedTuple):
 def assign(t: Tensor, value: Tensor, skip: Tensor | None = None) -> None:
     """Copy a value of any shape and dtype to t, unless `skip` is set."""
     value = value.reshape(t.shape).to(t.dtype)
-    with torch.inference_mode(t.is_inference()), torch.no_grad():  # in this order: the first may enable gradients
+    with torch.inference_mode(t.is_inference()), torch.no_grad():  # in this order: inference_mode may enable gradients
         t.copy_(value if skip is None else torch.where(skip, t, value))
 
 
 def set_flag(flag: Tensor, bad: Tensor) -> None:
-    """Set the flag to 1 if `bad` is set; never clear it."""
+    """Set the flag to 1 if `bad` is true; otherwise leave it unchanged."""
     assign(flag, torch.where(bad, 1, flag.reshape(())))
 
 
 def float_like(t: Tensor, like: Tensor) -> Tensor:
-    """A tensor of another list in float32, in the shape of the first list's tensor `like`."""
+    """Convert t to float32 and to the shape of `like`, the tensor at the same index in the first list."""
     return t.float().reshape(like.shape)
 
 
@@ -215,7 +216,7 @@ SGD = {
 
 
 def draw_tensors(each: Each, dtype: torch.dtype, device: Any, generator: torch.Generator) -> list[Tensor]:
-    """Sample tensors of a list, in `dtype` if the list allows it."""
+    """Draw the tensors of a list, in `dtype` if the list allows this dtype."""
     kind = dtype if dtype in each.dtypes else each.dtypes[0]
     tensors = []
     for size in SIZES:
@@ -229,7 +230,7 @@ def draw_tensors(each: Each, dtype: torch.dtype, device: Any, generator: torch.G
 
 
 def samples(name: str, *variants: dict[str, Any], flag: int | None = 0, last: tuple[str, ...] = ()) -> Samples:
-    """Samples of an op, one for each variant: the op's numbers by name, in order.
+    """Samples of an op, one for each variant; a variant has the op's numeric arguments by name, in order.
 
     A variant may also have `lists` (the index of the form), `flag` (the value of the flag) and `state` (the dtype of
     the moments). Numbers named in `last` are passed as tensors.
@@ -436,10 +437,10 @@ def multi_tensor_adam(
 
 
 def whole_weights(results: dict[str, Any]) -> dict[str, Any]:
-    """What a test compares: the float32 weights, instead of their two halves (the parameters and the remainders).
+    """Join parameters and remainders to float32 weights, which tests compare instead of the two halves.
 
-    The remainder alone cannot have a tolerance: an error in the weight's last bit is an error in the remainder, and may
-    carry into the parameter. Even torch's own sqrt differs in the last bit between processors.
+    No tolerance fits the remainder alone: an error in the weight's last bit changes the remainder, and may carry into
+    the parameter. Even torch's own sqrt differs in the last bit between processors.
     """
     compared = dict(results)
     for remainder in [name for name in results if name.startswith("tensor_lists[4]")]:
@@ -481,14 +482,14 @@ def multi_tensor_adam_param_remainder(
 
 
 def joined(p: Tensor, low: Tensor) -> Tensor:
-    """The float32 tensor whose upper half, rounded to nearest, is p, and whose lower half is `low`."""
+    """Join two halves to a float32 tensor: p is the upper half, rounded to nearest, and `low` is the lower half."""
     high = p.contiguous().view(torch.int16).int() - (low < 0).int()
     return ((high << 16) | (low.int() & 0xFFFF)).view(torch.float32)
 
 
 def split(w: Tensor) -> tuple[Tensor, Tensor]:
     bits = w.contiguous().view(torch.int32)
-    low = bits.to(torch.int16)  # the cast wraps around: the lower half
+    low = bits.to(torch.int16)  # the cast keeps the lower 16 bits
     high = ((bits >> 16) + (low < 0)).to(torch.int16)
     return high.view(torch.bfloat16), low
 
@@ -530,7 +531,7 @@ def multi_tensor_adam_fp8(
 
 
 def capturable_step(flag: Tensor, tensor_lists: Lists, adam: Adam, inv_scale: Tensor) -> None:
-    """A step whose learning rate, step number and flag are on the device; gradients are unscaled in place."""
+    """An Adam step whose learning rate, step number and flag are on the device; it unscales gradients in place."""
     skip = flag.reshape(()) == 1
     for g, p, m, v, *master in zip(*tensor_lists, strict=True):
         unscaled = g.float() * inv_scale.reshape(())
@@ -717,7 +718,7 @@ def multi_tensor_compute_scale_inv_e8m0(
             assign(scale_inv, exponents(amax.float(), torch.float8_e4m3fn))
 
 
-LEAST_LOG = -1e4  # for log(0): unlike -inf, it gives 0 when multiplied by step 0
+LEAST_LOG = -1e4  # replaces log(0): with step 0, -inf * 0 would be NaN
 
 
 def log_of(beta: float) -> float:

@@ -11,7 +11,7 @@ from .samples import Case, Draw, Maker
 ops: dict[str, Any] = {}
 
 PLANE = (3, 5, 7)
-PADS = ((3, 1), (1, 2), (0, 2))  # (before, after), last dimension first; reflection needs pads below the plane's sizes
+PADS = ((3, 1), (1, 2), (0, 2))  # (before, after), last dimension first; less than the plane's sizes, for reflection
 
 
 def _cases(rank: int) -> tuple[Case, ...]:

@@ -1,9 +1,9 @@
 """ATen's elementwise ops with ATen's names and signatures; the reference of each is torch's own op.
 
-A `PointwiseOp` has the arguments of an op and the dtypes it computes in; a loop at the end declares the ops.
+A `PointwiseOp` has the arguments of an op and the dtypes in which it computes; a loop at the end declares the ops.
 `opmux.ops.add(x, 2)` accepts the same arguments as `torch.add`: tensors of different dtypes and shapes, numbers, 0-dim
-CPU tensors. The result's dtype, strides, NaNs and signed zeros, and the errors, are torch's. Integer division and
-remainder by zero are undefined, as on CUDA.
+CPU tensors. The result's dtype, strides, NaNs and signed zeros, and all errors, are the same as torch's. Integer
+division and remainder by zero are undefined, as on CUDA.
 
 If opmux has a primitive of the same name (`gelu`, `relu`), the op here has the key `aten::gelu`.
 """
@@ -29,25 +29,25 @@ BOOL = frozenset({torch.bool})
 NUMBERS = FLOATS | INTS
 ALL = NUMBERS | BOOL
 
-# For functions that a chip's math library computes less accurately than ATen's series, or more accurately.
+# For functions whose accuracy in a chip's math library differs from that of ATen's series.
 LOOSE: Mapping[torch.dtype, Tol] = {torch.float32: Tol(2e-5, 1e-5), torch.float64: Tol(1e-7, 1e-7)}
 
 
-# For ops whose CPU kernel in ATen computes in 16 bits; other kernels compute in 32.
+# For ops whose CPU kernel in ATen computes in 16 bits; other kernels compute in 32 bits.
 ROUGH: Mapping[torch.dtype, Tol] = {torch.float16: Tol(4e-3, 4e-3), torch.bfloat16: Tol(3.2e-2, 3.2e-2)}
 
 
 @dataclass(frozen=True)
 class PointwiseOp:
-    """One op. A keyword-only argument with the default None is omitted from the call, for overloads without it."""
+    """One op. A keyword-only argument that is None is not passed on, because some overloads lack it."""
 
     name: str
     args: str
     dtypes: frozenset[torch.dtype]
-    domain: str = ""  # the range of sample values, a name of DOMAINS
-    numbers: Mapping[str, Any] = field(default_factory=dict)  # arguments of samples that have no default
+    domain: str = ""  # a name in DOMAINS: the range of sample values
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # sample values for arguments without a default
     tol: Mapping[torch.dtype, Tol] | None = None
-    alias: str = ""  # the name of the row that this row is an alias of
+    alias: str = ""  # if this op is an alias: the name of the row it is an alias of
 
     @property
     def names(self) -> list[str]:
@@ -68,7 +68,7 @@ legendre_polynomial_p"""
 
 
 def rows(args: str, dtypes: frozenset[torch.dtype], names: str, **fields: Any) -> Iterator[PointwiseOp]:
-    """Rows that differ only in their names; `name@domain` gives the range of its sample values."""
+    """Table rows that differ only in their names; in `name@domain`, domain is the range of sample values."""
     for name, _, domain in (n.partition("@") for n in names.split()):
         yield PointwiseOp(name, args, dtypes, domain, **fields)
 
@@ -118,7 +118,7 @@ TABLE = (
     *rows("self: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | None = None", NUMBERS, "clamp"),
     *rows("self: Tensor, min: Tensor | Number", NUMBERS, "clamp_min"),
     *rows("self: Tensor, max: Tensor | Number", NUMBERS, "clamp_max"),
-    # two
+    # two tensors
     PointwiseOp("add", SCALED, ALL),
     *rows(SCALED, NUMBERS, "sub rsub"),
     *rows(WITH, ALL, "mul eq ne lt le gt ge"),
@@ -144,7 +144,7 @@ TABLE = (
     *rows(EITHER, INTS, "bitwise_left_shift bitwise_right_shift"),
     PointwiseOp("isclose", f"{TWO}, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False", WIDE),
     PointwiseOp("_prelu_kernel", "self: Tensor, weight: Tensor", FLOATS),
-    # three
+    # three tensors
     PointwiseOp("where", "condition: Tensor, self: Tensor | Number, other: Tensor | Number", ALL),
     PointwiseOp("masked_fill", "self: Tensor, mask: Tensor, value: Tensor | Number", ALL, numbers={"value": 2}),
     PointwiseOp("lerp", "self: Tensor, end: Tensor, weight: Tensor | Number", FLOATS),
@@ -179,7 +179,7 @@ TABLE = (
     PointwiseOp("hardshrink_backward", "grad_out: Tensor, self: Tensor, lambd: Number", FLOATS, numbers={"lambd": 0.5}),
 )
 
-# ATen's aliases -> the row with the same arguments.
+# An op -> its aliases in ATen.
 ALIASES = {
     "abs": "absolute", "neg": "negative", "trunc": "fix", "clamp": "clip", "div": "divide", "mul": "multiply",
     "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
@@ -195,7 +195,7 @@ ALIASES = {
 
 
 def _also() -> Iterator[PointwiseOp]:
-    """Rows for the aliases; an alias that accepts fewer kinds of arguments has its own entry."""
+    """Table rows for the aliases; an alias that accepts fewer kinds of arguments has its own entry in TABLE."""
     named = {row.name: row for row in TABLE}
     for name, others in ALIASES.items():
         for other in others.split():
@@ -259,7 +259,7 @@ def _tensor(row: PointwiseOp, d: Draw, name: str, position: int) -> Tensor:
 
 
 def samples_of(row: PointwiseOp) -> Maker:
-    """Samples of floats and of integers; scalar arguments without a default come from `row.numbers`."""
+    """Samples in float and integer dtypes; scalar arguments without a default come from `row.numbers`."""
 
     def build(d: Draw) -> dict[str, Any]:
         args: dict[str, Any] = {}

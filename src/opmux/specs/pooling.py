@@ -1,7 +1,7 @@
 """ATen's pooling: averages and maxima over windows of one to three dimensions, their gradients, and unpooling.
 
 Each op has ATen's name and signature; its reference is torch's own op. Sums are accumulated in float32 (float64 for
-float64). If a window has several equal maxima, the index is that of the first; NaN is larger than any number.
+float64). If a window has several equal maxima, the index is the first one's; NaN counts as larger than any number.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ ops: dict[str, Any] = {}
 
 
 def _x(d: Draw) -> Tensor:
-    """The input; with the option `last`, channels-last."""
+    """Draw the input; the option `last` makes it channels-last."""
     x = d.full()
     format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
     return x.contiguous(memory_format=format) if d.option("last") else x
 
 
 def _windows(d: Draw, rank: int) -> dict[str, Any]:
-    """The arguments that all pooling over windows has."""
+    """The arguments that all ops with windows have."""
     sizes = {"kernel_size": ("kernel", 3), "stride": ("stride", 2), "padding": ("padding", 1)}
     return {"self": _x(d), **{name: [d.option(*option)] * rank for name, option in sizes.items()}}
 
@@ -91,7 +91,7 @@ FRACTIONAL = Maker(_fractional, (Case((2, 3, 9, 11)), Case((2, 3, 9, 11), option
 
 
 def _backward(forward: str, makes: Maker, *names: str) -> Maker:
-    """Samples of a backward, made from those of its forward; `names` are the backward's arguments in order."""
+    """Samples of a backward, made from the forward's samples; `names` are the backward's arguments in order."""
 
     def build(d: Draw) -> dict[str, Any]:
         args = makes.build(d)

@@ -1,12 +1,12 @@
-"""Quantization to FP8 and back, by NVIDIA's rules: per tensor, per block of 128, and MXFP8.
+"""Quantization to FP8 and back by NVIDIA's rules, with scales per tensor, per block of 128, or per MXFP8 block.
 
-A tensor is treated as the matrix [M, K] of its rows. Casts saturate: numbers beyond the largest FP8 number become that
-number, and NaN stays NaN. Values are rounded once, to nearest even, from float32 (float64 is converted to float32
+A tensor is treated as the matrix [M, K] of its rows. Casts saturate: magnitudes above the largest FP8 number become
+this number, and NaN stays NaN. Values are rounded once, to nearest even, from float32 (float64 is converted to float32
 first). The largest magnitude of a tensor (amax) ignores NaN.
 
-Ops that quantize write to the caller's buffers: bytes, and scales for dequantizing. An FP8 tensor has several optional
-buffers, and keeps them when it is quantized again. A buffer that is None is skipped. If `noop` is not zero, nothing is
-written; it is read on the device.
+Ops that quantize write bytes, and scales for dequantizing, to buffers of the caller: an FP8 tensor has several optional
+buffers, and keeps them when it is quantized again. Ops skip buffers that are None. If `noop`, which is read on the
+device, is not zero, nothing is written.
 """
 
 import math
@@ -33,12 +33,12 @@ Buffer = Tensor | None
 
 
 def matrix(shape: Any) -> tuple[int, int]:
-    """M and K: the rows of a tensor and their length."""
+    """M and K: the number of rows of a tensor, and their length."""
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) else (1, 1)
 
 
 def transposed_shape(shape: Any) -> tuple[int, ...]:
-    """The shape of the transposed matrix: the last dimension first."""
+    """The shape of a tensor whose last dimension is moved to the front: the transposed matrix."""
     return (*shape[-1:], *shape[:-1])
 
 
@@ -52,7 +52,7 @@ def up(n: int, step: int) -> int:
 
 
 def block_scales(shape: Any, two_d: bool, columnwise: bool) -> tuple[int, int]:
-    """The shape of the scales of blocks of 128. For 1x128 blocks it is [blocks in a row, rows]."""
+    """The shape of the scales of blocks of 128; for 1x128 blocks, [number of blocks in a row, number of rows]."""
     m, k = matrix(shape)
     m_blocks, k_blocks = -(-m // BLOCK), -(-k // BLOCK)
     if two_d:
@@ -88,7 +88,7 @@ MxColumnScales = Byte[Tensor, "_ _", shape(lambda x: mx_scales(x.shape, True)), 
 
 @dataclass(frozen=True)
 class in_blocks(Rule):
-    """A tensor whose matrix has rows and columns in multiples of a number."""
+    """The tensor's matrix must have rows and columns in multiples of `of`."""
 
     of: int
 
@@ -104,7 +104,7 @@ class in_blocks(Rule):
 
 
 def both_or_none(op: str, **pair: Any) -> None:
-    """Raise if only one of bytes and their scales is given."""
+    """Raise if the bytes are given without their scales, or the scales without the bytes."""
     (name, data), (name_of_scale, scale) = pair.items()
     if (data is None) != (scale is None):
         missing, present = (name, name_of_scale) if data is None else (name_of_scale, name)
@@ -132,7 +132,7 @@ def magnitudes(x: Tensor) -> Tensor:
 
 
 def scale_from(amax: Tensor, largest: float, pow2: bool, eps: float, top: float = FLOAT_MAX) -> Tensor:
-    """NVIDIA's rule: largest / amax; `top` if that overflows, 1 if amax is 0 or not finite."""
+    """The scale by NVIDIA's rule: largest / amax; `top` if this overflows, 1 if amax is 0 or not finite."""
     amax = amax.clamp_min(eps)
     scale = torch.full_like(amax, largest) / amax
     scale = torch.where(torch.isinf(scale), torch.full_like(scale, top), scale)
@@ -141,32 +141,33 @@ def scale_from(amax: Tensor, largest: float, pow2: bool, eps: float, top: float 
 
 
 def inverse(scale: Tensor) -> Tensor:
-    return torch.ones_like(scale) / scale  # 1 / scale is a multiplication on some devices
+    return torch.ones_like(scale) / scale  # on some devices 1 / scale multiplies instead of dividing
 
 
 def bytes_of(scaled: Tensor, dtype: torch.dtype) -> Tensor:
-    """The FP8 bytes of float32 numbers that are already scaled."""
+    """Cast float32 numbers to FP8 bytes; the numbers are already scaled."""
     return scaled.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype).view(torch.uint8)
 
 
 def tile_amax(x: Tensor, rows: int, cols: int) -> Tensor:
-    """amax of each tile of a matrix; tiles at the edges may be incomplete."""
+    """The amax of each tile of a matrix; tiles at the edges may be incomplete."""
     m, k = x.shape
     padded = torch.nn.functional.pad(magnitudes(x), (0, -k % cols, 0, -m % rows))
     return padded.view(padded.shape[0] // rows, rows, padded.shape[1] // cols, cols).amax((1, 3))
 
 
 def spread(tiles: Tensor, rows: int, cols: int, m: int, k: int) -> Tensor:
-    """A matrix [m, k] whose elements have the value of their tile."""
+    """Expand one value per tile to a matrix [m, k]."""
     return tiles.repeat_interleave(rows, 0).repeat_interleave(cols, 1)[:m, :k]
 
 
 def exponents(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """E8M0 of amax / the largest FP8 number, rounded up: the biased exponent of a power of two."""
+    """amax / (the largest FP8 number), rounded up to a power of two, as an E8M0 byte: its biased exponent."""
     value = amax * torch.full_like(amax, 1.0 / FP8_MAX[dtype])
     bits = value.view(torch.int32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-    # subnormal numbers have no implied one: up to 2^-127 they round up to 2^-127 (E8M0 byte 0), above it to 2^-126
+    # Subnormal numbers have no implied leading 1. They round up to 2^-127 (E8M0 byte 0), or to 2^-126 if they are above
+    # 2^-127.
     round_up = (mantissa > 0) & (exponent != 254) & ~((exponent == 0) & (mantissa <= 0x400000))
     result = torch.where(round_up, exponent + 1, exponent)
     result = torch.where(torch.isinf(value), torch.full_like(result, 254), result)
@@ -174,14 +175,14 @@ def exponents(amax: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def power(exponent: Tensor) -> Tensor:
-    """2^(e - 127) for E8M0 bytes e, NaN for 255; through the bit pattern, as exp2 may be inexact."""
+    """2^(e - 127) for E8M0 bytes e, NaN for 255; through the bit pattern, because exp2 may be inexact."""
     e = exponent.to(torch.int32)
     bits = torch.where(e == 0, torch.full_like(e, 0x400000), e << 23)
     return torch.where(e == 255, torch.full_like(e, 0x7FC00000), bits).view(torch.float32)
 
 
 def put(buffer: Buffer, value: Tensor, noop: Buffer, into: tuple[int, int] | None = None) -> None:
-    """Copy value to the buffer, or to its top left part of size `into`, unless `noop` is set."""
+    """Copy value to the buffer, or to the buffer's top left part of size `into`; do nothing if `noop` is set."""
     if buffer is None:
         return
     part = buffer if into is None else buffer[: into[0], : into[1]]
@@ -190,7 +191,7 @@ def put(buffer: Buffer, value: Tensor, noop: Buffer, into: tuple[int, int] | Non
     if not buffer.is_inference():
         part.copy_(value)
         return
-    with torch.inference_mode():  # the state of delayed scaling is created in this mode and can only be written in it
+    with torch.inference_mode():  # the state of delayed scaling is created in this mode, and is only writable in it
         part.copy_(value)
 
 
@@ -233,13 +234,13 @@ def buffer(d: Draw, needed: bool, shape: Any, dtype: torch.dtype = torch.uint8) 
 
 
 def tensor_buffers(d: Draw, shape: Any) -> dict[str, Any]:
-    """The outputs of a quantization with one scale, as the option `ways` says: "both", "row" or "col"."""
+    """Buffers for a quantization with one scale; the option `ways` chooses y ("row"), yt ("col") or "both"."""
     row, col = WAYS[d.option("ways", "both")]
     return {"y": buffer(d, row, shape), "yt": buffer(d, col, transposed_shape(shape)), "scale_inv": number(d, 0.0)}
 
 
 def block_buffers(d: Draw, shape: Any) -> dict[str, Any]:
-    """The outputs of a quantization with a scale for each block."""
+    """Buffers for a quantization with a scale for each block."""
     (row, col), two_d = WAYS[d.option("ways", "both")], d.option("two_d", False)
     return {
         "y": buffer(d, row, shape),
@@ -250,7 +251,7 @@ def block_buffers(d: Draw, shape: Any) -> dict[str, Any]:
 
 
 def mx_buffers(d: Draw, shape: Any) -> dict[str, Any]:
-    """The outputs of a quantization to MXFP8."""
+    """Buffers for a quantization to MXFP8."""
     row, col = WAYS[d.option("ways", "both")]
     return {
         "y": buffer(d, row, shape),
@@ -312,7 +313,7 @@ ONE = Maker(
 
 
 def _unpaired(maker: Maker, *names: str) -> BadSamples:
-    """Bad samples: a good one without one buffer of a pair."""
+    """Bad samples: a good sample from which one buffer of a pair is removed."""
     return bad_samples(maker, *(Change(name, None, f"{name} must be given, as y") for name in names))
 
 
@@ -538,7 +539,7 @@ def mxfp8_into(
 
 
 def amax_of(x: Tensor) -> Tensor:
-    """amax_abs for use in references."""
+    """amax_abs, for use in references."""
     return magnitudes(x).amax().reshape(1) if x.numel() else x.new_zeros(1, dtype=torch.float32)
 
 
@@ -677,7 +678,7 @@ def bytes_transpose(data: Byte[Tensor, "..."]) -> Tensor:
 
 
 def _history_args(d: Draw) -> dict[str, Any]:
-    """Five histories in two tables, one after the other, with 3 and 2 columns."""
+    """Draw five histories in two consecutive tables, whose columns are the histories: 3, then 2."""
     length, counts = d.case.shape[0], (3, 2)
     random = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(length)).to(d.device)
     history, newest = random(5 * length) * 9, random(5)

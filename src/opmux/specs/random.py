@@ -1,18 +1,20 @@
 """Random numbers: dropout, uniform, normal, exponential, bernoulli, poisson, randint.
 
 There are two layers. The primitives, `philox_*`, are pure functions: the same arguments give the same bits on any chip,
-with any tile size, in the reference and in every kernel. So they are tested, compiled and differentiated like all other
-ops. Their argument `seed` is an int64 tensor [key, counter], on the device of the result or on the CPU. The ops with
+with any tile size, in the reference and in every kernel. So they can be tested, compiled and differentiated like all
+other ops. Their argument `seed` is an int64 tensor [key, counter], on the device of the result or on the CPU. The ops
+with
 ATen's names draw a seed from torch's generator and call a primitive. On the CPU, and in compiled code, they call
 torch's own op: the compiler fuses its generator into the neighbouring kernels.
 
-The bits are those of Philox4x32-10 with the seed's key. Words 0 and 1 of its counter are the seed's counter, words 2
-and 3 are a 64-bit group number. The four result words of a group belong to the elements 4 * group to 4 * group + 3; if
-an element takes 64 bits, a group has two elements. Tiles and threads do not matter. An element of a Poisson
-distribution takes one group for each attempt: attempt t of element i takes group i + 2^40 t.
+The bits are those of Philox4x32-10 with the seed's key. Words 0 and 1 of Philox's counter are the seed's counter, words
+2 and 3 are a 64-bit group number. The four result words of a group belong to the elements 4 * group to 4 * group + 3;
+if an element takes 64 bits, a group has two elements. So the bits do not depend on tiles and threads. An element of a
+Poisson distribution takes one group for each attempt: attempt t of element i takes group i + 2^40 t.
 
-torch's own CUDA kernels form key and counter in the same way, from seed, offset / 4 and thread. So a call advances the
-generator's offset by one step of 4, as their calls do, and no bits are used twice. Dropout saves no mask: its backward
+torch's own CUDA kernels form key and counter in the same way, from seed, offset / 4 and thread. So our calls, like
+torch's, advance the generator's offset, by one step of 4, and no bits are used twice. Dropout saves no mask: its
+backward
 recomputes it.
 
 `_seeds.py` draws the seed from torch's generator. With the same seed, eager code and CUDA graphs draw the same numbers;
@@ -49,13 +51,13 @@ EXACT = {torch.bool: Tol(0, 0), torch.int64: Tol(0, 0)}
 
 
 def _product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
-    """The two halves of a product of 32-bit words; int64 wraps around with the bits of the unsigned product."""
+    """The upper and the lower word of a product of 32-bit words; int64 overflow keeps the bits of the product."""
     product = a * b
     return (product >> 32) & LOW, product & LOW
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Philox4x32-10 (Salmon et al., 2011) of four words and two, each an int64 tensor of numbers below 2^32."""
+    """Philox4x32-10 (Salmon et al., 2011) of four counter words and two key words, int64 tensors below 2^32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -67,7 +69,7 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ..
 
 
 def _bits(like: Tensor, seed: Tensor, pairs: bool = False) -> Tensor:
-    """[groups, 4] words of 32 bits for the elements of a tensor; with `pairs`, [groups, 2] of 64 bits, as int64."""
+    """Random int64 words for the elements of `like`: [groups, 4] with 32 bits; with `pairs`, [groups, 2] with 64."""
     group = torch.arange(-(-like.numel() // (2 if pairs else 4)), dtype=torch.int64, device=like.device)
     halves = lambda x: (x & LOW, (x >> 32) & LOW)
     counter = (w + torch.zeros_like(group) for w in halves(seed[1]))
@@ -76,12 +78,12 @@ def _bits(like: Tensor, seed: Tensor, pairs: bool = False) -> Tensor:
 
 
 def _shaped(values: Tensor, like: Tensor) -> Tensor:
-    """The values of all groups in the shape and dtype of `like`, contiguous."""
+    """Convert the values of all groups to the shape and dtype of `like`, contiguous."""
     return rounded(values.reshape(-1)[: like.numel()].reshape(like.shape), like.dtype)
 
 
 def _unit(bits: Tensor, pairs: bool) -> Tensor:
-    """Uniform in [0, 1), with 24 bits in float32 or 53 in float64."""
+    """Uniform in [0, 1), with 24 bits in float32, or 53 bits in float64."""
     if pairs:
         return ((bits >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
     return (bits >> 8).float() * 2.0**-24
@@ -98,7 +100,7 @@ def _above_zero(bits: Tensor, pairs: bool) -> Tensor:
 
 
 class seeds(dtypes):
-    """int64; another dtype raises ValueError, as another shape does."""
+    """The dtype must be int64; another dtype raises ValueError, as a wrong shape does."""
 
     error = ValueError
 
@@ -108,7 +110,7 @@ class seeds(dtypes):
 
 Seed = AnyTensor[Tensor, "2", seeds((torch.int64,)), or_cpu()]
 Probability = Annotated[float, between(0, 1)]
-Like = AnyTensor[Tensor, "...", real()]  # gives shape, dtype and device of the result
+Like = AnyTensor[Tensor, "...", real()]  # the result has its shape, dtype and device
 
 
 def in_range(op: str, like: Tensor, low: float, high: float) -> None:
@@ -130,7 +132,7 @@ def counted(op: str, like: Tensor, low: int, high: int) -> None:
         raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
 
 
-# op with ATen's name -> primitive
+# ATen's name of an op -> primitive
 PRIMITIVES = {
     "dropout": "philox_dropout",
     "native_dropout": "philox_dropout_mask",
@@ -147,7 +149,7 @@ PRIMITIVES = {
 def fits(op: str, dtype: torch.dtype | None = None, **numbers: float) -> None:
     """Raise BadArgument for arguments that the op's primitive rejects, before a seed is drawn. The error names the op.
 
-    The cache skips the check for arguments that have passed: it depends on no tensor.
+    The check depends on no tensor, so the cache skips it for arguments that have passed it before.
     """
     like = {} if dtype is None else {"like": torch.empty((), dtype=dtype)}
     try:
@@ -175,13 +177,13 @@ CASES = (
 
 
 def _seed(d: Draw) -> Tensor:
-    """Large numbers, one of them negative, so that all 128 bits matter."""
+    """Draw a seed of large numbers, one of them negative, so that all 128 bits matter."""
     device = "cpu" if d.option("host") else d.device
     return torch.tensor(d.option("seed", (-0x123456789ABCDEF1, 0x7_1234_5678)), dtype=torch.int64, device=device)
 
 
 def _maker(lead: str, *more: Case, **params: Any) -> Maker:
-    """Samples of an op that takes a tensor (named `lead`), a seed and these numbers; options override them."""
+    """Samples of an op that takes a tensor named `lead`, a seed and `params`, whose values the options override."""
 
     def build(d: Draw) -> dict[str, Any]:
         x = d.grad() if lead == "dy" else d.full()
@@ -198,7 +200,7 @@ def _masked(d: Draw) -> dict[str, Any]:
 
 
 def _bad_bounds(maker: Maker, **bounds: tuple[Any, ...]) -> BadSamples:
-    """Bad samples with wrong bounds: `high=(-1.0,)` makes one call."""
+    """Bad samples, one for each wrong bound: `high=(-1.0,)` makes one."""
     changes = [Change(name, v, f"high must be .*got .*{v}") for name, values in bounds.items() for v in values]
     return bad_samples(maker, *changes, case=Case((5, 64)))
 
@@ -207,7 +209,7 @@ def _bad_bounds(maker: Maker, **bounds: tuple[Any, ...]) -> BadSamples:
 
 
 def threshold(p: float) -> int:
-    """A random word is below this threshold with probability p; with p = 1 every word is."""
+    """A random word is below this threshold with probability p; with p = 1 every word is below it."""
     return WORD if p == 1 else min(round(p * WORD), LOW)
 
 
@@ -216,7 +218,7 @@ def scale(p: float) -> float:
 
 
 def _dropped_out(keep: Tensor, x: Tensor, p: float) -> Tensor:
-    """x / (1 - p), times 0 where dropped, so a dropped NaN stays NaN, as in torch. With p = 1 everything is 0."""
+    """x / (1 - p), multiplied by 0 where dropped, so NaN stays NaN, as in torch. With p = 1 all results are 0."""
     if p == 1:
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     v = wide(x)
@@ -312,14 +314,14 @@ def largest_below(high: float, low: float, dtype: torch.dtype) -> float:
 # The smallest positive numbers that chips do not flush to zero.
 LEAST = {d: torch.finfo(d).smallest_normal for d in (torch.bfloat16, torch.float32, torch.float64)}
 LEAST[torch.float16] = 2.0**-24
-# The lower limit of -log(u), which would be 0 for u = 1: about half of the next larger value.
+# The lower limit of -log(u), which would be 0 for u = 1. The limit is about half of -log(u) for the largest u below 1.
 NEARLY_ZERO = {False: 2.0**-26, True: 2.0**-55}
-# Up to this many values 32 bits are enough: their probabilities then differ by at most 2^-12.
+# For at most this many distinct values, 32 random bits are enough: probabilities differ by at most 2^-12.
 FEW_VALUES = 1 << 20
 
 
 def takes_pairs(like: Tensor, span: int) -> bool:
-    """Whether each integer takes 64 random bits. 64-bit results do: stores limit their kernels anyway."""
+    """Whether each integer takes 64 random bits; 64-bit results always do, as stores limit their kernels anyway."""
     return span > FEW_VALUES or like.dtype.itemsize == 8
 
 
@@ -472,12 +474,12 @@ def philox_bernoulli_of(prob: Float[Tensor, "..."], seed: Seed) -> Tensor:
 
 # Poisson: below this rate, compare one uniform number with cumulative probabilities; else use rejection sampling.
 FEW = 10.0
-NEGLIGIBLE = {False: 2.0**-26, True: 2.0**-56}  # below the resolution of uniform numbers
+NEGLIGIBLE = {False: 2.0**-26, True: 2.0**-56}  # less than the spacing of uniform numbers
 ATTEMPTS = 64  # each fails with a probability below 0.2
 
 
 def _attempt(rate: Tensor, seed: Tensor, t: int, pairs: bool) -> tuple[Tensor, Tensor]:
-    """Two random integers for each element, for attempt t."""
+    """Draw two random integers for each element, for attempt t."""
     group = torch.arange(rate.numel(), dtype=torch.int64, device=rate.device) + (t << 40)
     halves = lambda x: (x & LOW, (x >> 32) & LOW)
     counter = (w + torch.zeros_like(group) for w in halves(seed[1]))
@@ -486,7 +488,7 @@ def _attempt(rate: Tensor, seed: Tensor, t: int, pairs: bool) -> tuple[Tensor, T
 
 
 def _inverted(u: Tensor, rate: Tensor, negligible: float) -> Tensor:
-    """For small rates: the smallest k whose cumulative probability is above u."""
+    """Sampling for small rates: the smallest k whose cumulative probability is above u."""
     k, p = torch.zeros_like(u), (-rate).exp()
     total, live = p, u >= p
     while bool(live.any()):
@@ -510,7 +512,7 @@ def _log_probability(k: Tensor, rate: Tensor) -> Tensor:
 
 
 def _rejected(rate: Tensor, seed: Tensor, pairs: bool) -> Tensor:
-    """For rates of at least FEW: transformed rejection with squeeze (Hoermann, 1993)."""
+    """Sampling for rates of at least FEW: transformed rejection with squeeze (Hoermann, 1993)."""
     b = 0.931 + 2.53 * rate.sqrt()
     a = -0.059 + 0.02483 * b
     inverse = 1.1239 + 1.1328 / (b - 3.4)
@@ -592,12 +594,12 @@ def _traced(x: Tensor) -> bool:
 
 
 def _uses_torch(x: Tensor) -> bool:
-    """Whether to call torch's own op: compiled code fuses its generator, and the CPU's generator is not Philox."""
+    """Whether to call torch's own op: compiled code fuses torch's generator, and the CPU's one is not Philox."""
     return x.is_cpu or _traced(x)
 
 
 def laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
-    """fn(x) with results in the memory layout of ATen's ops: dense, with dimensions in the order of x's strides."""
+    """Call fn(x); results have the memory layout of ATen's: dense, with dimensions in the order of x's strides."""
     if x.is_contiguous() or 0 in (strides := x.stride()):
         return fn(x)
     order = sorted(range(x.dim()), key=lambda i: -strides[i])
@@ -644,7 +646,7 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
 def _random_like(
     op: str, fill: Any, primitive: Any, x: Tensor, generator: torch.Generator | None, **numbers: float
 ) -> Tensor:
-    """Random numbers like x: from torch's function `own`, which fills a tensor, or from `primitive` with a new seed."""
+    """Random numbers like x, from `primitive` with a new seed, or from `fill`, torch's function that fills a tensor."""
     params = numbers.values()
     if not _traced(x):  # torch checks traced calls
         fits(op, x.dtype, **numbers)
@@ -684,7 +686,7 @@ def bernoulli(self: Tensor, p: float | None = None, *, generator: torch.Generato
 
 
 def _random(x: Tensor, low: int, high: int, *, generator: torch.Generator | None) -> Tensor:
-    """Tensor.random_, or without a generator randint_like: Dynamo does not trace random_."""
+    """Call Tensor.random_, or without a generator torch.randint_like, because Dynamo does not trace random_."""
     return torch.randint_like(x, low, high) if generator is None else x.random_(low, high, generator=generator)
 
 

@@ -1,10 +1,11 @@
-"""Reductions over one dimension, several, or all: sums, maxima and minima, variances, norms; most with gradients.
+"""Reductions over one, several or all dimensions: sums, maxima and minima, variances, norms; most have gradients.
 
 Shapes, dtypes and errors follow torch. Floats are accumulated in float32 (float64 for float64) and rounded once,
-integers in int64. `dim` is an int, several, or None for all; x is cast to `dtype` first. Results are new contiguous
-tensors.
+integers in int64. `dim` is an int, a list of ints, or None for all dimensions; x is cast to `dtype` first. Results are
+new contiguous tensors.
 
-`RULES` has the result of each op. `declare` makes a function an op, and its schema from the names of its parameters.
+`RULES` says how each op treats dtypes and empty dimensions. `declare` makes a function an op, with a schema that
+follows from the names of its parameters.
 """
 
 import inspect
@@ -48,10 +49,10 @@ EXACT = {torch.int64: Tol(0.0, 0.0), torch.bool: Tol(0.0, 0.0)}
 class ReductionRule(NamedTuple):
     """The dtype of an op's result, and how the op treats integers, empty dimensions and dim=()."""
 
-    gives: torch.dtype | None = None  # None: the dtype that x is cast to
+    gives: torch.dtype | None = None  # the result's dtype; None: the dtype that x is cast to
     int64_sums: bool = False  # integers are accumulated in int64
-    empty: float | None = None  # the result of an empty reduction; None: it raises
-    empty_dim: bool = False  # whether dim=() means no dimension; else it means all, like None
+    empty: float | None = None  # the result of an empty reduction; None: raise
+    empty_dim: bool = False  # whether dim=() means no dimension; by default it means all, like None
 
 
 INF, NAN = math.inf, math.nan
@@ -84,14 +85,14 @@ class ReductionCall(NamedTuple):
     dims: Dims  # non-negative; (0,) for a 0-dim tensor
     cast: torch.dtype  # the dtype that x is cast to first
     gives: torch.dtype  # the dtype of the result
-    n: int  # how many elements are reduced to one
+    n: int  # how many elements each result is computed from
 
 
 # ---- parsing arguments ----------------------------------------------------------------------------------------------
 
 
 def dims_of(x: Tensor, dim: Any, empty_dim: bool = False) -> Dims:
-    """`dim` as non-negative dimensions; `empty_dim`: dim=() means no dimension."""
+    """Return `dim` as non-negative dimensions. With `empty_dim`, dim=() means no dimension."""
     rank = max(x.dim(), 1)
     dims = (dim,) if isinstance(dim, int) else tuple(range(rank)) if dim is None or not (dim or empty_dim) else dim
     return tuple(d % rank for d in dims)
@@ -113,7 +114,7 @@ def reduction_call(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = Non
 
 
 def reduced_shape(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
-    """The shape of a result, for ops whose dim=() means all dimensions."""
+    """The shape of the result of an op for which dim=() means all dimensions."""
     dims = dims_of(x, dim)
     return tuple(1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims)
 
@@ -122,7 +123,7 @@ def reduced_shape(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
 
 
 def has_elements(op: str, x: Tensor, dim: Any) -> None:
-    """Raise if there is nothing to reduce: then there is no maximum or minimum."""
+    """Raise if there is nothing to reduce, because then no maximum or minimum exists."""
     if count_of(x, dims_of(x, dim)) == 0:
         raise BadArgument.of(op, "dim", f"have elements, as {{x}} is {tuple(x.shape)}", repr(dim))
 
@@ -133,7 +134,7 @@ def norm_exists(op: str, x: Tensor, dim: Any, ord: float) -> None:
 
 
 def is_float(op: str, x: Tensor, dtype: torch.dtype | None) -> None:
-    """Raise for integers without a float dtype to cast them to."""
+    """Raise if x is not a float tensor and no `dtype` is given."""
     if dtype is None and x.dtype not in FLOATS:
         expected = f"be {either(map(dtype_name, FLOATS))} where {{dtype}} is None"
         raise BadArgument.of(op, "x", expected, dtype_name(x.dtype), TypeError)
@@ -157,7 +158,7 @@ def _wide(x: Tensor, cast: torch.dtype) -> Tensor:
 
 
 def _fresh(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """y as a contiguous result; torch's reductions return new tensors, but maybe in x's memory format."""
+    """Convert y to a contiguous result; torch's reductions return new tensors, but sometimes in x's memory format."""
     return y.to(dtype).contiguous()
 
 
@@ -192,7 +193,7 @@ def prod(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype
 
 
 def _product(v: Tensor, call: ReductionCall, keepdim: bool) -> Tensor:
-    """torch.prod over several dimensions, which are merged into one."""
+    """torch.prod over several dimensions, which this function merges into one."""
     if not v.dim():
         return v.clone()
     others = [d for d in range(v.dim()) if d not in call.dims]
@@ -301,16 +302,16 @@ X = Float[Tensor, "..."]
 
 
 class GradientInputs(NamedTuple):
-    """The inputs of a gradient, all of x's rank and in float32 (float64 if one of them is)."""
+    """The inputs of a gradient, all with x's rank and in float32 (float64 if an input is float64)."""
 
     x: Tensor
-    reduced: list[Tensor]  # gradients and results, with size 1 in the reduced dimensions
+    reduced: list[Tensor]  # dy and saved results, with size 1 in the reduced dimensions
     dims: Dims
     n: int
 
     @classmethod
     def of(cls, x: Tensor, dim: Dim, keepdim: bool, *reduced: Tensor) -> "GradientInputs":
-        """Give gradients and saved results a shape that broadcasts to x's."""
+        """Give gradients and saved results a shape that broadcasts to x's shape."""
         dims = dims_of(x, dim)
         cast = torch.float64 if torch.float64 in (x.dtype, *(t.dtype for t in reduced)) else torch.float32
         return cls(x.to(cast), [restored(t, x, dims, keepdim).to(cast) for t in reduced], dims, count_of(x, dims))
@@ -320,12 +321,12 @@ class GradientInputs(NamedTuple):
 
 
 def restored(t: Tensor, x: Tensor, dims: Dims, keepdim: bool) -> Tensor:
-    """A result with the reduced dimensions restored, with size 1."""
+    """Give a result back its reduced dimensions, with size 1."""
     return t if keepdim else t.reshape([1 if d in dims else n for d, n in enumerate(x.shape)])
 
 
 def _like(dx: Tensor, x: Tensor) -> Tensor:
-    """dx expanded to x's shape, in x's dtype, contiguous."""
+    """Expand dx to x's shape, in x's dtype, contiguous."""
     return dx.expand(x.shape).to(x.dtype, copy=True, memory_format=torch.contiguous_format)
 
 
@@ -363,7 +364,7 @@ def _extreme_bwd() -> Callable[..., Tensor]:
         dims = dims_of(x, dim)
         hit = x == restored(y, x, dims, keepdim)
         part = _wide(restored(dy, x, dims, keepdim), dy.dtype) / hit.sum(dims, keepdim=True)
-        return _like(torch.where(hit, part, part * 0.0), x)  # if y is NaN, no x equals it, and all gradients are NaN
+        return _like(torch.where(hit, part, part * 0.0), x)  # if y is NaN, no x equals y, and all gradients are NaN
 
     return reference
 
@@ -380,14 +381,14 @@ def _pick_bwd() -> Callable[..., Tensor]:
 
 
 def _var_slope(b: GradientInputs, correction: float | None) -> Tensor:
-    """The derivative of the variance by x. As in torch, its sign is inverted if correction is larger than n."""
+    """The derivative of the variance with respect to x; its sign is inverted if correction > n, as in torch."""
     freedom = b.n - (1 if correction is None else correction)
     rate = 2 / freedom if freedom else INF
     return rate * (b.x - b.total(b.x) / max(b.n, 1))
 
 
 def _std_rate(dstd: Tensor, std: Tensor) -> Tensor:
-    """The gradient of the variance, from that of the standard deviation; 0 where the deviation is 0."""
+    """Convert the gradient of the standard deviation to that of the variance; 0 where the deviation is 0."""
     return torch.where(std == 0, 0.0, dstd / (2 * std))
 
 
@@ -455,7 +456,7 @@ def vector_norm_bwd(dy: DY, x: X, y: Y, ord: float = 2, dim: Dim = None, keepdim
 
 # ---- samples --------------------------------------------------------------------------------------------------------
 
-# Reductions over rows, columns, planes and everything, of tensors that are contiguous, strided, sliced or expanded.
+# Reductions over rows, columns, planes and all elements of contiguous, strided, sliced and expanded tensors.
 SHAPES = (
     Case((5, 64)),
     Case((5, 64), options={"dim": 0}),
@@ -489,7 +490,7 @@ TO = {
 
 
 def _drawn(name: str, d: Draw) -> Tensor:
-    """x: near 1 for `prod`; with the option `zeros`, some elements are 0, or NaN for `nansum`."""
+    """Draw x, with values near 1 for `prod`; the option `zeros` sets some elements to 0, or to NaN for `nansum`."""
     x = d.full(d.option("scale", 1.0))
     zeros = d.option("zeros", 0)
     if name == "prod":
@@ -541,7 +542,7 @@ NO_LESS = (Change("dtype", torch.float16, "dtype must hold float32, the dtype of
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
-# The schemas of arguments: torch.ops accepts an int for int[1], which no annotation can express.
+# The arguments' schemas, written out because no annotation can express int[1], for which torch.ops accepts an int.
 SCHEMA = {
     "dim": "int[1]? dim=None",
     "keepdim": "bool keepdim=False",
@@ -616,7 +617,7 @@ def _backward(
     declare(fn, f"{name}_bwd", doc, maker, out="dx", **fields)
 
 
-# The relative error of a product is the sum of those of its factors.
+# The relative error of a product is the sum of its factors' relative errors.
 PROD_TOL = {torch.float32: Tol(1e-5, 1e-5), torch.float64: Tol(1e-6, 1e-7)}
 ZEROS = (Case((5, 64), options={"zeros": 1}), Case((5, 64), options={"zeros": 2, "dim": 0}))
 CORRECTIONS = (

@@ -15,7 +15,7 @@ from ..core.tensors import opmath_dtype
 from ._numeric import rounded, wide
 from .samples import Case, Draw, Maker
 
-# Gradients of weights are sums over rows, which implementations add in another order.
+# Gradients of weights are sums over rows; implementations may add in another order.
 SUMS = {torch.float32: Tol(1e-5, 2e-4), torch.float16: Tol(2e-3, 1e-2), torch.bfloat16: Tol(1.6e-2, 5e-2)}
 
 
@@ -312,7 +312,7 @@ def sinkhorn(logits: Squares, iterations: Iterations = 20, eps: Added = 1e-6) ->
 
 
 def _divided(x: Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor]:
-    """x / by, and by = the sums of x along a dimension + eps."""
+    """Return x / by and by, where by is (the sum of x along dim) + eps."""
     by = x.sum(dim, keepdim=True) + eps
     return x / by, by
 

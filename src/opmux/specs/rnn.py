@@ -1,7 +1,7 @@
 """ATen's fused LSTM cell and its gradient: everything but the two matrix products.
 
-Each op has ATen's name and signature. torch has these ops on GPUs only, so the references are written out here. They
-and the kernels compute in float32 (float64 for float64).
+Each op has ATen's name and signature. torch has these ops on GPUs only, so the references are written out here.
+References and kernels compute in float32 (float64 for float64).
 """
 
 from typing import Any

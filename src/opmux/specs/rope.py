@@ -18,7 +18,7 @@ from ..core.tensors import opmath_dtype
 from ._numeric import rounded, wide
 from .samples import OTHER, Case, Change, Draw, Maker, bad_samples
 
-# layout -> (the dimension of the batch, the dimension of the sequence); the others are heads and a head's elements
+# layout -> (index of the batch dimension, index of the sequence dimension); "thd" has no batch dimension
 LAYOUTS = {"sbhd": (1, 0), "bshd": (0, 1), "bhsd": (0, 2), "thd": (None, 0)}
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def tables_fit(
     cu_seqlens: Tensor | None = None,
     **tables: Tensor,
 ) -> None:
-    """Raise unless the tables have a row for each position of x (named `name_of_x`) and at most `width` columns."""
+    """Raise unless each table has a row per position of x and at most `width` columns; errors call x `name_of_x`."""
     batch, length = LAYOUTS[layout]
     n, shape = x.shape[length] * cp_size, tuple(x.shape)
     sequences = x.shape[batch] if batch is not None else 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -109,10 +109,10 @@ def dy_fits(
 def positions(
     x: Tensor, starts: Tensor | None, cu_seqlens: Tensor | None, layout: str, cp_size: int, cp_rank: int
 ) -> Tensor:
-    """The row of the table for each token: [length], or [batch, length] if sequences start at different rows.
+    """The table row of each token: [length], or [batch, length] if sequences start at different rows.
 
-    With context parallelism a sequence has 2 * cp_size pieces, of which a rank holds cp_rank and
-    2 * cp_size - 1 - cp_rank. Tokens outside all sequences get -1.
+    With context parallelism a sequence has 2 * cp_size pieces; rank cp_rank holds pieces cp_rank and 2 * cp_size - 1 -
+    cp_rank. Tokens outside all sequences get -1.
     """
     n = x.shape[LAYOUTS[layout][1]]
     position = torch.arange(n, device=x.device)
@@ -137,7 +137,7 @@ def positions(
 
 
 def table(x: Tensor, values: Tensor, index: Tensor, layout: str, default: float) -> Tensor:
-    """The rows of `values` at these positions, in a shape that broadcasts to x; `default` where there is no row."""
+    """The rows of `values` at these positions, in a shape that broadcasts to x; `default` if a row is missing."""
     v = values.to(opmath_dtype(x.dtype))
     v = v.squeeze((1, 2)) if v.dim() == 4 else v
     inside = (index >= 0) & (index < v.shape[-2])
@@ -159,7 +159,7 @@ def table(x: Tensor, values: Tensor, index: Tensor, layout: str, default: float)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool) -> Tensor:
-    """x rotated by tables that broadcast to it; with `transposed` by the transposed rotation, which is the gradient."""
+    """Rotate x by tables that broadcast to x. `transposed` transposes the rotation, as the gradient needs."""
     d2 = cos.shape[-1]
     v = wide(x)
     pairs = lambda t: (t[..., ::2], t[..., 1::2]) if interleaved else (t[..., : d2 // 2], t[..., d2 // 2 :])
@@ -311,7 +311,7 @@ HeadsLayout = Annotated[str, one_of("bhsd", "bshd")]
 
 
 def pair_fits(op: str, names: tuple[str, str], q: Tensor, k: Tensor, cos: Tensor, layout: str, per_pair: bool) -> None:
-    """Raise unless q and k have one batch, length and head size, and cos a row for each position."""
+    """Raise unless q and k have the same batch, length and head size, and cos has a row for each position."""
     (batch, length), shape = LAYOUTS[layout], tuple(q.shape)
     first, other = names
     for dim, word in ((batch, "batch"), (length, "length"), (3, "head size")):
@@ -341,7 +341,8 @@ def dq_and_dk_fit(op: str, dq_out: Tensor, dk_out: Tensor, cos: Tensor, layout: 
 
 # Options: those of the op; kv (the number of k's heads), d2 (rotated elements), other (tables of another dtype), rows
 # (tables of two dimensions), strided (cos and sin are views of one complex table), transposed (q and k are views of
-# [b, s, h, d], as in transformers). Results are contiguous in all samples; the op's tests cover the other layout.
+# [b, s, h, d], as in transformers). In all samples `memory` equals the layout, so results are contiguous; the op's
+# tests cover the other memory order.
 PAIR_CASES = (
     Case((2, 4, 5, 16), options={"transposed": True}),
     Case((2, 5, 3, 16), options={"layout": "bshd", "interleaved": True, "batched": True}),
@@ -495,7 +496,7 @@ PackedLayout = Annotated[str, one_of("sbhd", "bshd")]
 
 
 def split_fits(op: str, split: list[int]) -> None:
-    """Raise unless split has the sizes of q, k and v in a packed head, and q's is a multiple of k's."""
+    """Raise unless split has three sizes, of q, k and v in a packed head, and q's size is a multiple of k's."""
     if len(split) != 3 or split[0] % split[1]:
         expected = "be three sizes, those of q, k and v in a head, the first a multiple of the second"
         raise BadArgument.of(op, "split", expected, str(list(split)))
@@ -576,7 +577,7 @@ def parts_args(d: Draw) -> dict[str, Any]:
 
 
 def split_heads(qkv: Tensor, split: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v; the part of q is divided into heads of k's size."""
+    """Split qkv into q, k and v; q is divided into heads of k's size."""
     q, k, v = qkv.split(list(split), -1)
     return q.unflatten(-1, (split[0] // split[1], split[1])).flatten(2, 3), k, v
 

@@ -79,8 +79,8 @@ def bias_is_allowed(op: str, score_function: str, expert_bias: Tensor | None) ->
 def bounds_in_order(op: str, bin_bounds: Tensor, bin_bounds_validated: bool) -> None:
     """Raise unless the bounds are finite and ascending.
 
-    This is not a check of the signature, as those read no data: it synchronizes with the device, unless the bounds are
-    already validated.
+    It reads data, so it synchronizes with the device, unless the bounds are already validated. Checks of the signature
+    read no data, so this is not one of them.
     """
     if not bin_bounds_validated:
         low, high = bin_bounds.tolist()
@@ -111,14 +111,13 @@ def score(x: Tensor, function: str) -> Tensor:
 
 
 def best(x: Tensor, k: int) -> Tensor:
-    """The indices of the k largest elements; of equal elements, lower indices first."""
+    """The indices of the k largest elements; among equal elements, lower indices come first."""
     return torch.sort(x, stable=True, dim=-1, descending=True).indices[..., :k]
 
 
 def chosen(scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None) -> Tensor:
-    """The topk experts of each token.
-
-    With group_topk, they are from the group_topk groups with the largest sum of their best topk / group_topk scores.
+    """The topk experts of each token. With group_topk, choose from group_topk groups: those whose best topk /
+    group_topk scores have the largest sum.
     """
     if group_topk is not None and group_topk > 0 and num_groups is not None:
         groups = scores.unflatten(-1, (num_groups, -1))
@@ -129,7 +128,7 @@ def chosen(scores: Tensor, topk: int, num_groups: int | None, group_topk: int | 
 
 
 def mapped(indices: Tensor, experts: int, routing_map_format: Any) -> Tensor:
-    """The routing map: a bool for each expert, or a bit for each, with the first expert in the lowest bit."""
+    """The routing map: a bool for each expert, or a bit for each expert, with the first one in the lowest bit."""
     shape = (*indices.shape[:-1], experts)
     routed_to = torch.zeros(shape, dtype=torch.bool, device=indices.device).scatter_(-1, indices, True)
     if int(routing_map_format) == 0:

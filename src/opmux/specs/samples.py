@@ -1,4 +1,4 @@
-"""Sample arguments for ops: sizes and layouts that expose bugs, with the same values on every machine.
+"""Sample arguments for ops, with sizes and layouts that expose bugs, and the same values on every machine.
 
 A maker is called with a dtype and a device and yields samples. `maker.at(shape, dtype, device)` makes a single sample
 whose first tensor has that shape, for the command line and the benchmarks.
@@ -17,7 +17,7 @@ from ..core.tensors import opmath_dtype
 
 Shape = tuple[int, ...]
 
-# dtype -> another dtype, for weights or outputs whose dtype is not that of the input
+# dtype of the input -> another dtype, for samples whose weights or outputs have a different dtype
 OTHER = {
     torch.float64: torch.float32,
     torch.float32: torch.bfloat16,
@@ -27,7 +27,7 @@ OTHER = {
 
 
 def _swapped(new: Callable[[Shape], Tensor], shape: Shape) -> Tensor:
-    """A view with the first two dimensions exchanged; with three or more, rows are contiguous but unevenly spaced."""
+    """A view with the first two dimensions exchanged; with 3-d or more, rows are contiguous but unevenly spaced."""
     return new(shape) if len(shape) < 2 else new((shape[1], shape[0], *shape[2:])).transpose(0, 1)
 
 
@@ -44,7 +44,7 @@ LAYOUTS: dict[str, Callable[[Callable[[Shape], Tensor], Shape], Tensor]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One row of a table of samples: a shape, a memory layout, and options for the op's maker."""
+    """An entry in a table of samples: a shape, a memory layout, and options for the op's maker."""
 
     shape: Shape
     layout: str = "packed"
@@ -73,13 +73,13 @@ class Draw:
         return self._laid(self.case.layout, self.case.shape, self.dtype, scale)
 
     def grad(self) -> Tensor:
-        """A gradient of the case's shape; for the layout "expanded", an expanded scalar, as `sum()` has."""
+        """A gradient of the case's shape; with the layout "expanded", an expanded scalar, as in the backward of sum."""
         if self.case.layout == "expanded":
             return self._new((), self.dtype).expand(self.case.shape)
         return self.full()
 
     def cols(self) -> Tensor:
-        """One number for each column; the option `weight` = "other" gives them another dtype."""
+        """One number for each column; with the option `weight` = "other", in another dtype."""
         return self._laid(self.case.layout, self.case.shape[-1:], self._of_weights)
 
     def weights(self, *shape: int) -> Tensor:
@@ -94,7 +94,7 @@ class Draw:
         dtype: torch.dtype | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        """The tensor of another argument, `name`. Its values do not depend on which tensors were drawn before."""
+        """Draw the tensor of the argument `name`; its values do not depend on the tensors drawn before."""
         case = Case(shape, layout, {"of": self.case.id, "name": name})
         return Draw(case, dtype or self.dtype, self.device).full(scale)
 
@@ -133,9 +133,9 @@ class Maker:
 
 
 class Change(NamedTuple):
-    """What makes a sample bad: the new value of an argument, and the error that the op must raise."""
+    """A change that makes a sample bad: the new value of an argument, and the error that the op must raise."""
 
-    names: str  # the argument, or several that get the same new value: "cos sin"
+    names: str  # the argument, or several arguments that get the same new value: "cos sin"
     value: Any  # the new value, or a function of the old one
     match: str  # the pattern of the error's message
     error: type[Exception] = ValueError

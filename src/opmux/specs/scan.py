@@ -1,8 +1,8 @@
 """Cumulative sums, products, maxima, minima and log-sum-exps along any dimension, forward and backward.
 
 Sums and products are accumulated in float32 (float64 for float64, int64 for integers and bools), and each element is
-rounded once. Maxima and minima are exact; for equal elements the index is the last one. NaN is larger than any number
-for cummax and smaller for cummin. Results are new contiguous tensors.
+rounded once. Maxima and minima are exact; among equal elements the last one gives the index. NaN is larger than any
+number for cummax, and smaller for cummin. Results are new contiguous tensors.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from ._numeric import rounded, wide
 from .samples import Case, Draw, Maker
 
 EXACT = {dtype: Tol(0, 0) for dtype in (*INTS, torch.bool)}
-# Implementations add in another order; the error is relative to the largest partial sum.
+# Implementations may add in another order; the error is relative to the largest partial sum.
 SUMS = {**EXACT, torch.float32: Tol(1e-5, 1e-4)}
-# A product of n factors is rounded n times in any order.
+# A product of n factors is rounded n times, whatever the order of multiplications.
 PRODUCTS = {**EXACT, torch.float32: Tol(2e-5, 1e-5)}
 
 Dim = Annotated[int, dim_of("x")]
@@ -51,7 +51,7 @@ CASES = (
     Case((5, 37), "sliced"),
     Case((5, 64), "expanded"),
 )
-# Forward only: other dtypes of x, and dtypes of the result.
+# Samples for the forward only: other dtypes of x, and given dtypes of the result.
 OTHERS = (
     *(Case((5, 37), options={"of": dtype}) for dtype in (*INTS, torch.bool)),
     Case((3, 40, 16), options={"of": torch.int32, "dim": 1}),
@@ -79,7 +79,7 @@ def _near_one(d: Draw) -> Tensor:
     if d.option("of") is not None:
         return _drawn(d)
     x = d.full()
-    base = x if x._base is None else x._base  # fill a view through its base, to keep the case's layout
+    base = x if x._base is None else x._base  # write to a view's base, to keep the case's layout
     base.mul_(0.1).add_(1)
     if d.option("zeros"):
         base.view(-1)[3 :: d.option("zeros")] = 0
@@ -100,12 +100,12 @@ def _along(draw: Callable[[Draw], Tensor], *, result: bool = False) -> Callable[
 
 
 def result_dtype(x: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
-    """The dtype of a sum or product: the given one, else x's if it is a float, else int64."""
+    """The dtype of a sum or product: the requested one, else x's dtype if it is a float dtype, else int64."""
     return requested if requested is not None else x if x in FLOATS else torch.int64
 
 
 def _accumulated(scan: Any, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """`scan` of x converted to `dtype`, accumulated in float32, float64 or int64."""
+    """Convert x to `dtype`, then call `scan`, which accumulates in float32, float64 or int64."""
     x = x.to(dtype)
     return rounded(scan(wide(x) if dtype in FLOATS else x.to(torch.int64), dim), dtype)
 
@@ -336,8 +336,8 @@ def logcumsumexp_bwd(
     Returns:
         dx, like x, contiguous.
     """
-    # exp(-y) may overflow, so the sums are log-sum-exps, one of the positive and one of the negative terms. They are
-    # computed in float64: with a float32 logarithm, dx would have fewer than six correct digits.
+    # exp(-y) may overflow, so positive and negative terms are summed separately as log-sum-exps. These are computed in
+    # float64: with a float32 logarithm, dx would have fewer than six correct digits.
     g, v, far = dy.double(), x.double(), y.double()
 
     def part(weights: Tensor) -> Tensor:

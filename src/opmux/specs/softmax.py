@@ -108,25 +108,25 @@ def log_softmax_bwd(
 
 # ---- attention logits -----------------------------------------------------------------------------------------------
 #
-# `causal` masks the keys after i + (keys - queries) for query i, so the last query attends to all keys. Masked keys get
-# 0; if all keys of a query are masked, all get 0.
+# For query i, `causal` masks the keys after i + (keys - queries), so the last query attends to all keys. Masked keys
+# get 0, even if all keys of a query are masked.
 
 
 def after(x: Tensor) -> Tensor:
-    """bool [queries, keys], True if a key is after a query; the last query is aligned to the last key."""
+    """The causal mask, bool [queries, keys]: True for keys after a query; the last query is aligned to the last key."""
     queries, keys = x.shape[-2:]
     i = torch.arange(queries, device=x.device)[:, None]
     return torch.arange(keys, device=x.device) > i + (keys - queries)
 
 
 def hidden(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
-    """A bool tensor, broadcastable to x, that is True for masked keys; None without `mask` and `causal`."""
+    """A bool tensor that broadcasts to x and is True for masked keys; None without `mask` and `causal`."""
     if mask is None:
         return after(x) if causal else None
     return (mask != 0) | after(x) if causal else mask != 0
 
 
-# Options: mask (its shape), bits (its dtype), blind (the mask covers all keys of the first query), causal, scale.
+# Options: mask (its shape), bits (the mask's dtype), blind (all keys of the first query are masked), causal, scale.
 SCALED_CASES = (
     Case((2, 3, 5, 64)),
     Case((2, 3, 5, 64), options={"mask": (2, 1, 5, 64)}),

@@ -1,7 +1,7 @@
 """ATen's ops that sort, select, search and count: sort, topk, mode, median, unique, searchsorted, histograms, segments.
 
 Each op has ATen's name and the arguments of all its overloads; its reference is torch's own op. NaN is larger than any
-number. Equal elements stay in the order of their indices; torch leaves their order undefined.
+number. Equal elements stay in the order of their indices; in torch their order is undefined.
 """
 
 from .index import declare

@@ -1,4 +1,4 @@
-"""Sparsemax: the projection onto the simplex. Computed in float32 (float64 for float64) and rounded once."""
+"""Sparsemax: the projection onto the simplex, computed in float32 (float64 for float64) and rounded once."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ CASES = (
     Case((2, 3, 4, 17)),
     Case((0, 37)),
     Case((5, 0)),
-    Case((37, 1000), options={"spread": 0.02}),  # many elements of a row are in the support
+    Case((37, 1000), options={"spread": 0.02}),  # many elements of a row stay above 0
     Case((3, 20000), options={"spread": 0.3}),
     Case((37, 64), "t"),
     Case((2, 3, 64), "swapped"),

@@ -1,4 +1,4 @@
-"""Three tensors stacked in one buffer: the gradients of q, k and v as the gradient of their fused projection."""
+"""Stacks three tensors in one buffer: gradients of q, k and v become the gradient of their fused projection."""
 
 from typing import Annotated, Any
 

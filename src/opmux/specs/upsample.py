@@ -1,4 +1,4 @@
-"""ATen's resampling of one to three dimensions and its gradients: nearest, linear, cubic, and with antialiasing.
+"""ATen's resampling of one to three dimensions and its gradients: nearest, linear and cubic, also with antialiasing.
 
 Each op has ATen's name and signature; its reference is torch's own op. Positions, weights and sums are computed in
 float32, or in float64 for float64 input; the nearest modes always compute positions in float32.
@@ -42,7 +42,7 @@ def _cases(rank: int, mode: str) -> tuple[Case, ...]:
 
 
 def _arguments(d: Draw, name: str) -> dict[str, Any]:
-    """The arguments of the forward and of the backward together, by name."""
+    """All arguments of the forward and the backward, by name."""
     rank, _ = MODES[name]
     x, by = d.full(), d.option("by", 2.0)
     if d.option("last"):

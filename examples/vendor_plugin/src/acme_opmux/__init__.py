@@ -6,7 +6,7 @@ from opmux.core import BackendImplKind, OpImpl
 
 from . import activation, norm
 
-OPMUX_API = 1  # the version of the plugin interface; an opmux with another version refuses the plugin and says why
+OPMUX_API = 1  # the version of the plugin interface; opmux refuses another version, and says why
 
 HALF_AND_SINGLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 

@@ -1,4 +1,4 @@
-"""SwiGLU's product, for rows whose length is a multiple of the vector length."""
+"""The product in SwiGLU, for rows whose length is a multiple of the vector length."""
 
 import torch
 
@@ -6,7 +6,7 @@ LANES = 8
 
 
 def whole_vectors(a, b):
-    """A `when` returns True, or the reason for a refusal, which `opmux.explain` shows to the user."""
+    """A `when` function returns True, or the reason for its refusal, which `opmux.explain` shows to the user."""
     cols = a.shape[-1] if a.dim() else 1
     return cols % LANES == 0 or f"acme's unit takes rows of {LANES} n elements, these have {cols}"
 

@@ -1,6 +1,6 @@
-"""A plugin as written for Transformer Engine FL. It needs no change: the import below reaches opmux.
+"""A plugin written for Transformer Engine FL. It needs no change, because the import below gets opmux's module.
 
-opmux serves that name only while it loads plugins, and only where no package of that name is installed.
+opmux provides the imported name only while it loads plugins, and only if no package of this name is installed.
 """
 
 import torch

@@ -6,7 +6,7 @@ from opmux.core import NotSupported
 
 
 def rms_norm(x, weight, eps=1e-6, offset=0.0):
-    """opmux's own op, which optimised models call. It has a gradient: opmux pairs it with a backward."""
+    """opmux's own op, which optimised models call. It has a gradient, because opmux pairs it with a backward."""
     y, rstd = _normalize(x, weight, eps, offset)
     return y.to(x.dtype), rstd
 
@@ -21,9 +21,9 @@ def rmsnorm_fwd(
     sm_margin=0,
     zero_centered_gamma=False,
 ):
-    """Transformer Engine's op. Returning (out, rsigma) is enough: opmux converts it to TE's form if necessary."""
+    """Transformer Engine's op. It may return (out, rsigma): if necessary, opmux converts this to TE's three results."""
     if quantizer is not None:
-        # Raised before anything is written: opmux then calls the next implementation.
+        # Raise before anything is written; opmux then calls the next implementation.
         raise NotSupported("acme's rmsnorm_fwd has no quantized output")
     y, rsigma = _normalize(input, weight, eps, float(zero_centered_gamma))
     y = y.to(otype or input.dtype)
@@ -32,6 +32,6 @@ def rmsnorm_fwd(
 
 def _normalize(x, weight, eps, offset):
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    cols = max(x.shape[-1], 1)  # rows may be empty, and opmux's samples include such rows
+    cols = max(x.shape[-1], 1)  # rows may be empty, as in some of opmux's samples
     rstd = torch.rsqrt(wide.square().sum(-1) / cols + eps)
     return wide * rstd[..., None] * (weight.to(wide.dtype) + offset), rstd
