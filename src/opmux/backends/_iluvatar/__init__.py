@@ -20,5 +20,5 @@ vendor_info = VendorInfoBase(
 
 
 def arch_of(index: int) -> str | None:
-    """The name of CoreX' compiler (--cuda-gpu-arch); torch's capability imitates a CUDA chip's."""
+    """The arch as CoreX' compiler names it (--cuda-gpu-arch); torch's capability imitates a CUDA chip's."""
     return by_name("cuda", index, {"BI-V150": "ivcore11", "BI-V100": "ivcore10"})

@@ -17,5 +17,5 @@ vendor_info = VendorInfoBase(
 
 
 def arch_of(index: int) -> str | None:
-    """The name of MetaX' compiler (--offload-arch); torch's capability imitates a CUDA chip's."""
+    """The arch as MetaX' compiler names it (--offload-arch); torch's capability imitates a CUDA chip's."""
     return by_name("cuda", index, {"C500": "xcore1000", "C550": "xcore1000"})

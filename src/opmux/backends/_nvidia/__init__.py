@@ -2,7 +2,7 @@
 
 from opmux.backends import Target, VendorInfoBase
 
-# The arch folder of a chip, by "major.minor" or major of its compute capability, or by "sm_90".
+# The arch folder of a chip; keys are "major.minor" or "major" of its compute capability, or "sm_90".
 ARCH_MAP = {"12": "blackwell", "10": "blackwell", "9": "hopper", "8": "ampere"}
 
 

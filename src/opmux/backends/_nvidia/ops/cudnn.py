@@ -12,14 +12,17 @@ DTYPES = frozenset({torch.float16, torch.float32})
 
 
 def cudnn(oldest: int = 8) -> bool | str:
-    """Whether torch has a cuDNN, and one that is new enough."""
+    """Whether torch has a cuDNN that is new enough."""
     version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     major = (version or 0) // (10_000 if (version or 0) >= 90_000 else 1000)  # 8907 is 8.9.7, 90100 is 9.1.0
     return True if major >= oldest else f"needs cuDNN {oldest}; torch has {f'cuDNN {major}' if version else 'none'}"
 
 
 def limits(x: Tensor, eps: float = 1.0) -> bool | str:
-    """True, or why not. cuDNN's backward of channels-last needs a buffer of its forward, which our op does not save."""
+    """True, or why not.
+
+    For channels-last, cuDNN's backward needs a buffer from its forward, which our op does not save.
+    """
     if x.dtype not in DTYPES or x.dim() not in (4, 5) or not x.is_contiguous():
         return "takes contiguous float16 and float32 of 4 and 5 dimensions"
     if x.shape[1] < 2 or x.shape[2:].numel() < 2 or not x.numel() or x.shape[0] > 65535 or eps <= 0:
