@@ -84,7 +84,9 @@ def _give_memory(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
     known = set(small.values())
 
     def bools(mask: Any) -> Any:
-        """Convert a mask to bool: a scalar mask broadcast to a block has integers, which memory accesses reject."""
+        """Convert a mask to bool: a scalar mask that is broadcast to a block becomes integers, which memory accesses
+        reject.
+        """
         if mask.data.dtype == np.bool_:
             return mask
         return interpreter.TensorHandle(mask.data.astype(np.bool_), mask.dtype)
@@ -168,7 +170,7 @@ def _give_reductions(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
 
 
 def _give_pairs(interpreter: Any) -> None:
-    """Reduce pairs (as sorting does) on whole blocks instead of two numbers at a time."""
+    """Reduce pairs, as sorting does, on whole blocks: the stock interpreter combines two numbers at a time."""
     stock = interpreter.ReduceOps.generic_reduce
 
     def generic_reduce(self: Any, tensors: Any) -> Any:
@@ -185,7 +187,7 @@ def _give_pairs(interpreter: Any) -> None:
 
 
 def _give_scans(interpreter: Any) -> None:
-    """Scan whole blocks at doubling distances, as a GPU does, instead of two numbers at a time."""
+    """Scan whole blocks at doubling distances, as a GPU does: the stock interpreter combines two numbers at a time."""
 
     def generic_scan(self: Any, given: Any) -> Any:
         blocks = [t.handle.data for t in given]
@@ -209,10 +211,14 @@ class _NothingToUndo:
 
 
 def _patch_once_per_launch(interpreter: Any) -> None:
-    """Patch `tl` once per launch. Stock Triton patches it at each nested device function, half of the run time."""
+    """Patch `tl` once per launch.
+
+    Stock Triton patches it for each nested device function, which takes half of the run time.
+    """
     stock_patch: Callable[[Any], Any] = interpreter._patch_lang
     stock_launch = interpreter.GridExecutor.__call__
-    live: list[tuple[set[int], list[Any]]] = []  # for each running launch: patched modules, undo scopes
+    # for each running launch: the patched modules, and the scopes that undo the patches
+    live: list[tuple[set[int], list[Any]]] = []
     alone = ForkSafeLock().arm()  # `tl` is patched for all threads, and a backward pass may run on several
 
     def patch(fn: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Kernels from generated source. `codegen` stores the text in linecache, where `inspect.getsource` finds it."""
+"""Kernels from generated source.
+
+`codegen` stores the source in linecache, where Triton's `inspect.getsource` finds it.
+"""
 
 from __future__ import annotations
 
