@@ -202,9 +202,7 @@ def _combine(
     BLOCK_S: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """o and lse of a query and head: adds the results of its splits, each weighted by its fraction of the softmax's
-    sum.
-    """
+    """o and lse of a query and head: the sum of its splits' results, weighted by their fractions of the softmax."""
     row = tl.program_id(0).to(tl.int64)
     rows = heads * queries
     z, index = row // rows, row % rows
@@ -407,9 +405,7 @@ class DecodeProblem(NamedTuple):
 
     @property
     def parts(self) -> tuple[int, int]:
-        """The columns of k in the first block (those of v if it is part of k, else a power of two), and in the second
-        block.
-        """
+        """Columns of k in the first block (those of v if it is part of k, else a power of two), and in the second."""
         part = self.dim_v if self.shared else self.dim if self.dim < 16 else 1 << (self.dim.bit_length() - 1)
         return part, self.dim - part
 

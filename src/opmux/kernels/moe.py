@@ -94,8 +94,7 @@ def _collect(
     WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Sum a piece of all rows of a token. Rounds after each addition, as NVIDIA's kernel does; with ONCE, only at the
-    end."""
+    """Sum a piece of all rows of a token. Rounds after each addition, as NVIDIA does; with ONCE, only at the end."""
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n

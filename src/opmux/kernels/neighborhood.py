@@ -58,9 +58,7 @@ def _store(ptr, b, i_rows, m_rows, d, BLOCK_D: tl.constexpr):
 def _neighbors(
     x_ptr, z_ptr, i_m, at, half, head, first, count, length, dilation, d, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Tiles of x and z from index `at` on, their rows in memory, the mask of these, and which pairs of positions attend
-    to each other.
-    """
+    """Tiles of x and z from index `at`, their rows in memory, the rows' mask, and which positions attend to which."""
     i_n = at + tl.arange(0, BLOCK_N)
     r_n, m_n = _rows(i_n, head, first, length, dilation), i_n < count
     distance = i_m[:, None] - i_n[None, :]

@@ -39,9 +39,7 @@ from .lib.rows import OutputSpec, wide_of
 
 @triton.jit
 def fractional_start(at, sample, n_in, n_out, K: tl.constexpr):
-    """The first index of a fractional window, which depends on a random sample; the last window ends where the input
-    ends.
-    """
+    """The first index of a fractional window, given a random sample; the last window ends where the input ends."""
     alpha = div((n_in - K).to(sample.dtype), tl.maximum(n_out - 1, 1).to(sample.dtype))
     begin = ((at.to(sample.dtype) + sample) * alpha).to(tl.int32) - (sample * alpha).to(tl.int32)
     return tl.where(at == n_out - 1, n_in - K, begin.to(at.dtype))
@@ -230,9 +228,7 @@ def _kind(name: str) -> tuple[str, int]:
 def _windows(
     name: str, n_in: Sequence[int], n_out: Sequence[int], options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Constants of the windows: kernel size K, stride S, padding P, dilation D; and W, the limit of windows that share
-    an element.
-    """
+    """Constants: kernel size K, stride S, padding P, dilation D; and W, the limit of windows that share an element."""
     kind, rank = _kind(name)
     if kind == "strided":
         kernel, padding = zyx(options["kernel_size"], rank, 1), zyx(options["padding"], rank, 0)
@@ -252,9 +248,7 @@ def _windows(
 
 
 def _counted(options: dict[str, Any]) -> tuple[bool, int]:
-    """Whether an average counts the padding, and its divisor; a divisor of 0 means the number of elements of each
-    window.
-    """
+    """Whether an average counts the padding, and its divisor: 0 means the number of elements of each window."""
     return options.get("count_include_pad", False), options.get("divisor_override") or 0
 
 

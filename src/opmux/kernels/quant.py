@@ -107,9 +107,7 @@ def _cast(
     FULL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """y = fp8(x * scale). scale_ptr holds the scale or, if PARTS > 0, that many partial amaxes, from which the scale is
-    computed.
-    """
+    """y = fp8(x * scale). scale_ptr holds the scale or, if PARTS > 0, that many partial amaxes that give it."""
     if noop_set(noop_ptr):
         return
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

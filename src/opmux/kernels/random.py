@@ -1,4 +1,4 @@
-"""Random numbers, by Philox. Dropout runs at the speed of a copy; the other kernels read no input.
+"""Random numbers, by Philox. Dropout runs at the speed of a copy; kernels that fill a tensor only write.
 
 A thread generates the bits of a group and processes the group's elements, so no bits move between threads. That holds
 if a tile has as many groups as the program has threads; otherwise bits move through shared memory, with the same
@@ -237,7 +237,7 @@ def put(y_ptr, o, n, value):
 
 @triton.jit
 def masked(b_x, keep, scale):
-    """b_x * scale, or 0. tl.where selects the factor, not the product: LLVM would select among packed halves, which is
+    """b_x * scale, or 0. Selects the factor, because LLVM would select among products as packed halves, which is
     slower.
     """
     return b_x.to(scale.dtype) * tl.where(keep, scale, 0.0)

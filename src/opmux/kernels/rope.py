@@ -149,9 +149,7 @@ def _rope(
     GROUPS: tl.constexpr, APART: tl.constexpr, CP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, j) rotates the j-th block of heads at position i of all sequences; APART: at i % length of one
-    sequence.
-    """
+    """Program (i, j) rotates block j of the heads at position i of all sequences; APART: at i % length of one."""
     i_s = tl.program_id(0).to(tl.int64)
     i_b = i_s * 0
     if APART:

@@ -6,8 +6,8 @@ both cases, and nothing is transposed. There are three schedules:
 
 - whole: a tile holds all n positions of its lanes;
 - walk: a program loops over the tiles of its lanes, passes a carry on, and loads the next tile while it computes one;
-- split: if there are fewer lanes than the chip needs programs, lanes are cut into spans. A first kernel computes the
-  total of each span. The loop over a span starts from the totals of the spans before it, added in a fixed order.
+- split: if there are too few lanes to fill the chip, lanes are split into spans. A first kernel computes the total of
+  each span. A second one loops over a span, and starts from the totals of earlier spans, added in a fixed order.
 
 With REVERSE the same kernel scans from the end. State, carry and totals are float32 (float64 for float64, int64 for
 sums of integers); results are rounded once.

@@ -111,7 +111,7 @@ fwd, bwd = Launcher(_fwd, sizes="x_stride n"), Launcher(_bwd, sizes="dy_stride y
 
 @tunable("sparsemax")
 def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
-    """A program holds one row in registers if it fits; else it reads pieces of the row, after the first pass from L2."""
+    """A program holds one row in registers if it fits; else it reads the row in pieces, and again from L2."""
     block = max(triton.next_power_of_2(n), 64) if n <= fits(16384, dtype) else fits(8192, dtype)
     return Tiles(max(32, block // 16), BLOCK_N=block)
 

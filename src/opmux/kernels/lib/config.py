@@ -136,9 +136,7 @@ class Tunable:
         return self.look(**facts).tiles
 
     def look(self, /, **facts: Any) -> Choice:
-        """The tiles and their source: tiles that the tuner tries, else the tuning cache, else heuristics, else the
-        default.
-        """
+        """The tiles and their source: the first of the tuner's trial, the tuning cache, heuristics and the default."""
         default = self.default(**facts)
         key = tuning.key(self.name, facts)
         tried = _trying.get(key)

@@ -122,9 +122,7 @@ def planned(
 
 
 def planned_by(make: Callable[..., Plan], op: Any) -> Callable[..., Any]:
-    """`planned` for a function that plans several ops of different signatures: it takes the op's name and the
-    arguments.
-    """
+    """`planned` for a function that plans ops of different signatures: it takes the op's name and arguments."""
 
     support = Support(make)
 

@@ -84,9 +84,7 @@ def _give_memory(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
     known = set(small.values())
 
     def bools(mask: Any) -> Any:
-        """Convert a mask to bool: a scalar mask that is broadcast to a block becomes integers, which memory accesses
-        reject.
-        """
+        """Convert a mask to bool: broadcasting a scalar mask gives integers, which memory accesses reject."""
         if mask.data.dtype == np.bool_:
             return mask
         return interpreter.TensorHandle(mask.data.astype(np.bool_), mask.dtype)

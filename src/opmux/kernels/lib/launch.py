@@ -347,9 +347,7 @@ def _code(way: str, form: _Form, present: str) -> types.CodeType:
 
 
 def _entry(compiled: Any, grid: Grid, device: torch.device) -> tuple[str, dict[str, Any]]:
-    """The key of `_CALLS` for a compiled kernel ("" if its entry point is unknown), and the globals that the source
-    needs.
-    """
+    """The kernel's key in `_CALLS` ("" if its entry point is unknown), and the globals that the source needs."""
     run, hooks = getattr(compiled, "run", None), triton.knobs.runtime
     enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
     if type(run).__name__ != "CudaLauncher" or not _plain(run) or not all(hasattr(h, "calls") for h in (enter, leave)):

@@ -9,7 +9,7 @@ import torch
 
 
 def representable(value: Any, dtype: torch.dtype) -> bool:
-    """Whether torch converts a number to a dtype silently: the kind must be the same, and the number in range.
+    """Whether torch converts a number to a dtype silently: its kind and its value must fit.
 
     False for complex dtypes.
     """

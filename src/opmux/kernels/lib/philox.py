@@ -107,7 +107,5 @@ def interleave2(a, b):
 
 @triton.jit
 def interleave4(a, b, c, d):
-    """a[0], b[0], c[0], d[0], a[1], ...: a thread that has one group has its four words side by side, so no data moves
-    between threads.
-    """
+    """a[0], b[0], c[0], d[0], a[1], ...: a thread with one group has its words side by side, so no data moves."""
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * a.shape[0]])

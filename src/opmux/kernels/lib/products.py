@@ -121,9 +121,7 @@ def _view_as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def read_as(kinds: Kinds | None) -> tuple[dict[str, Callable[[Tensor], Tensor]], dict[str, Any]]:
-    """How kernels read FP8 operands: as FP8 views if the chip multiplies FP8, else as bytes that device functions
-    convert.
-    """
+    """How kernels read FP8 operands: as FP8 views if the chip multiplies FP8, else as bytes that they convert."""
     if kinds is None:
         return {}, {"A_NUMBERS": None, "B_NUMBERS": None}
     if multiplies_fp8():

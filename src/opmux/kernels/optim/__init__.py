@@ -42,9 +42,7 @@ _checked: dict[Any, None] = keep({})
 
 
 def _check_key(value: Any) -> Any:
-    """What the check of an argument depends on: of a float the type, of an int min(value, 2), of a tensor the dtype,
-    shape and device.
-    """
+    """What the check of an argument depends on: a float's type, min(int, 2), or a tensor's dtype, shape and device."""
     kind = type(value)
     if kind is float:
         return kind

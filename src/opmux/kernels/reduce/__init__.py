@@ -124,9 +124,7 @@ def limit(name: str, dtype: torch.dtype) -> float | int:
 
 
 class ReductionDtypes(NamedTuple):
-    """The dtypes of an element after the cast (cast) and after the map (work), of a lane, and of the combined lanes
-    (sum).
-    """
+    """The dtypes of an element after the cast (cast) and the map (work), of a lane, and of the combined lanes (sum)."""
 
     cast: tl.dtype
     work: tl.dtype
@@ -263,9 +261,7 @@ class Task(NamedTuple):
     extra: float
 
     def config(self, kernel: Launcher, tiles: Tiles, **more: Any) -> Any:
-        """The config of a kernel: tiles, constants of the layout (`more`), and those constants of the op that the
-        kernel takes.
-        """
+        """The config of a kernel: tiles, constants of the layout (`more`), and those of the op that the kernel has."""
         form, types = self.form, self.types
         known = dict(
             MAP=self.op.map,

@@ -12,8 +12,7 @@ from triton.language.extra import libdevice
 
 from ..lib.interpret import interpreting
 
-# The interpreter runs our combine functions element by element in Python, so the interpreter uses built-in functions
-# instead.
+# The interpreter runs our combine functions element by element in Python, so there built-in functions take their place.
 FUSED = tl.constexpr(not interpreting())
 LAST_32 = tl.constexpr(2**31 - 1)
 LAST_64 = tl.constexpr(2**63 - 1)
@@ -464,9 +463,7 @@ def _columns(
     UNIT: tl.constexpr, TWO: tl.constexpr, DENSE: tl.constexpr, LOOP: tl.constexpr, SHARES: tl.constexpr,
     AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A program reduces a block of columns over all rows, or with SHARES over `chunk` blocks of rows; AHEAD as in
-    `_pieces`.
-    """
+    """Reduce a block of columns over all rows, or with SHARES over `chunk` blocks of rows; AHEAD as in `_pieces`."""
     tiles = tl.cdiv(n * UNIT, BLOCK_N)
     i_k = (tl.program_id(0) // tiles).to(tl.int64)
     part = tl.program_id(1).to(tl.int64)

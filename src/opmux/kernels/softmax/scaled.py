@@ -31,9 +31,7 @@ def _sum(scale, rest, WIDE: tl.constexpr):
 
 @triton.jit
 def _wide(i_r, n, queries, o_n, m):
-    """The mask of columns to load for rows i_r: in m, and below the end of the causally visible columns, rounded up to
-    a multiple of 16.
-    """
+    """The mask of columns of m to load for rows i_r: the causally visible ones, rounded up to a multiple of 16."""
     return m & (o_n < (i_r % queries + (n - queries + 16)) // 16 * 16)
 
 
@@ -273,9 +271,7 @@ def piece_tiles(n: int, dtype: torch.dtype, backward: bool, causal: bool = False
 
 
 def _readable(mask: Tensor, shape: torch.Size) -> Tensor:
-    """The mask, or a copy that the kernel can read: its column stride must be 1 or 0, with at most two dimensions
-    before the rows.
-    """
+    """The mask, or a readable copy: the kernel needs a column stride of 1 or 0, and <= 2 dimensions before the rows."""
     if len(shape) > 4:
         return mask.expand(shape).contiguous().flatten(0, -3)
     return mask if mask.dim() == 0 or mask.shape[-1] == 1 or mask.stride(-1) == 1 else mask.contiguous()

@@ -36,9 +36,7 @@ check_scaled_gemm, check_block_scaled_gemm = checks(spec.scaled_gemm), checks(sp
 
 
 def faster() -> str | None:
-    """Why cuBLAS is ranked before our kernels; None if Triton interprets kernels or only compiles them: then ours run
-    first.
-    """
+    """Why cuBLAS is ranked before our kernels; None if Triton interprets kernels or only compiles them."""
     from ....kernels.lib.launch import runs_on_chip  # only called if there is Triton
 
     return "cuBLAS is faster" if runs_on_chip() else None
@@ -227,9 +225,7 @@ def by_rows(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: t
 
 
 def fp8_limits(a: Tensor, b: Tensor, both_e5m2: bool, bias: Tensor | None, out_dtype: torch.dtype) -> bool | str:
-    """True, or why cuBLAS, as torch calls it, cannot multiply these in FP8: rows need multiples of 16 bytes, and only
-    one matrix may be e5m2.
-    """
+    """Whether cuBLAS, as torch calls it, multiplies these in FP8: rows of multiples of 16 bytes, not both e5m2."""
     (m, k), n = a.shape, b.shape[0]
     if k % 16 or n % 16 or not (m and n and k):
         return f"takes an inner size and columns in multiples of 16, and at least one row; there are {k}, {n} and {m}"

@@ -49,9 +49,7 @@ def _digit(key_ptr, o, n, shift, DIGITS: tl.constexpr):
 
 
 def _count(key_ptr, count_ptr, start_ptr, n, blocks, shift, DIGITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write for each block how often each digit occurs [digit, block], and how many of its elements have a smaller
-    digit [block, digit].
-    """
+    """For each block: how often each digit occurs [digit, block], and how often smaller ones do [block, digit]."""
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     o = block * BLOCK + tl.arange(0, BLOCK)
     digit = _digit(key_ptr + row * n, o, n, shift, DIGITS)
