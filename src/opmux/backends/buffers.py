@@ -24,8 +24,8 @@ class TileBuffers(NamedTuple):
     """What a kernel stores per element of its tile, and which tile size the rules may change."""
 
     size: str
-    tensors: int  # values of the tensors' dtype, loaded or stored
-    wide: int  # 32-bit temporaries
+    tensors: int  # how many values of the tensors' dtype are loaded or stored
+    wide: int  # how many 32-bit temporaries there are
     grows: bool = True  # whether a larger tile is faster; if not, the size is only reduced until it fits
 
 

@@ -170,7 +170,7 @@ def _fwd_cooperative(
     CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr,
     GROUP: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Long rows. A group of programs holds one row in registers, and loads the next row meanwhile."""
+    """Long rows. A group of programs holds one row in registers while it loads the next row."""
     member, group, n_groups = position_in_group(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)

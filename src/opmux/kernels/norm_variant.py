@@ -27,7 +27,7 @@ tanh = library("tanh")
 
 @tunable("norm_variant.rows")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """One row per program: whole if it fits, else in pieces."""
+    """A program holds one row if it fits in registers, else it reads the row in pieces."""
     block = max(triton.next_power_of_2(n), 64) if n <= fits(8192, dtype) else fits(4096, dtype)
     return Tiles(max(64, block // 16), BLOCK_N=block)
 

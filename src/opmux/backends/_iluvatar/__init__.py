@@ -5,7 +5,7 @@ from __future__ import annotations
 from opmux.backends import Target, VendorInfoBase
 from opmux.backends.chips import by_name
 
-_CORE = Target(warp_size=64)  # FlyDSL's backend for CoreX
+_CORE = Target(warp_size=64)  # source: FlyDSL's backend for CoreX
 
 vendor_info = VendorInfoBase(
     vendor_name="iluvatar",

@@ -16,7 +16,7 @@ vendor_info = VendorInfoBase(
     device_name="cuda",
     device_query_cmd="nvidia-smi -L",
     driver_files=("/dev/nvidiactl", "/proc/driver/nvidia/version"),
-    # CUDA C++ Programming Guide, technical specifications per compute capability
+    # source: CUDA C++ Programming Guide, technical specifications per compute capability
     targets={
         "": _chip(48),
         "sm_70": _chip(96),

@@ -98,7 +98,8 @@ class Extent(NamedTuple):
         return cls(before, length, after, 0, after == 1)
 
 
-WHOLE = {False: 32768, True: 8192}  # most 16-bit elements that one program holds: forward; backward (x and dy)
+# backward -> how many 16-bit elements one program can hold (the backward holds x and dy)
+WHOLE = {False: 32768, True: 8192}
 HELD = 40 << 20  # if all units in progress have at most this many bytes, L2 keeps them until they are read again
 RUN = 32  # bytes per memory access; a unit with shorter runs is not held in registers, unless the tensor fits in L2
 
@@ -119,7 +120,7 @@ def kernels_for(at: Extent, dtype: torch.dtype, device: torch.device, backward: 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
 MOST_PARTS = 256  # a unit has at most this many parts, because one program merges all of them at once
-COLUMNS = 16  # fewest adjacent units per program: 32 bytes of 16-bit elements
+COLUMNS = 16  # a program has at least this many adjacent units: 32 bytes of 16-bit elements
 
 
 def cut(n: int, most: int) -> int:

@@ -190,7 +190,7 @@ def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator
 
 
 def _work(pipe: Connection, kernels: Sequence[Kernel], launchers: bool) -> NoReturn:
-    """Compile the kernels whose numbers the pipe sends, until it is closed."""
+    """Compile the kernels whose indices arrive through the pipe, until the pipe is closed."""
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -227,7 +227,7 @@ def _compile(kernel: Kernel, patient: bool, launchers: bool) -> str:
 
 
 def _compile_launcher(compiled: Any) -> None:
-    """Compile the C code of a launcher: one per signature before Triton 3.7, and one per installation."""
+    """Compile a launcher's C code. Before Triton 3.7 there is a launcher per signature, later one per installation."""
     try:
         driver = importlib.import_module(f"triton.backends.{_VENDORS[compiled.metadata.target.backend]}.driver")
         launcher, utils = {"cuda": ("CudaLauncher", "CudaUtils"), "hip": ("HIPLauncher", "HIPUtils")}[

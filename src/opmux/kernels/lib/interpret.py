@@ -3,7 +3,7 @@
 The stock interpreter (3.6 to 3.9) stores these types as raw integers and computes on the integers: bf16 sums are
 garbage, and casts to bf16 truncate. `install()` gives the interpreter numpy types with arithmetic (ml_dtypes), reads
 and writes them as raw bytes, and halves the cost of nested device functions. It replaces private names of Triton, so
-`self_test()` compares the result with torch; the tests run that first.
+`self_test()` compares results with torch's; the tests run `self_test()` first.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ def _compiling_only() -> bool:
 
 
 def runs_on_chip() -> bool:
-    """Whether kernels run on a chip: they are neither interpreted nor only compiled."""
+    """Whether kernels run on a chip, instead of being interpreted or only compiled."""
     return not (triton.knobs.runtime.interpret or _compiling_only())
 
 

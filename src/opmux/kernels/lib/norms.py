@@ -1,4 +1,4 @@
-"""Shared by the norm kernels: rounding to half precision, and the statistics of empty rows."""
+"""What the norm kernels share: rounding to half precision, and the statistics of empty rows."""
 
 from __future__ import annotations
 

@@ -542,9 +542,9 @@ def airy_ai(x):
 
 @triton.jit
 def _polynomial(x, n, first, KIND: tl.constexpr, closed, value):
-    """The polynomial of degree n, by the recurrence KIND from 1 and `first`; `value` where `closed`.
+    """The polynomial of degree n: `value` where `closed`, elsewhere by the recurrence KIND, from 1 and `first`.
 
-    As in ATen, elements stop as soon as they are NaN.
+    As in ATen, the recurrence of an element stops as soon as it is NaN.
     """
     p = tl.full([], 1.0, x.dtype) + x * 0
     q = first

@@ -178,7 +178,7 @@ def share_tiles(n: int, dtype: torch.dtype, pair: bool) -> Tiles:
 
 @tunable("reduce.planes", free="BLOCK_M BLOCK_N")
 def plane_tiles(rows: int, n: int, dtype: torch.dtype) -> Tiles:
-    """Planes: distant rows that become one result."""
+    """Tiles of planes: distant rows that are reduced to one result."""
     block = min(triton.next_power_of_2(n), fits(4096, dtype))
     many = min(triton.next_power_of_2(rows), fits(4096, dtype) // block)
     return Tiles(min(256, max(32, many * block // 16)), BLOCK_M=many, BLOCK_N=block)
@@ -322,7 +322,7 @@ class Task(NamedTuple):
         if r_0.size > 1:
             return self.pieces(plane_tiles(rows=r_0.size, n=n, dtype=dtype), planes=True)
         pair = self.form.side != ""
-        # Moments take one value per lane in registers, and two in pieces.
+        # For moments, a lane has one value if rows are in registers, and two if they are read in pieces.
         moments = self.form.shift
         tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=pair and not moments, moments=moments)
         if tiles["BLOCK_N"] < n:

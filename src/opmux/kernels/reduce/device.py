@@ -316,7 +316,7 @@ def _load(p, m, extra, MAP: tl.constexpr, FILL: tl.constexpr, CAST: tl.constexpr
 
 @triton.jit
 def _split(i, d, s_0, s_1, UNIT: tl.constexpr, TWO: tl.constexpr):
-    """The offset of index i in two nested dimensions (TWO; then i fits in 32 bits), or in one dimension."""
+    """The offset of index i in one dimension or, with TWO, in two nested ones (then i fits in 32 bits)."""
     if TWO:
         q = i.to(tl.int32) // d
         return q.to(tl.int64) * (s_0.to(tl.int64) * UNIT) + (i.to(tl.int32) - q * d).to(tl.int64) * (

@@ -132,9 +132,10 @@ def _gradient(
         g = div(g, tl.zeros([BLOCK_N], WIDE) + tl.maximum(end - begin, 1).to(WIDE))
     elif HOW != "sum":
         y = tl.load(y_ptr + row * n + o_n, mask=m_n, other=0.0).to(WIDE)
-        zeros = tl.zeros([BLOCK_N], tl.int32)  # prod: zero factors; max, min: elements equal to y
+        zeros = tl.zeros([BLOCK_N], tl.int32)  # counts zero factors (prod), or elements equal to y (max, min)
         nans = tl.zeros([BLOCK_N], tl.int32)
-        rest = tl.zeros([BLOCK_N], WIDE) + tl.full([], initial, WIDE)  # prod: of all factors except 0 and NaN
+        # for prod: the product of all factors except 0 and NaN
+        rest = tl.zeros([BLOCK_N], WIDE) + tl.full([], initial, WIDE)
         for at in range(begin, end, BLOCK_M):
             m = (at + o_m < end) & m_n[None, :]
             x = tl.load(x_ptr + (at + o_m) * n, mask=m, other=1.0).to(WIDE)

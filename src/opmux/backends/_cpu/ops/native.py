@@ -49,7 +49,7 @@ class _NativeState:
 
     lock = ForkSafeLock().arm()  # a process may fork while another thread loads
     loaded = False
-    reason: str | None = None  # it cannot be built
+    reason: str | None = None  # why the library cannot be built
     compiling = False  # another process compiles it now
     compiled = False  # another process has compiled it
 
@@ -164,7 +164,7 @@ def _choose_again() -> None:
     get_default_manager().invalidate("the cpu kernels were compiled, or cannot be")
 
 
-# Without *args: packing and unpacking them takes as long as everything else here.
+# No *args: packing and unpacking them would take as long as everything else here.
 TEXT = """\
 def {name}({params}):
     {ask}

@@ -25,7 +25,7 @@ def product_tiles(m: int, n: int, k: int, dtype: Any, **rest: Any) -> dict[str, 
         return tiles_of(128, 256, deep, warps=8, stages=3, GROUP=16, IN_TURN=True)
     if min(m, n) > 64 and down(128) * right(128) >= CORES // 2:
         return tiles_of(128, 128, deep, warps=4, stages=4, IN_TURN=True)
-    # Few tiles: K is split until every core has one.
+    # If there are few tiles, K is split until every core has one.
     if min(m, n) <= 16:
         sizes = tiles_of(16 if m <= 16 else 64, 32 if m <= 16 else 16, 4 * deep, warps=4, stages=3)
     elif min(m, n) <= 64:
@@ -83,7 +83,7 @@ ENGINE = {"bwd_kv": {64, 128}}
 
 
 def attention_tiles(kernel: str, queries: int, dim: int, dtype: Any, extra: bool, **rest: Any) -> dict[str, Any]:
-    """Tiles for heads of this dim, rounded up to a power of two; with a bias or dropout the defaults."""
+    """Tiles for heads of this dim, rounded up to a power of two. With a bias or dropout: the defaults."""
     wide = max(64, 1 << (dim - 1).bit_length())
     sizes = ATTENTION[kernel].get(wide)
     if sizes is None or dtype.itemsize > 2 or queries <= 64 or extra:

@@ -76,7 +76,7 @@ def linear_act(
     glu: bool = False,
     save: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Two passes at most follow the product: the activation with its gate, and the residual.
+    """At most two passes follow the product: the activation with its gate, and the residual.
 
     For a residual of float32 the product is float32 too, and the values before the activation are rounded after it.
     """
@@ -91,7 +91,7 @@ def linear_act(
     elif act is not None:
         y = getattr(activation, f"{act}_glu" if glu else act)(pre)
     if residual is not None:
-        y.add_(residual)  # in place: y is new, or pre, which is not returned without an activation or a gate
+        y.add_(residual)  # in place: y is new or, without activation and gate, pre, which is not returned then
     return y, pre.to(x.dtype) if save and (glu or act is not None) else x.new_empty(0)
 
 
@@ -340,8 +340,8 @@ def _block_scaled(
 def _cublas_layout(scale: Tensor, rows: int) -> tuple[Tensor, Any]:
     """Scales in cuBLAS's layout, and torch's name for them.
 
-    Scales of 1x128 blocks are [rows, blocks of K] with adjacent rows; those of 128x128 blocks are [blocks of K, blocks
-    of rows] with adjacent blocks of K, whose number is padded to a multiple of four.
+    Scales of 1x128 blocks are [rows, blocks of K] with adjacent rows; scales of 128x128 blocks are [blocks of K, blocks
+    of rows] with adjacent blocks of K, padded to a multiple of four of these.
     """
     count, blocks = scale.shape
     if rows == 1:

@@ -49,7 +49,7 @@ def batch_bwd_when(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, r
 
 
 def _filled(t: Tensor | None, value: float, x: Tensor) -> Tensor:
-    """A float32 number for each channel, as cuDNN needs: t, or `value` everywhere."""
+    """One float32 number per channel, as cuDNN needs: t, or a tensor filled with `value`."""
     return x.new_full((x.shape[1],), value, dtype=torch.float32) if t is None else t.to(torch.float32).contiguous()
 
 
@@ -65,7 +65,7 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     old = (running_mean, running_var)
     new = [x.new_zeros(x.shape[1], dtype=torch.float32) if t is None else t.to(torch.float32, copy=True) for t in old]
-    rate = 1.0 if running_mean is None else momentum  # without running statistics the new ones are the batch's
+    rate = 1.0 if running_mean is None else momentum  # without running statistics, the new ones are the batch's
     y, mean, rstd, _ = torch.ops.aten.cudnn_batch_norm.default(
         x, _filled(weight, 1.0, x), _filled(bias, 0.0, x), new[0], new[1], True, rate, eps
     )

@@ -114,7 +114,7 @@ def limits(
 
 
 def aligned(t: Tensor) -> Tensor:
-    """t, or a copy for 16-byte loads, with the batch outermost or between the sequence and the heads."""
+    """t if it allows 16-byte loads, and the batch is outermost or between sequence and heads; else a copy."""
     b, h, s, d = t.stride()
     if d == 1 and b >= h and (b >= s or h) and not (b | h | s | t.storage_offset()) & 7:
         return t
@@ -170,7 +170,7 @@ def attention_bwd(
         lse,
         scale=scale,
     )
-    # lse is passed as the generator's state too, which is not read without dropout
+    # lse also takes the place of the generator's state, which is not read without dropout
     return as_layout_of(grads[0], q), as_layout_of(grads[1], k), as_layout_of(grads[2], v)
 
 
@@ -285,7 +285,7 @@ def _backward_packed(
         scale=spec.scale_of(q, scale),
         **window,
     )
-    # lse is passed as the generator's state too, which is not read without dropout
+    # lse also takes the place of the generator's state, which is not read without dropout
     return [t.contiguous() for t in grads]
 
 

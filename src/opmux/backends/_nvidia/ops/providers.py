@@ -45,7 +45,7 @@ def find(module: str) -> ModuleSpec | None:
     top, *below = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # a placeholder without a spec
+    except ValueError:  # a placeholder in sys.modules, without a spec
         return None
     for n in range(len(below)):
         if spec is None or not places(spec):
@@ -68,11 +68,11 @@ def loaded(module: str) -> ModuleType:
 
 @functools.cache
 def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(getattr(fn, "_init_fn", fn)).parameters  # torch's custom ops hide theirs
+    return inspect.signature(getattr(fn, "_init_fn", fn)).parameters  # torch's custom ops hide their signature
 
 
 def by_name(fn: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call a function with those values that are in its signature, which differs between versions."""
+    """Call a function with those of the values that its signature has: it differs between versions."""
     known = parameters(fn)
     unknown = [p.name for p in known.values() if p.default is p.empty and p.name not in arguments]
     if unknown:

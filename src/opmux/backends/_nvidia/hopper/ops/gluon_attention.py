@@ -27,7 +27,7 @@ ROWS = 128  # rows of a tile of the result: 64 for each of two consumers
 # Limit of strides, in elements: half of WRAP, for packed sequences; a descriptor takes strides below 2**40 bytes.
 FARTHEST = 2**33
 SECTION = {"forward": 32, "backward_q": 32, "backward_kv": 16}  # heads that share L2 (H200, measured)
-FEW = 16  # with fewer tiles per program, their distribution matters more than L2 (causal tiles differ)
+FEW = 16  # with fewer tiles per program, balance matters more than L2: causal tiles differ in work
 
 
 @functools.cache

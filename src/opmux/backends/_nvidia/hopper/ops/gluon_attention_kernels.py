@@ -70,7 +70,7 @@ def _nth(turn, SNAKE: gl.constexpr):
 
 @gluon.jit
 def _place(tile, rows, all_heads, SECTION: gl.constexpr):
-    """The row of tiles and the head of a tile. Tiles are numbered by section of heads, then by row, then by head."""
+    """A tile's row of tiles, and its head. Tiles are numbered by section of heads, then by row, then by head."""
     section = tile // (rows * SECTION)
     inside = tile % (rows * SECTION)
     wide = gl.minimum(SECTION, all_heads - section * SECTION)
@@ -79,7 +79,10 @@ def _place(tile, rows, all_heads, SECTION: gl.constexpr):
 
 @gluon.jit
 def _begin(cu_ptr, i, batch, rows):
-    """The first token of sequence i. Sequence 0 is the tokens before `cu_ptr[0]`, batch + 1 those after the last."""
+    """The first token of sequence i.
+
+    Sequence 0 has the tokens before `cu_ptr[0]`, sequence batch + 1 those after `cu_ptr[batch]`.
+    """
     at = gl.load(cu_ptr + gl.minimum(gl.maximum(i - 1, 0), batch)).to(gl.int32)
     return gl.where(i == 0, 0, gl.where(i > batch + 1, rows, at))
 
@@ -253,7 +256,7 @@ def _softmax(s, top, total, scale, row, key, keys, shift, MASK: gl.constexpr, CA
         s = gl.where(visible, s, -float("inf"))
     new = gl.maximum(top, gl.max(s, 1) * scale)
     base = new
-    if MASK:  # a row without a visible key so far
+    if MASK:  # a row may have no visible key so far
         base = gl.where(new == -float("inf"), 0.0, new)
     p = gl.exp2(s * scale - base[:, None])
     factor = gl.exp2(top - base)
@@ -356,7 +359,7 @@ def _fwd_consume(
         total = gl.where(total > 0.0, total, 1.0)
         lse = (top + gl.log2(total)) * LN_2
         if cu_q_ptr is not None:
-            lse = gl.where(listed, lse, 0.0)  # o is 0 there, because no key is visible
+            lse = gl.where(listed, lse, 0.0)  # tokens outside of the listed sequences see no key, so their o is 0
         gl.store(lse_ptr + at_row + row, lse, mask=row < queries)
         o = o * gl.convert_layout(1.0 / total, gl.SliceLayout(1, result))[:, None]
         mine = o_smem.index(WHICH)
