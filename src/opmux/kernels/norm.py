@@ -188,7 +188,7 @@ def _fwd_cooperative(
             b_x = b_s.to(WIDE)
         mean = tl.zeros([], WIDE)
         exchange_at = exchange_ptr + row * GROUP * 2
-        if CENTRED:  # each part sums squares about its mean; then they are corrected to the mean of the row
+        if CENTRED:  # a part sums squares about its own mean; the sums are then corrected to the row's mean
             mean = tl.sum(b_x, 0) / tl.minimum(tl.maximum(n - member * BLOCK_N, 1), BLOCK_N)
             b_d = tl.where(m, b_x - mean, 0.0)
             total = tl.sum(b_d * b_d, 0)

@@ -185,7 +185,7 @@ rope_kernel = Launcher(_rope, sizes="xo xs xb xh xg yo ys yb yh yg ab ar")
 
 @tunable("rope.rows", free="BLOCK_R")
 def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
-    """BLOCK_R heads per program. More heads per program share each sine; fewer give more programs."""
+    """BLOCK_R heads per program. More heads share one sine; fewer heads give more programs."""
     width = triton.next_power_of_2(width)  # the rotated and the copied columns are two blocks
     most = max(1, 8192 // (width * max(1, dtype.itemsize // 2)))
     block = min(triton.next_power_of_2(rows), most)
@@ -389,7 +389,7 @@ rope_qk_kernel = Launcher(_rope_qk, sizes="qs qb qh ks kb kh qos qob qoh kos kob
 
 @tunable("rope_qk.rows", free="BLOCK_R")
 def qk_tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
-    """BLOCK_R heads of q and k per program. More heads per program share each sine; fewer give more programs."""
+    """BLOCK_R heads of q and k per program. More heads share one sine; fewer heads give more programs."""
     width = triton.next_power_of_2(width)
     most = max(2, min(64, 8192 // (width * max(1, dtype.itemsize // 2))))
     block = min(triton.next_power_of_2(rows), most)

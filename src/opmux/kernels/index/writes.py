@@ -142,7 +142,7 @@ def _along(
 
 
 class Write(NamedTuple):
-    """What an op writes along a dimension, and how it combines it."""
+    """What an op writes along a dimension: its form (a key of FORMS) and its source."""
 
     form: str
     source: Tensor | Number

@@ -217,7 +217,7 @@ def _patch_once_per_launch(interpreter: Any) -> None:
     stock_launch = interpreter.GridExecutor.__call__
     # for each running launch: the patched modules, and the scopes that undo the patches
     live: list[tuple[set[int], list[Any]]] = []
-    alone = ForkSafeLock().arm()  # `tl` is patched for all threads, and a backward pass may run on several
+    alone = ForkSafeLock().arm()  # `tl` is patched for all threads, and a backward pass may use several
 
     def patch(fn: Any) -> Any:
         if not live:

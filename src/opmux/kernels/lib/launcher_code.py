@@ -1,9 +1,9 @@
 """Compiles the C code of a kernel's launcher while Triton compiles the kernel.
 
-Before 3.7, Triton generates a C function for every signature that a kernel is launched with. It runs a C compiler on it
-after it has compiled the kernel. That takes 0.2 s per launcher, and 2.6 of the 6.6 s of the first step of a patched
-Llama on an H200. The result goes to Triton's cache, where Triton finds it. This module calls private functions of
-Triton: if one fails, Triton compiles the launcher as usual.
+Before 3.7, Triton generates a C function for every signature that a kernel is launched with. A C compiler compiles this
+function after the kernel is compiled. That takes 0.2 s per launcher, and 2.6 of the 6.6 s of the first step of a
+patched Llama on an H200. The result goes to Triton's cache, where Triton finds it. This module calls private functions
+of Triton: if one fails, Triton compiles the launcher as usual.
 """
 
 from __future__ import annotations

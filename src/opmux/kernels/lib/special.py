@@ -296,7 +296,7 @@ def mvlgamma(x, p: tl.constexpr):
     return y
 
 
-MOST_TERMS = tl.constexpr(20000)  # limit of the terms of a series: enough if a is close to x, and up to a million
+MOST_TERMS = tl.constexpr(20000)  # limit of the terms of a series: enough if a is close to x and at most a million
 # B(2k) / (2k (2k - 1)), for Stirling's series
 STIRLING = tl.constexpr((1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156))
 

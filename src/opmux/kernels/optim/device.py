@@ -32,7 +32,7 @@ def norms(square_ptr, flag_ptr, norm_ptr, each_ptr, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def joined(high, low):
-    """The bits of a float32, from its lower 16 bits and `high`, its bits rounded to the nearest bfloat16."""
+    """The bits of a float32, from its lower 16 bits and `high`, the float32 rounded to the nearest bfloat16."""
     return ((high.to(tl.int32) - (low < 0).to(tl.int32)) << 16) | (low.to(tl.int32) & 0xFFFF)
 
 

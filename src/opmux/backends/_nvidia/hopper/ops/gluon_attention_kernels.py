@@ -91,8 +91,8 @@ def _begin(cu_ptr, i, batch, rows):
 def _sequence(at, cu_ptr, batch, rows, BLOCK: gl.constexpr):
     """The sequence of a row of tiles, how many rows of tiles follow in that sequence, and whether `cu_ptr` lists it.
 
-    Sequence i has the rows of tiles from begin // BLOCK + i on. These cover its length, with at most one to spare; that
-    one sees no key and writes nothing.
+    Sequence i has the rows of tiles from begin // BLOCK + i on. They cover the sequence; at most one of them is left
+    over, which sees no key and writes nothing.
     """
     low = 0
     high = batch + 2
