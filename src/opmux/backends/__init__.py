@@ -21,7 +21,7 @@ __all__ = [
     "register_vendor",
 ]
 
-# The module of each name. No module is imported here: see core/__init__.py.
+# Exported name -> its module, imported on first use: see core/__init__.py.
 _MODULE_OF = {"infer_device": "opmux.machine.devices"}
 _MODULE_OF |= dict.fromkeys(("Autograd", "BadVendor", "Target"), "opmux.machine.vendors")
 _MODULE_OF |= {"VENDOR_REGISTRY": "opmux.backends.registry", "VendorInfo": "opmux.backends.registry"}

@@ -1,6 +1,6 @@
 """The names that vendor packages written for FlagGems import from a module of this name.
 
-It is imported as `backend_utils` too (opmux_startup.py), so its own imports name the package in full.
+opmux_startup.py also imports this module as `backend_utils`, so its own imports must be absolute.
 """
 
 from opmux.machine.vendors import Autograd, Target, VendorInfoBase

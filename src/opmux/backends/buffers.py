@@ -21,12 +21,12 @@ COPIES = 2  # double buffering of loads and stores
 
 
 class TileBuffers(NamedTuple):
-    """What a kernel holds per element of its tile, and which size of the tile may change."""
+    """What a kernel stores per element of its tile, and which tile size the rules may change."""
 
     size: str
-    tensors: int  # values of the tensors' dtype, loaded or stored
-    wide: int  # 32-bit temporaries
-    grows: bool = True  # whether a larger tile is faster; else it is only cut until it fits
+    tensors: int  # how many values of the tensors' dtype are loaded or stored
+    wide: int  # how many 32-bit temporaries there are
+    grows: bool = True  # whether a larger tile is faster; if not, the size is only reduced until it fits
 
 
 HELD = {
@@ -59,7 +59,7 @@ def filling(info: VendorInfoBase, arch: str | None, held: TileBuffers, itemsize:
 
 
 def rules(info: VendorInfoBase, most: int = 16_384) -> dict[str, dict[str, Callable[..., Any]]]:
-    """A vendor's HEURISTICS_CONFIGS. Tiles grow up to `most` elements; then starting programs costs little."""
+    """A vendor's HEURISTICS_CONFIGS. Tiles grow up to `most` elements, where starting programs costs little."""
     return {
         name: {held.size: functools.partial(_cut, info, most, held) for held in every} for name, every in HELD.items()
     }
@@ -77,6 +77,7 @@ def _cut(info: VendorInfoBase, most: int, held: TileBuffers, args: dict[str, Any
         return size
     size = max(usual, min(size, most // others)) if held.grows else usual
     lengths = [v for k, v in args.items() if k.islower() and type(v) is int]
-    while any(usual < n < size for n in lengths):  # the kernel may rely on a tile being within a row
+    # a tile that was shorter than a row must stay so: the kernel may rely on it
+    while any(usual < n < size for n in lengths):
         size //= 2
     return size

@@ -19,7 +19,7 @@ from .lib.rows import OutputSpec, wide_of
 
 
 def _bias_layout(bias: Tensor) -> tuple[tuple[int, int, int], bool]:
-    """The strides of the bias, 0 for broadcast dimensions; and whether the bias must be made contiguous first."""
+    """The strides of the bias (0 for a broadcast dimension), and whether the bias must be made contiguous first."""
     at = Layout.of(bias)
     b, h, row = (0 if n == 1 else s for n, s in zip(bias.shape, at.strides))
     return (b, h, row), at.copied
@@ -42,7 +42,7 @@ def _problem(
     scale: float | None,
     precision: str,
 ) -> tuple[AttentionProblem, list[str]]:
-    """The sizes of a call; and the name of the bias, if it must be made contiguous."""
+    """The sizes of a call, and the names of tensors that must be made contiguous: the bias or none."""
     if dropout_p == 1:
         raise NotSupported("dropout_p=1")
     strides, copied = (None, False) if bias is None else _bias_layout(bias)
@@ -62,7 +62,7 @@ def _finished(plan: Plan, q: Tensor, seed: Tensor | None, copied: list[str]) -> 
 
 
 def _outputs(padded: bool, **makes: OutputSpec) -> dict[str, Any]:
-    """Results; zeroed first if there is padding, because the kernels do not write padding."""
+    """Output specs. With padding, the outputs are zeroed first, because the kernels do not write padding."""
     return {name: Zeros(output) if padded else output for name, output in makes.items()}
 
 

@@ -1,10 +1,10 @@
 """Convolutions in one to three dimensions and their gradients, also transposed and grouped.
 
-Large groups are computed as implicit matrix products: rows are positions of the result, columns are its channels, and
-the factors are gathered for each tap of the kernel, without an unfolded copy. The input gradient of a convolution is a
-transposed convolution of dy; that of a transposed convolution is a plain one. So one kernel serves all four. The weight
-gradient is a product over all positions, in partial sums that are added in a fixed order. Groups of few channels
-(depthwise) are computed directly, one result element per lane.
+Groups with many channels are implicit matrix products: rows are positions of the result, columns are its channels, and
+both factors are loaded for each tap of the kernel, without an unfolded copy. The input gradient of a convolution is a
+transposed convolution of dy, and the input gradient of a transposed one is a convolution: one kernel serves all four.
+The weight gradient is a product over all positions: programs write partial sums, which are added in a fixed order.
+Groups of few channels (depthwise) are computed directly, one result element per lane.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .lib.rows import OutputSpec, cores, wide_of
 
 @triton.jit
 def source(at, tap, n_in, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """The input index that a result reads for a tap, and whether that index exists."""
+    """The input index that a position of the result reads for a tap, and whether it is inside the input."""
     if TRANSPOSED:
         position = at + P - tap * D
         whole = position // S
@@ -58,7 +58,7 @@ def source(at, tap, n_in, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, TRA
 
 @triton.jit
 def split(t, KY: tl.constexpr, KX: tl.constexpr):
-    """z, y and x of a tap."""
+    """The z, y and x index of a tap."""
     return t // (KX * KY), (t // KX) % KY, t % KX
 
 
@@ -67,7 +67,7 @@ def split(t, KY: tl.constexpr, KX: tl.constexpr):
 
 @triton.jit
 def rounded(x, PRECISION: tl.constexpr):
-    """A factor rounded to the nearest TF32. Tensor cores truncate instead, which would bias sums of products."""
+    """Round to the nearest TF32: tensor cores would truncate, which biases sums of products."""
     if PRECISION == "tf32" and x.dtype == tl.float32:
         near = (x.to(tl.int32, bitcast=True) + 0x1000) & ~0x1FFF
         x = tl.where(x == x, near.to(tl.float32, bitcast=True), x)
@@ -83,8 +83,8 @@ def _conv(a_ptr, w_ptr, bias_ptr, y_ptr, n_m, n_out, n_red, o_z, o_y, o_x, i_z, 
           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """One tile of the result of a group.
 
-    With channels last, rows are positions, else columns are; so neighbouring lanes always access neighbouring memory.
-    FLAT: channels and taps are merged into one dimension, for few channels.
+    With channels last, the rows of the tile are positions, otherwise its columns are; so neighbouring lanes always
+    access neighbouring memory. FLAT: channels and taps are merged into one dimension, for few channels.
     """
     i_m, i_n = tile(tl.program_id(0), n_m, n_out, BLOCK_M, BLOCK_N, GROUP)
     g = tl.program_id(1)
@@ -179,7 +179,7 @@ def _conv_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o_x
              DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, RANK: tl.constexpr, P_LAST: tl.constexpr,
              INDEX: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
              BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """A partial sum of dw[row, col, tap]: over positions, p[row] times the q[col] that the tap reads there."""
+    """A partial sum of dw[row, col, tap]: sums p[row] times the q[col] that the tap reads, over positions."""
     i_m, i_n = tile(tl.program_id(0), n_row, n_col * KZ * KY * KX, BLOCK_M, BLOCK_N, GROUP)
     g = tl.program_id(1)
     share = tl.program_id(2)
@@ -197,7 +197,7 @@ def _conv_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o_x
         in_m = m < n_m
         b, z, y, x = unravel_positions(m, o_z, o_y, o_x, RANK)
         at = b * p_sn + z * p_sz + y * p_sy + x * p_sx
-        # the contiguous dimension, positions or channels, comes last
+        # the contiguous dimension (positions or channels) is the tile's last one
         if P_LAST:
             p = tl.load(p_base[None, :] + at[:, None], mask=in_m[:, None] & (row < n_row)[None, :], other=0.0)
             p = tl.trans(p)
@@ -273,7 +273,7 @@ def conv_tiles(n_m: int, n_out: int, n_red: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("convolution.dweight", free="BLOCK_M BLOCK_N BLOCK_K GROUP")
 def weight_tiles(n_row: int, n_col: int, dtype: torch.dtype) -> Tiles:
-    """n_col: channels times taps."""
+    """n_col: the number of columns, channels times taps."""
     side = 32 if dtype.itemsize == 8 else 64
     size = lambda n: min(side, max(16, triton.next_power_of_2(n)))
     return Tiles(128, 3, BLOCK_M=size(n_row), BLOCK_N=size(n_col), BLOCK_K=min(BLOCK_K[dtype.itemsize], 32), GROUP=8)
@@ -286,8 +286,8 @@ def direct_weight_tiles(dtype: torch.dtype) -> Tiles:
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
-FEW = 8  # groups of fewer channels are computed directly
-SHARES = 64  # most partial sums of a weight gradient
+FEW = 8  # groups with fewer channels than this are computed directly
+SHARES = 64  # limit of the partial sums of a weight gradient
 
 
 class Geometry(NamedTuple):
@@ -324,7 +324,7 @@ class Geometry(NamedTuple):
 
 
 def precision() -> str:
-    """The precision that torch's setting allows for factors of convolutions."""
+    """The precision of factors that torch's setting (`cudnn.allow_tf32`) permits in convolutions."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
@@ -334,7 +334,7 @@ def _factors(t: Tensor, precise: str) -> str:
 
 
 def _format(rank: int, *tensors: Tensor) -> torch.memory_format:
-    """Channels-last if any of the tensors is, as in cuDNN."""
+    """Channels-last if any of the tensors is channels-last, as in cuDNN."""
     channels_last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(rank)
     if channels_last is not None and any(
         t.is_contiguous(memory_format=channels_last) and not t.is_contiguous() for t in tensors
@@ -359,7 +359,7 @@ def _convolve(
 ) -> Launch:
     """The launch of a convolution of `a` into `out`, plain or transposed."""
     x, y, w = Planes.of(a, geo.rank), Planes.of(out, geo.rank), Planes.of(weight, geo.rank)
-    # a weight is [out, in, ...] for a plain convolution and [in, out, ...] for a transposed one
+    # weights are [out, in, ...], those of a transposed convolution [in, out, ...]
     reads = 0 if transposed else 1
     n_red, n_out = a.shape[1] // geo.groups, out.shape[1] // geo.groups
     numbers = {
@@ -393,7 +393,7 @@ def _convolve(
 def _weight_gradient(
     geo: Geometry, dy: Tensor, x: Tensor, weight: OutputSpec, precise: str
 ) -> tuple[dict[str, OutputSpec], list[Step]]:
-    """Launches for dweight. Its rows are the channels of dy; for a transposed convolution, those of x."""
+    """Launches for dweight. Its rows are the channels of dy, or the channels of x for a transposed convolution."""
     rows, cols = (x, dy) if geo.transposed else (dy, x)
     p, q, w = Planes.of(rows, geo.rank), Planes.of(cols, geo.rank), Planes.of(weight, geo.rank)
     n_row, n_col, n_w = weight.shape[0] // geo.groups, weight.shape[1], torch.Size(weight.shape).numel()
@@ -535,7 +535,7 @@ def _im2col(x_ptr, y_ptr, n, n_c, n_l, o_x, i_y, i_x, x_sn, x_sc, x_sy, x_sx,
             KY: tl.constexpr, KX: tl.constexpr, SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr,
             PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, INDEX: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """y[batch, channel, tap, window] = the input under each tap of each window."""
+    """y[batch, channel, tap, window] = the input element that the tap of the window reads."""
     o, inside = lanes(n, INDEX, False, BLOCK)
     at = o // n_l
     t = at % (KY * KX)
@@ -571,7 +571,7 @@ fold = Launcher(_col2im, sizes="n x_sn")
 def _windows(
     kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> dict[str, Any]:
-    """The constexprs of both kernels, for y and x."""
+    """The constexprs of `unfold` and `fold`, each for the y and the x axis."""
     sizes = {"K": (kernel, 1), "S": (stride, 1), "P": (padding, 0), "D": (dilation, 1)}
     constants = {
         k: v for name, (values, none) in sizes.items() for k, v in per_axis(name, zyx(values, 2, none)).items()

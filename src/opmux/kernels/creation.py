@@ -1,4 +1,4 @@
-"""ATen's factories and fills: torch allocates the memory, one kernel writes it."""
+"""ATen's factories and fills: torch allocates the tensor, and one kernel writes it."""
 
 import ctypes
 import math
@@ -44,7 +44,7 @@ def _filling(y: Tensor) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
 
 
 def filled(y: Tensor, value: Any) -> Tensor:
-    """Fill y with a number and return it."""
+    """Fill y with a number; returns y."""
     convert, launch = _filling.below(y)
     launch(y, convert(value))
     return y
@@ -126,7 +126,7 @@ def _new(self: Tensor, size: Any, dtype: Any, layout: Any, device: Any, pin_memo
 
 
 def _given(y: Tensor, shape: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns y; raises NotSupported unless it has this shape and dtype: torch would resize or refuse it."""
+    """Returns y, if it has this shape and dtype; else raises NotSupported, and torch resizes y or raises."""
     if tuple(y.shape) != tuple(shape) or (dtype is not None and y.dtype is not dtype):
         raise NotSupported(f"out is {y.dtype} {tuple(y.shape)}")
     return y
@@ -255,7 +255,7 @@ def _space(
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     a, b, d = tl.full([1], start, C), tl.full([1], end, C), tl.full([1], step, C)
     y = a + d * i.to(C)
-    if BOTH:  # count from the nearer end, so that the last element is exactly `end`
+    if BOTH:  # count from the nearer end: then the last element is exactly `end`
         y = tl.where(i < n // 2, y, b - d * (n - 1 - i).to(C))
     if POWER:
         y = libdevice.pow(tl.full([BLOCK], base, C), y)
@@ -268,7 +268,7 @@ space = Launcher(_space, sizes="n stride")
 
 @tunable("creation.range", free="BLOCK")
 def range_tiles(dtype: torch.dtype) -> Tiles:
-    """A thread stores 32 bytes, 16 at a time."""
+    """Each thread stores 32 bytes, in stores of 16 bytes."""
     return Tiles(128, BLOCK=4096 // dtype.itemsize)
 
 
@@ -289,7 +289,7 @@ def _ranging(y: Tensor, both: bool, power: bool) -> Callable[..., Any]:
 
 
 def _length(start: Any, end: Any, step: Any, dtype: torch.dtype, closed: bool) -> int:
-    """The number of elements of arange, or of range if `closed`; NotSupported for arguments that torch rejects."""
+    """The length of arange, or of range if `closed`; raises NotSupported for arguments that torch rejects."""
     values = (start, end, step)
     if (
         any(isinstance(v, complex) or not math.isfinite(v) for v in values)
@@ -365,7 +365,8 @@ def closed_range(
 
 def _spaced(y: Tensor, start: Any, end: Any, base: float | None) -> Tensor:
     """From start to end, both included. As on CUDA, the ends and the step are rounded to the compute dtype."""
-    start, end = (v.item() if isinstance(v, Tensor) and not v.dim() else v for v in (start, end))  # as torch does
+    # torch also reads tensors of one element on the host
+    start, end = (v.item() if isinstance(v, Tensor) and not v.dim() else v for v in (start, end))
     if y.dtype not in FLOATS or any(isinstance(v, (complex, Tensor)) for v in (start, end)):
         raise NotSupported(f"numbers {start} and {end} as {y.dtype}")
     near = (lambda v: float(v)) if y.dtype is torch.float64 else lambda v: ctypes.c_float(v).value

@@ -1,11 +1,12 @@
 """Attention of newly decoded tokens to a KV cache, and writes to that cache.
 
-Decoding reads the cache once and computes little, so the rows of one tile are all query heads that share a KV head, for
-all new tokens. The keys of a sequence are split among programs until the chip is full. Each program writes a partial
-result in float32, and a second kernel combines them. The split depends on the sequence's length, which is known only on
-the device: a program without keys writes lse = -inf and returns.
+Decoding should read the cache only once, so one tile has all query heads that share a KV head, for all new tokens. The
+keys of a sequence are split among programs until the chip is full. Each program writes a partial result in float32, and
+a second kernel combines them. The split depends on the sequence's length, which is known only on the device: a program
+without keys writes lse = -inf and returns.
 
-MLA's latent cache is one head of keys whose first columns are the values. The same kernel serves it, without reading v.
+MLA's latent cache is one head of keys; their first columns are also the values. The same kernel serves it and reads no
+v.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from .lib.launch import Config, Launcher
 from .lib.products import NUMBERS, multiplies_fp8, precision
 from .lib.rows import OutputSpec, cores, wide_of
 
-LOG2_E = math.log2(math.e)  # scores are exponents of 2, because chips have an exp2 instruction
+LOG2_E = math.log2(math.e)  # the softmax uses powers of 2, because chips have an exp2 instruction
 MOST_SPLITS = 64
-WIDEST = 1024  # most columns of a row of the cache
+WIDEST = 1024  # limit of the head dimensions of the cache
 
 # ---- device code ----------------------------------------------------------------------------------------------------
 
@@ -53,7 +54,10 @@ def page_of(table_ptr, at, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def columns(ptr, o_n, m, first, size, NUMBERS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr):
-    """Columns from `first` on of rows of the cache, 0 where masked; NUMBERS converts bytes to floats."""
+    """Load columns of rows of the cache, from column `first` on; masked elements are 0.
+
+    NUMBERS converts bytes to floats.
+    """
     o = tl.arange(0, BLOCK)
     m = m[:, None]
     if not FULL:
@@ -85,10 +89,11 @@ def _decode(
     FULL: tl.constexpr, NUMBERS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, PARTIAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """One split of the keys of a sequence, for the queries of one KV head.
+    """Attention of the queries of one KV head to one split of a sequence's keys.
 
-    A row of k is read as PART columns in BLOCK_D, and the rest in BLOCK_R: 576 is 512 and 64. Without v_ptr, the first
-    part is also the value. PARTIAL: o and lse are partial results, [batch, splits, heads, queries]; lse is to base 2.
+    A row of k is read in two blocks, PART columns in BLOCK_D and the rest in BLOCK_R: 576 columns are 512 and 64.
+    Without v_ptr, the first block is also the value. PARTIAL: o and lse are partial results, [batch, splits, heads,
+    queries]; lse is to base 2.
     """
     kv, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     split, z = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -116,7 +121,7 @@ def _decode(
     k_ptr += kv.to(tl.int64) * k_head
     if v_ptr is not None:
         v_ptr += kv.to(tl.int64) * v_head
-    position = query + (length - queries)  # index of each query's position among the keys
+    position = query + (length - queries)  # the index of the key at the query's position
     page = z
     if table_ptr is not None:
         table_ptr += z * table_row
@@ -197,7 +202,7 @@ def _combine(
     BLOCK_S: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """o and lse of a query and head: its splits' results, weighted by their fractions of the sum."""
+    """o and lse of a query and head: the sum of its splits' results, weighted by their fractions of the softmax."""
     row = tl.program_id(0).to(tl.int64)
     rows = heads * queries
     z, index = row // rows, row % rows
@@ -319,10 +324,10 @@ write = Launcher(
 
 
 def splits_for(programs: int, keys: int, slots: int) -> int:
-    """The smallest number of splits that fills the chip almost as well as the best number does.
+    """The smallest number of splits whose use of the chip is at least 90 % of the best possible.
 
-    `programs`: the number of programs without a split; `slots`: how many run at a time; `keys`: the number of blocks of
-    keys. The last wave of programs should not leave most of the chip idle.
+    `programs`: the number of programs of one split; `slots`: how many programs run at a time; `keys`: the number of
+    blocks of keys. A bad number leaves most of the chip idle in the last wave of programs.
     """
     most = max(1, min(MOST_SPLITS, keys, -(-2 * slots // max(programs, 1))))
     rounds = lambda splits: programs * splits / slots
@@ -332,7 +337,8 @@ def splits_for(programs: int, keys: int, slots: int) -> int:
 
 @tunable("decode.keys", free="BLOCK_M BLOCK_N PER_CORE")
 def key_tiles(rows: int, keys: int, dim: int, dtype: torch.dtype, kept: torch.dtype) -> Tiles:
-    """Rows of a tile (heads and queries of one KV head), keys per step, and programs per core at a time.
+    """BLOCK_M: rows of a tile (heads and queries of one KV head). BLOCK_N: keys per step. PER_CORE: programs that run
+    on a core at a time.
 
     `keys`: the capacity of the cache per sequence; `dim`: the larger head dimension of k and v; `kept`: the cache's
     dtype. Keys are split among programs until every core has PER_CORE programs.
@@ -346,7 +352,7 @@ def key_tiles(rows: int, keys: int, dim: int, dtype: torch.dtype, kept: torch.dt
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-CACHE, TOKENS = ("page", "row", "head"), ("batch", "row", "head")  # names of the dimensions before the last one
+CACHE, TOKENS = ("page", "row", "head"), ("batch", "row", "head")  # names of all dimensions but the last one
 
 
 def _steps(name: str, t: Tensor | None, copied: bool = False, dims: tuple[str, ...] = CACHE) -> dict[str, int]:
@@ -358,7 +364,7 @@ def _steps(name: str, t: Tensor | None, copied: bool = False, dims: tuple[str, .
 
 
 def _each(scale: Tensor | None) -> int:
-    """The stride of the heads' scales: 0 if all heads share one scale."""
+    """The stride between the scales of heads: 0 if all heads share one scale."""
     return int(scale is not None and scale.numel() > 1)
 
 
@@ -368,7 +374,7 @@ def _loose(**tensors: Tensor | None) -> list[str]:
 
 
 def _viewed(q: Tensor, cache: Tensor, names: Collection[str]) -> tuple[dict[str, Callable[[Tensor], Tensor]], Any]:
-    """For chips without float8: functions that view a float8 cache as bytes, and a function that converts them."""
+    """A float8 cache on chips without float8: functions that view it as bytes, and one that converts the bytes."""
     if cache.dtype in FP8 and q.dtype is torch.float64:  # Triton 3.6 cannot compile a float64 product of bytes
         return {name: _in_float64 for name in names}, None
     if cache.dtype not in FP8 or multiplies_fp8():
@@ -385,7 +391,7 @@ def _bytes(t: Tensor) -> Tensor:
 
 
 class DecodeProblem(NamedTuple):
-    """Sizes of a call. MLA has one KV head, with v in its first columns."""
+    """Sizes of a call. MLA has one KV head, and v is the first columns of k."""
 
     batch: int
     queries: int
@@ -399,7 +405,7 @@ class DecodeProblem(NamedTuple):
 
     @property
     def parts(self) -> tuple[int, int]:
-        """How a row of k is read: first the columns of v, or a power of two of columns; then the rest."""
+        """Columns of k in the first block (those of v if it is part of k, else a power of two), and in the second."""
         part = self.dim_v if self.shared else self.dim if self.dim < 16 else 1 << (self.dim.bit_length() - 1)
         return part, self.dim - part
 
@@ -511,7 +517,10 @@ def _plan(
 
 
 def _page(k: Tensor, table: Tensor | None) -> tuple[int, int]:
-    """The keys per sequence and per page. Without pages the latter is 1, because the length is not a constexpr."""
+    """The keys per sequence and per page.
+
+    Without pages, the page size is 1: it is a constexpr, and the length must not be one.
+    """
     return (k.shape[1], 1) if table is None else (k.shape[1] * table.shape[1], max(k.shape[1], 1))
 
 
@@ -550,8 +559,8 @@ def mla_decode(
     precision: str,
 ) -> Plan:
     capacity, page = _page(cache, table)
-    # Values come from the same tile as the keys, except in float8: Triton keeps a float8 tile twice in shared memory,
-    # once per product, and then does not prefetch it (3.6, sm_90). A second load comes from L2.
+    # Values come from the same tile as the keys, except in float8: Triton would keep that tile twice in shared memory,
+    # once per product, and not prefetch it (3.6, sm_90). So float8 values are loaded again, from L2.
     shared = cache.dtype not in FP8
     batch, queries, heads, dim = q.shape
     p = DecodeProblem(batch, queries, heads, 1, capacity, page, dim, rank, shared)

@@ -1,11 +1,12 @@
 """Distances between all pairs of vectors, in tiles of pairs, so that a vector is loaded once per tile, not per pair.
 
-One kernel serves both forwards, and one both backwards. The pairs of one set (pdist) are those above the diagonal, row
+One kernel serves both forwards, and one both backwards. pdist has the pairs of one set that are above the diagonal, row
 by row. A gradient is summed by one program in order, without atomics. Euclidean distances of more than 25 vectors are
 left to torch: ATen composes them from matmul and pointwise ops.
 """
 
-# No `from __future__ import annotations`: Triton reads tl.float64 of p, and would pass float32 without it.
+# No `from __future__ import annotations`: Triton must see p's annotation, tl.float64; without it p would be passed as
+# float32.
 
 import math
 from collections.abc import Callable
@@ -38,7 +39,7 @@ MODES = {None: "large", 0: "large", 1: "always", 2: "never"}  # compute_mode -> 
 
 @triton.jit
 def added(d, p, NORM: tl.constexpr):
-    """The term that a difference adds to the sum."""
+    """What a difference of two elements adds to the sum."""
     if NORM == "zero":
         y = (d != 0).to(d.dtype)
     elif NORM == "two":
@@ -92,7 +93,7 @@ def slope(d, g, dist, p, NORM: tl.constexpr):
 
 @triton.jit
 def condensed(i, j, n):
-    """The index of the distance of i and j in the condensed result: pairs above the diagonal, row by row."""
+    """The index of the pair (i, j) in the condensed result, which has the pairs above the diagonal, row by row."""
     low = tl.minimum(i, j).to(tl.int64)
     high = tl.maximum(i, j).to(tl.int64)
     return low * n - low * (low + 1) // 2 + high - low - 1
@@ -133,7 +134,7 @@ def _forward(
             b = tl.load(b_row + start, mask=(o_n < n)[:, None] & m_k, other=0.0)
             d = added(a[:, None, :] - b[None, :, :], power, NORM)
             if NORM == "inf":
-                total = tl.maximum(total, tl.max(tl.where(d > 0, d, 0.0), 2))  # NaN is ignored
+                total = tl.maximum(total, tl.max(tl.where(d > 0, d, 0.0), 2))  # ignores NaN
             else:
                 total += tl.sum(d, 2)
         i, j = o_m[:, None], o_n[None, :]
@@ -159,7 +160,7 @@ def _backward(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """The gradient of a[i], the sum over all b[j]."""
+    """The gradient of a[i]: the sum of its terms for all b[j]."""
     batch = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(k, BLOCK_K)
     o_m = (tl.program_id(0) // across) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -209,7 +210,7 @@ WIDE = dtypes((torch.float32, torch.float64))
 Points = AnyTensor[Tensor, "*batch n k", WIDE, nonempty()]
 OnePoints = AnyTensor[Tensor, "n k", WIDE, nonempty()]
 Order = Annotated[float, at_least(0)]
-PositiveOrder = Annotated[float, between(0, open=True)]  # the gradient for p = 0 is zero
+PositiveOrder = Annotated[float, between(0, open=True)]  # p = 0 is not supported: its gradient is zero
 
 
 def _norm(p: float) -> str:
@@ -221,7 +222,8 @@ def _slope_norm(p: float) -> str:
     return norm if norm != "p" else "below one" if p < 1 else "below two" if p < 2 else "above two"
 
 
-Vectors = tuple[tuple[int, ...], int, int, int, int]  # shape and number of batches, numbers of a and b, elements
+# batch shape and its product; vectors in a and in b; elements per vector
+Vectors = tuple[tuple[int, ...], int, int, int, int]
 
 
 def _vectors(a: Tensor, b: Tensor) -> Vectors:

@@ -1,6 +1,7 @@
 """Divergences of two distributions, in float32 (float64 for float64): one row per program, read in pieces."""
 
-# No `from __future__ import annotations`: Triton reads tl.float64 of temperature, and would pass float32 without it.
+# No `from __future__ import annotations`: Triton must see temperature's annotation, tl.float64; without it temperature
+# would be passed as float32.
 
 from typing import Any
 
@@ -24,7 +25,7 @@ def _log_mixture(b_q, b_p, BETA: tl.constexpr):
 
 @triton.jit
 def _jsd(b_x, b_y, BETA: tl.constexpr):
-    """The terms of the divergence of q = exp(x) and p = exp(y); a probability of 0 adds 0."""
+    """The terms of the divergence of q = exp(x) and p = exp(y). A term with a probability of 0 is 0."""
     b_q, b_p = tl.exp(b_x), tl.exp(b_y)
     if BETA == 0.0:
         return tl.where(b_p > 0.0, b_p * (b_y - b_x), 0.0)
@@ -234,7 +235,7 @@ logits_bwd = Launcher(_logits_bwd, sizes="student_stride teacher_stride n")
 
 @tunable("divergence.forward")
 def forward_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Pieces of rows of two tensors: half as long as in a loss of one tensor."""
+    """Two tensors are loaded, so pieces of rows are half as long as in a loss of one tensor."""
     block = min(max(triton.next_power_of_2(n), 64), 4096 // max(dtype.itemsize, 2))
     return Tiles(min(128, max(32, block // 16)), BLOCK_N=block)
 

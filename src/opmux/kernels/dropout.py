@@ -1,4 +1,7 @@
-"""Dropout with a bit mask. The Philox words of one group, one per thread, serve eight elements in each half of x."""
+"""Dropout with a bit mask.
+
+Each thread draws the Philox words of one group, which decide eight elements in each half of x.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ def byte_kept(word, PLACE: tl.constexpr, threshold):
 
 @triton.jit
 def eight(k0, k1, k2, k3, k4, k5, k6, k7):
-    """Interleave: k0[0], k1[0], ..., k7[0], k0[1], ..."""
+    """Interleave eight blocks: k0[0], k1[0], ..., k7[0], k0[1], ..."""
     return interleave4(interleave2(k0, k4), interleave2(k1, k5), interleave2(k2, k6), interleave2(k3, k7))
 
 
 @triton.jit
 def half(b_x, y_ptr, mask_ptr, low, high, threshold, scale, left, BLOCK: tl.constexpr):
-    """Apply dropout to eight elements per group, and store their byte of the mask."""
+    """Apply dropout to eight elements per group, and store the mask byte of each group."""
     o = tl.arange(0, 8 * BLOCK)
     m = o < left * 8
     k0, k1 = byte_kept(low, 0, threshold), byte_kept(low, 1, threshold)
@@ -108,13 +111,13 @@ bwd = Launcher(_bwd, sizes="eights")
 
 @tunable("dropout.bits", free="BLOCK")
 def tiles(dtype: torch.dtype) -> Tiles:
-    """As many groups per program as threads, so that no bits move between threads."""
+    """One group per thread, so that no bits move between threads."""
     return Tiles(128, BLOCK=128)
 
 
 @tunable("dropout.bits_bwd", free="TILES BLOCK")
 def bwd_tiles(dtype: torch.dtype) -> Tiles:
-    """As many mask bytes per tile as threads."""
+    """One mask byte per thread and tile."""
     return Tiles(128, TILES=2, BLOCK=128)
 
 

@@ -1,4 +1,4 @@
-"""Fake quantization, PReLU's gradient and cross products: each reads memory once, with any strides.
+"""Fake quantization, PReLU's gradient and cross products: each is one pass over tensors of any strides.
 
 torch's fake quantization per channel takes two passes, one for the result and one for the mask.
 """
@@ -102,7 +102,7 @@ def quantized(x, scale, zero_point):
 
 @triton.jit
 def learnt(zero_point, low, high):
-    """A learnable zero point: a float, rounded to an integer and clamped to the range."""
+    """Round a learnable zero point, a float, to an integer, and clamp it to the range."""
     rounded = libdevice.rint(zero_point.to(tl.float32))
     return tl.minimum(tl.maximum(rounded, low.to(tl.float32)), high.to(tl.float32)).to(tl.int64)
 
@@ -188,7 +188,10 @@ def _learnable(x: Input, scale: OneFloat, zero_point: OneFloat) -> Callable[...,
 def _fake_quantize_learnable_per_tensor_affine(
     self: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Tensor:
-    """torch reads scale and zero point on the host; here the kernel does. Only the backward uses `grad_factor`."""
+    """The kernel reads scale and zero point; torch reads them on the host.
+
+    `grad_factor` is used only by the backward.
+    """
     _check_limits(quant_min, quant_max)
     return _learnable(self, scale, zero_point)(self, scale, zero_point, int(quant_min), int(quant_max))
 
@@ -209,7 +212,7 @@ def _per_channel(
 def fake_quantize_per_channel_affine_cachemask(
     self: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
 ) -> Pair:
-    """The zero points are read on the host, as torch does: they must be in the range."""
+    """Read the zero points on the host, as torch does, to check that they are in the range."""
     run = _per_channel(self, scale, zero_point, axis)
     _check_limits(quant_min, quant_max)
     least, most = torch.stack(torch.aminmax(zero_point)).tolist() if zero_point.numel() else (0, 0)

@@ -1,4 +1,4 @@
-"""ATen's losses: kernels for elementwise losses, which take the formula as a constexpr, and for the nll losses.
+"""ATen's losses: elementwise losses, in kernels that take the formula as a constexpr, and the nll losses.
 
 A reducing forward reads its input once: programs write partial sums, which a second kernel adds in a fixed order.
 """
@@ -75,7 +75,7 @@ def soft_margin_loss_backward(x, t, w, p, number):
 
 @triton.jit
 def binary_cross_entropy(x, t, w, p, number):
-    """Logarithms are clamped to at least -100, as in ATen."""
+    """Logarithms are clamped to -100 or more, as in ATen."""
     one = tl.maximum(libdevice.log(x), -100.0, propagate_nan=tl.PropagateNan.ALL)
     zero = tl.maximum(libdevice.log1p(-x), -100.0, propagate_nan=tl.PropagateNan.ALL)
     y = (t - 1) * zero - t * one
@@ -143,7 +143,7 @@ def _reduced(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program's sum over `steps` blocks, times a factor."""
+    """A program sums the losses of `steps` blocks and multiplies the sum by a factor."""
     number = tl.full([], number, WIDE)
     o = tl.program_id(0).to(tl.int64) * steps * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], WIDE)
@@ -183,7 +183,7 @@ def _each_bwd(
 
 
 def _total(share_ptr, y_ptr, n, factor: tl.float64, BLOCK: tl.constexpr):
-    """Add the partial sums; multiply by a factor."""
+    """Add the partial sums, and multiply the result by a factor."""
     o = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], share_ptr.dtype.element_ty)
     for start in range(0, n, BLOCK):
@@ -200,7 +200,7 @@ total = Launcher(_total, sizes="")
 
 @tunable("elementwise_loss.each")
 def each_tiles(dtype: torch.dtype) -> Tiles:
-    """A thread loads 32 bytes of each tensor, 16 at a time."""
+    """Each thread loads 32 bytes of each tensor, in loads of 16 bytes."""
     return Tiles(128, BLOCK=4096 // dtype.itemsize)
 
 
@@ -222,14 +222,14 @@ def split(n: int, block: int, chip: torch.device) -> tuple[int, int]:
 # ---- elementwise losses ---------------------------------------------------------------------------------------------
 
 
-# Inputs that torch promotes or broadcasts are left to torch.
+# Inputs of different dtypes or shapes are left to torch, which promotes or broadcasts them.
 Input = Float[Tensor, "*size", nonempty()]
 Like = Float[Tensor, "*size", same_dtype("self")]
 Weight = Float[Tensor, "...", same_dtype("self"), broadcasts_to("self")]
 
 
 def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, copied: list[str]) -> Plan:
-    """The plan of a forward; `copied` are the arguments to make contiguous."""
+    """The plan of a forward. `copied`: the arguments that are made contiguous first."""
     n, wide = x.numel(), wide_of(x.dtype)
     constants = {"LOSS": globals()[name], "WIDE": wide}
     if reduction == spec.NONE:
@@ -251,9 +251,9 @@ def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, 
 
 
 def _number(**values: float) -> float:
-    """beta or delta; 0 for a loss without one."""
+    """The value of beta or delta; 0 for a loss that has neither."""
     for name, value in values.items():
-        if not value > 0:  # torch raises, or uses another formula
+        if not value > 0:  # torch raises or uses another formula for these
             raise NotSupported(f"{name} = {value}")
     return sum(values.values())
 
@@ -292,7 +292,7 @@ for _name in ("mse_loss", "soft_margin_loss", "smooth_l1_loss", "huber_loss", "b
 def binary_cross_entropy_with_logits_triton(
     self: Input, target: Like, weight: Weight | None, pos_weight: Weight | None, reduction: int
 ) -> Plan:
-    """Weights that broadcast are expanded to the shape of self by a copy."""
+    """Weights are broadcast to the shape of self, and copied if they are not contiguous then."""
     shape, before = self.shape, {}
     for name, w in (("weight", weight), ("pos_weight", pos_weight)):
         if w is not None:
@@ -305,7 +305,10 @@ def binary_cross_entropy_with_logits_triton(
 
 @triton.jit
 def picked(self_ptr, target_ptr, weight_ptr, o, mask, ignore, x_n, x_c, x_s, n_classes, inner, WIDE: tl.constexpr):
-    """The loss and the weight of each target. NaN for an invalid target, for which torch fails a device assert."""
+    """The loss and the weight of each target.
+
+    The loss of an invalid target is NaN; torch would fail a device assert.
+    """
     t = tl.load(target_ptr + o, mask=mask, other=0)
     counts = mask & (t != ignore)
     sound = counts & (t >= 0) & (t < n_classes)
@@ -359,7 +362,7 @@ def _nll_sum(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program's sums over `steps` blocks."""
+    """A program's sums of losses and weights over `steps` blocks."""
     o = tl.program_id(0).to(tl.int64) * steps * BLOCK + tl.arange(0, BLOCK)
     losses = tl.zeros([BLOCK], WIDE)
     weights = tl.zeros([BLOCK], WIDE)
@@ -408,7 +411,7 @@ def _nll_bwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """All of dx, including zeros. A row has n = classes * inner elements; FLAT: inner is 1."""
+    """Write all of dx, including the zeros. A row has n = classes * inner elements; FLAT: inner is 1."""
     across = tl.cdiv(n, BLOCK_N)
     pid = tl.program_id(0)
     i = (pid // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
@@ -448,7 +451,7 @@ def nll_tiles(dtype: torch.dtype) -> Tiles:
 
 @tunable("elementwise_loss.nll_bwd")
 def nll_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A thread writes 32 bytes."""
+    """Each thread writes 32 bytes."""
     block = min(triton.next_power_of_2(n), 4096 // dtype.itemsize)
     return Tiles(128, BLOCK_M=max(1, 4096 // dtype.itemsize // block), BLOCK_N=block)
 

@@ -1,12 +1,12 @@
 """ATen's ops over lists of tensors: one launch for a whole list, with the tables of `lib/lists.py`.
 
-A kernel is generated from a function of one element of each list (`STEP`) and the kinds of its other arguments:
+A kernel is generated from `STEP`, a function of one element of each list, and from the kind of each argument of STEP:
 
     t  a list of tensors               s  one number per tensor     n  a number
     h  a list of one-element tensors   p  a one-element tensor      d  a number, passed to STEP in float64
                                                                     -  absent
 
-Elementwise ops use the functions of the pointwise table; optimizers have functions of their own.
+Elementwise ops use the functions of the pointwise table; each optimizer has its own function.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class StepForm(NamedTuple):
 
     name: str
     kinds: str
-    writes: tuple[tuple[int, int], ...]  # (result, list)
-    lists: int  # including lists that are only written
-    constants: tuple[tuple[str, Any], ...] = ()  # further arguments of STEP, by name
+    writes: tuple[tuple[int, int], ...]  # (index of the result, index of the list that it is written to)
+    lists: int  # the number of lists, including those that are only written
+    constants: tuple[tuple[str, Any], ...] = ()  # constexprs that STEP takes after the others
     several: bool = False  # STEP returns a tuple
 
 
@@ -82,7 +82,7 @@ def {name}({params}):
 
 @functools.cache
 def kernel_of(form: StepForm) -> Launcher:
-    """Generate the kernel of a form."""
+    """Generate the kernel that runs STEP with these inputs and outputs."""
     params = ["table_ptr", "chunk_ptr"]
     held = [f"p{i}_ptr" for i, kind in enumerate(form.kinds) if kind == "p"]
     runtime = [f'v{i}: "fp64"' for i, kind in enumerate(form.kinds) if kind in "nd"]
@@ -140,7 +140,7 @@ def run(
     skip: Tensor | None = None,
     wide: torch.dtype | None = None,
 ) -> None:
-    """Launch a form; `args`: one-element tensors, then numbers."""
+    """Launch the kernel of a form with this STEP; `args`: first the one-element tensors, then the numbers."""
     held = form.kinds.count("p")
     dtype = wide or group.dtypes[0]
     constants = {"STEP": step, "C": DTYPES[dtype][1], **dict(form.constants), "LANES": lanes(group.dtypes)}
@@ -152,12 +152,12 @@ def run(
 
 
 def row_of(name: str) -> Row:
-    """The row of the op of one tensor, from the table that the pointwise family fills."""
+    """The pointwise op that is applied to each tensor: its entry in the table of kernels/pointwise.py."""
     specs.load_implementers("pointwise")
     return ROWS["true_divide" if name == "div" else name]
 
 
-# ATen's overloads have several names for the same operand: in each group, the first name that the op has is used.
+# ATen's overloads have several names for the same operand: of each group, the first name in the op's signature is used.
 OPERANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(spec.UNARY, (("self",),)),
     **dict.fromkeys(spec.BINARY, (("self",), ("scalars", "scalar", "other"))),
@@ -174,7 +174,7 @@ class Operands(NamedTuple):
 
     kinds: str
     lists: list[Sequence[Tensor]]
-    more: tuple[tuple[int, ...], ...]  # one number per tensor, as the bits of float64
+    more: tuple[tuple[int, ...], ...]  # tuples of one number per tensor, as the bits of a float64
     held: tuple[Tensor, ...]
     numbers: tuple[float, ...]
 
@@ -205,7 +205,8 @@ def _kind(value: Any, dtype: torch.dtype, count: int) -> tuple[str, Any]:
             return "t", value
         return "s", _real(value)
     if isinstance(value, Tensor):
-        if value.is_cpu and value.dim() == 1 and value.numel() == count:  # the numbers of an `addcmul.Tensor`
+        # the scalars of `addcmul.Tensor`, one per tensor
+        if value.is_cpu and value.dim() == 1 and value.numel() == count:
             return "s", _real(value.tolist())
         if value.dim():
             raise NotSupported(f"a tensor of {tuple(value.shape)} for all tensors of a list")
@@ -230,7 +231,7 @@ def _first_list(values: Sequence[Any]) -> Sequence[Tensor]:
 
 
 def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Two functions: the op that allocates its results, and the op that writes to given tensors."""
+    """Two functions: one allocates the op's results, the other writes them to given tensors."""
     names = spec.ops[f"_foreach_{name}"].spec.names
     groups = [[names.index(n) for n in group if n in names] for group in OPERANDS[name]]
     found: list[Row] = []
@@ -328,7 +329,7 @@ def foreach_zero(self: Any) -> Any:
 
 @impl(spec.ops["_foreach_norm"], devices=DEVICES)
 def foreach_norm(self: Any, ord: Any = 2, dtype: Any = None) -> Any:
-    """Euclidean norms: sums of squares of chunks, then of tensors, in a fixed order."""
+    """Euclidean norms. Squares are summed per chunk, then per tensor, in a fixed order."""
     _check_lists(self)
     kind = self[0].dtype
     if ord != 2 or dtype is not None or kind not in FLOATS[:3]:
@@ -444,7 +445,7 @@ def _stepped(
     absent: int,
     **constants: Any,
 ) -> None:
-    """One step over lists of one dtype.
+    """One optimizer step over lists of one dtype.
 
     `states`: a list of one-element tensors, or None; `absent`: the number of absent lists. STEP takes the lists, the
     states (if any), the numbers and the scale.
@@ -573,7 +574,7 @@ def _adagrad(
 
 
 def mutating(name: str, fn: Callable[..., Any], result: Callable[..., Any] = lambda *args: None) -> None:
-    """Register a function that writes to its arguments as the op and as its in-place overload."""
+    """Register a function that writes to its arguments, both as the op and as its in-place overload."""
     named = spec.ops[name].spec.names
     positional = [p.name for p in spec.ops[name].spec.signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
 
@@ -613,7 +614,7 @@ def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
 
 
 def _update_scale(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff: tl.float64, interval):
-    """After an overflow the scale is reduced; after `interval` steps without one it grows, if the result is finite."""
+    """Reduce the scale after an overflow. Increase it after `interval` steps without overflow, if it stays finite."""
     scale = tl.load(scale_ptr)
     count = tl.load(tracker_ptr)
     found = tl.load(found_ptr) != 0

@@ -1,4 +1,5 @@
-"""Activations and norms with FP8 results: tiles are computed, cast, and written with transpose and scales in one pass.
+"""Activations and norms with FP8 results: one pass computes tiles, casts them, and writes them, their transpose and
+scales.
 
 Current scaling computes the result twice, once for its amax and once for the cast. So the inputs are read twice, but no
 intermediate result is written or read back.
@@ -23,11 +24,11 @@ from .lib.quant_tiles import amax_of, amax_of_tiles, blocks_launch, cast_launch,
 from .lib.rows import OutputSpec, programs, wide_of
 
 Buffer = Tensor | None
-FEW = 256  # most programs that compute an amax: each program of the cast reads all of their results
+FEW = 256  # at most this many programs compute an amax, because each program of the cast reads all their results
 
 
 def _constants(x: Tensor, act: str, gated: bool, backward: bool, rounds: bool) -> dict[str, Any]:
-    """Constexprs: how the kernels compute an activation or its gradient."""
+    """The constexprs that say how kernels compute an activation or its gradient."""
     value, slope = (None, None) if act == spec.NONE else MATHS[act]
     return dict(
         VALUE=value if gated or not backward else None,
@@ -41,7 +42,10 @@ def _constants(x: Tensor, act: str, gated: bool, backward: bool, rounds: bool) -
 def _with_sums(
     makes: dict[str, OutputSpec], steps: list[Step], x: Tensor, dbias: Buffer, shape: Any, copied: Any
 ) -> Plan:
-    """A plan whose last launch also writes partial column sums. If dbias is requested, another launch adds them."""
+    """The plan of these steps.
+
+    If dbias is requested, the last step also writes partial column sums, and one more launch adds these.
+    """
     if dbias is None:
         return Plan(makes, steps, copied)
     *before, last = steps
@@ -62,7 +66,7 @@ def _amax(x: Tensor, shape: Any, source: dict[str, Any]) -> Launch:
 
 
 def _nothing(reference: Callable[..., Any]) -> Plan:
-    """The plan for empty tensors: the reference writes the scalars and the sums."""
+    """The plan for empty tensors: runs the reference, which writes the scalars and the sums."""
     return Plan({}, [reference])
 
 

@@ -1,7 +1,7 @@
 """Sampling at grid positions: the forward gathers; the backward adds to the input's gradient with atomics.
 
-Only the grid determines which positions read an input element, so the input's gradient cannot be gathered; torch uses
-atomics too. If deterministic algorithms are requested, the backward is left to torch.
+Which positions read an input element is known only from the grid's values, so the input's gradient cannot be gathered;
+torch uses atomics too. If deterministic algorithms are requested, the backward is left to torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .lib.rows import OutputSpec, wide_of
 
 @triton.jit
 def clipped(u, slope, n_in):
-    """Clamp a coordinate to the input; outside the input the slope is 0."""
+    """Clamp a coordinate to the input; where it was outside, the slope becomes 0."""
     last = (n_in - 1).to(u.dtype)
     slope = tl.where((u > 0) & (u < last), slope, 0.0)
     return tl.minimum(tl.maximum(u, 0.0), last), slope
@@ -67,7 +67,7 @@ def coordinate(v, n_in, PADDING: tl.constexpr, ALIGN: tl.constexpr):
         u = tl.where(even, rest + low, span - rest + low)
         slope = tl.where(even, slope, -slope)
         u, slope = clipped(u, slope, n_in)
-    return tl.where(tl.abs(u) < 1e9, u, -100.0), slope  # NaN and infinity read nothing
+    return tl.where(tl.abs(u) < 1e9, u, -100.0), slope  # NaN and infinity become -100, which reads nothing
 
 
 @triton.jit
@@ -170,9 +170,9 @@ sample = Launcher(_sample, sizes="n n_c")
 sample_bwd = Launcher(_sample_bwd, sizes="n")
 
 
-Mode = Annotated[int, one_of(spec.LINEAR, spec.NEAREST)]  # not cubic
+Mode = Annotated[int, one_of(spec.LINEAR, spec.NEAREST)]  # cubic is left to torch
 Padding = Annotated[int, one_of(spec.ZEROS, spec.BORDER, spec.REFLECTION)]
-# torch computes the gradients of 16-bit positions in 16 bits, with other results.
+# 16 bits are left to torch: it computes the gradients of 16-bit positions in 16 bits, so ours would differ.
 Wide = AnyTensor[Tensor, "...", dtypes((torch.float32, torch.float64))]
 
 

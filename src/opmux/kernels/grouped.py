@@ -1,4 +1,4 @@
-"""Products of groups of rows: a program finds the group of its tile from the ends of all groups, on the device.
+"""Products of groups of rows: a program finds its tile's group on the device, from the ends of all groups.
 
 The host knows the number of rows and groups, but not the length of a group. A group of s rows has ceil(s / BLOCK_M)
 tiles, so all groups have at most ceil(rows / BLOCK_M) + groups tiles. That many programs are launched; those without a
@@ -41,7 +41,7 @@ from .lib.rows import DEVICES, OutputSpec, programs, wide_of
 
 @triton.jit
 def groups_of(ends_ptr, n_rows, n_groups, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
-    """The begin, the end and the number of tiles of each group, and the running sum of the tiles."""
+    """For each group: its first row, its end, its number of tiles, and the running sum of these numbers."""
     o = tl.arange(0, GROUPS)
     b_begin = tl.maximum(tl.load(ends_ptr + o - 1, mask=(o > 0) & (o < n_groups), other=0), 0)
     b_end = tl.minimum(tl.load(ends_ptr + o, mask=o < n_groups, other=0), n_rows)
@@ -74,7 +74,7 @@ def put(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Store a tile, multiplied by its scales if given: one per row, and one per column of the group."""
+    """Multiply a tile by its scales, if there are any (one per row, and one per column of the group), and store it."""
     i_m, i_n = first + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
     m_m, m_n = i_m < end, i_n < n
     if a_scale_ptr is not None:
@@ -91,7 +91,7 @@ def _product(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """IN_TURN: persistent, i.e. one program per core, with tensor descriptors; needs adjacent matrices."""
+    """IN_TURN: persistent programs, one per core, with tensor descriptors; matrices must be adjacent in memory."""
     b_begin, b_end, b_tiles, b_last = groups_of(ends_ptr, n_rows, n_groups, BLOCK_M, GROUPS)
     if IN_TURN:
         a = described(a_ptr, n_rows, k, a_stride, False, BLOCK_M, BLOCK_K)
@@ -158,7 +158,7 @@ def _wgrad(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A tile of the sum over a group's rows. One program computes it, so the sum is deterministic."""
+    """Compute a tile of the sum over a group's rows. One program computes the whole sum, so it is deterministic."""
     group = tl.program_id(1)
     i_tile, j_tile = tile(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     i_m = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -191,7 +191,7 @@ def _side(length: int, dtype: torch.dtype) -> int:
 
 @tunable("grouped.product", free="BLOCK_M BLOCK_N BLOCK_K")
 def product_tiles(rows: int, n: int, k: int, groups: int, dtype: torch.dtype) -> Tiles:
-    """Tiles as high as the average group: in higher tiles, most rows would be masked.
+    """BLOCK_M is about the average number of rows of a group: in higher tiles, most rows would be masked.
 
     IN_TURN: persistent, one program per core loops over tiles.
     """
@@ -214,11 +214,11 @@ def wgrad_tiles(rows: int, m: int, n: int, groups: int, dtype: torch.dtype) -> T
 
 
 class Matrices(NamedTuple):
-    """How the kernel reads matrices [groups, n, k]: the strides of groups and of rows (columns if `transposed`)."""
+    """How the kernel reads matrices [groups, n, k]: the strides of groups, and of rows (of columns if `transposed`)."""
 
     group: int
     step: int
-    transposed: bool  # columns are contiguous, not rows
+    transposed: bool  # whether columns are contiguous instead of rows
     copied: bool = False
 
     @classmethod
@@ -244,7 +244,10 @@ def _products(
     kinds: Kinds | None = None,
     exact: bool = False,
 ) -> Plan:
-    """The plan of the products of groups, in `dtype`. `kinds`: the FP8 dtypes of inputs that are bytes with scales."""
+    """The plan of grouped products with results of `dtype`.
+
+    `kinds`: the FP8 dtypes of inputs that are passed as bytes.
+    """
     sizes, groups = RowSizes.of(a=a), b.shape[0]
     rows, k, n = sizes.count, sizes.n, b.shape[1 if trans_b else 2]
     makes = {"y": OutputSpec.of((rows, n), dtype)}
@@ -255,10 +258,10 @@ def _products(
     views, read = read_as(kinds)
     spaced = (sizes.strides["a"] | matrices.step) * a.element_size() % 16 == 0
     follow = matrices.group == matrices.step * (k if matrices.transposed else n)
-    # With contiguous columns, the last block of K would read into the next matrix unless the block is full.
+    # With contiguous columns, a last block of K that is not full would read into the next matrix.
     whole = not matrices.transposed or k % tiles["BLOCK_K"] == 0
     in_turn = tiles["IN_TURN"] and spaced and follow and whole and read["A_NUMBERS"] is None and k > 0
-    block_n = min(tiles["BLOCK_N"], 128) if exact else tiles["BLOCK_N"]  # product and sum are in registers
+    block_n = min(tiles["BLOCK_N"], 128) if exact else tiles["BLOCK_N"]  # registers hold product and sum
     tiles = tiles.changed({"IN_TURN": in_turn, "BLOCK_N": block_n}, "grouped.product")
     most = -(-rows // tiles["BLOCK_M"]) + groups
     count = most * -(-n // tiles["BLOCK_N"])

@@ -1,7 +1,8 @@
-"""ATen's ops that move elements: each describes where the parts of its result come from; `lib.moves` launches copies.
+"""ATen's ops that move elements: a function per op says which part of the result is copied from where; `lib.moves`
+launches these copies.
 
 Three ops also compute: `unfold_backward` adds, `polar` multiplies, `repeat_interleave` searches. tril and triu have
-their own kernel, which does not read the elements that it drops.
+their own kernel, which does not read the elements that become zero.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def block_diag(y: Tensor, tensors: list[Tensor]) -> Stages:
 
 @moves(spec.ops["_chunk_cat"])
 def chunk_cat(y: Tensor, tensors: list[Tensor], dim: int, num_chunks: int) -> Stages:
-    """Each tensor is cut into chunks along dim, the last ones padded with zeros; the result has chunk i of every tensor
-    side by side."""
+    """Cut each tensor into chunks along dim, and pad with zeros at the end. The i-th slice of the result is the
+    concatenation of the i-th chunks of all tensors."""
     moves: Moves = []
     dim, at = dim % tensors[0].dim(), 0
     for t in tensors:
@@ -134,7 +135,7 @@ def rot90(y: Tensor, self: Tensor, k: int, dims: list[int]) -> Stages:
 
 @moves(spec.ops["roll"])
 def roll(y: Tensor, self: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Stages:
-    """Along each dimension, two parts swap places."""
+    """Along each dimension, the last `shift` elements and the rest swap places."""
     if not y.numel():
         return []
     shifts, dims = ([n] if isinstance(n, int) else n for n in (shifts, dims))
@@ -214,7 +215,7 @@ VIEWS: dict[str, Callable[..., Tensor]] = {
     "unfold_copy": Tensor.unfold,
     "as_strided_copy": torch.as_strided,
 }
-# storage_offset counts from the start of the storage, which a plan does not know.
+# storage_offset counts from the start of the storage, but a plan only has the tensor's own address.
 STRIDED = "storage_offset is not None and self.storage_offset() != 0"
 
 
@@ -232,14 +233,14 @@ for _name, _view in VIEWS.items():
 
 
 def _around(y: Tensor, dim: int, start: int, length: int, source: Tensor | RuntimeNumber | int = 0) -> Moves:
-    """Moves for the parts before and after [start, start + length) along dim, copied or filled from `source`."""
+    """Moves that write y before and after [start, start + length) along dim, from `source` (a tensor or a number)."""
     ends = ((0, start), (start + length, y.shape[dim] - start - length))
     part = (lambda a, n: source.narrow(dim, a, n)) if isinstance(source, Tensor) else lambda a, n: source
     return [(y.narrow(dim, a, n), part(a, n)) for a, n in ends]
 
 
 def _replaced(y: Tensor, source: Tensor | int, part: Tensor, src: Tensor) -> Stages:
-    """Two launches: write all of y, then overwrite a part of it. Used if the rest of y is not just two blocks."""
+    """Write all of y, then overwrite a part of it: two launches, for parts whose rest is not just two blocks."""
     return [[(y, source)], [(part, src)]]
 
 
@@ -361,7 +362,7 @@ def _triangle(
         some, all_ = left - (top + BLOCK_M - 1) <= diagonal, left + BLOCK_N - 1 - top <= diagonal
     y = y_ptr + batch * y_b + rows.to(tl.int64) * y_m + (columns if Y_PACKED else columns.to(tl.int64) * y_n)
     if x_ptr is not None:
-        # masks per tile, not per element, keep loads wide
+        # a mask per tile (`some`) keeps loads wide; a mask per element would not
         x = x_ptr + batch * x_b + rows.to(tl.int64) * x_m + (columns if X_PACKED else columns.to(tl.int64) * x_n)
         b_x = tl.load(x, mask=inside & some, other=0)
         tl.store(y, tl.where(keep, b_x, tl.zeros_like(b_x)), mask=inside)
@@ -378,7 +379,7 @@ triangle = Launcher(_triangle, sizes="x_b x_m y_b y_m n")
 
 @tunable("layout.triangle", free="BLOCK_M BLOCK_N")
 def triangle_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A tile of two 16-byte loads per thread, with 128 threads."""
+    """Tiles of 128 threads with two 16-byte loads each."""
     across = min(max(triton.next_power_of_2(n), 16), 256)
     return Tiles(128, BLOCK_M=max(4096 // dtype.itemsize // across, 1), BLOCK_N=across)
 
@@ -406,7 +407,7 @@ def _triangular(y: Tensor, self: Tensor, diagonal: int, upper: bool) -> Stages:
 
 
 def _even(x: Tensor) -> int:
-    """The stride between matrices."""
+    """The stride between the matrices of a batch."""
     steps = [(k, s) for k, s in zip(x.shape[:-2], x.stride()) if k > 1]
     if any(s != k * t for (_, s), (k, t) in itertools.pairwise(steps)):
         raise NotSupported("matrices that are not evenly spaced")
@@ -441,7 +442,7 @@ def _fold(g_ptr, y_ptr, total, length, inner, windows, size, step, most, WIDE: t
     outer = i // inner // length
     last = at // step
     acc = tl.zeros([BLOCK], WIDE)
-    for back in range(most):  # at most this many windows contain an element; starts with the last one
+    for back in range(most):  # `most` is the limit of windows that contain an element; the last window comes first
         window = last - back
         k = at - window * step
         mask = inside & (window >= 0) & (window < windows) & (k < size)
@@ -476,7 +477,10 @@ def _folded(grad: Tensor, input_sizes: list[int], dim: int, size: int, step: int
 
 @impl(spec.ops["unfold_backward"], devices=DEVICES)
 def unfold_backward(grad_in: Tensor, input_sizes: Any, dim: int, size: int, step: int) -> Tensor:
-    """Each element sums the windows that contain it, without atomics, so the result is deterministic."""
+    """Sum, for each element, its values in all windows that contain it.
+
+    Without atomics, so the result is deterministic.
+    """
     grad = grad_in.contiguous()
     return _folded(grad, list(input_sizes), dim, size, step)(grad)
 
@@ -537,7 +541,7 @@ def _searched(ends: Tensor, y: Tensor) -> Callable[..., Any]:
 
 @impl(spec.ops["repeat_interleave"], devices=DEVICES)
 def repeat_interleave(repeats: Index[Tensor, "n", nonempty()], *, output_size: int | None = None) -> Tensor:
-    """Each index, repeated as often as `repeats` says. Without output_size, the host reads the sum, as torch does."""
+    """Repeat index i repeats[i] times. Without output_size, the host reads the sum of `repeats`, as torch does."""
     ends = repeats.cumsum(0)
     if output_size is None:
         output_size = int(ends[-1].item())

@@ -19,11 +19,11 @@ from .lib.launch import Launcher
 from .lib.plans import check, plans
 from .lib.rows import DEVICES, OutputSpec, wide_of
 
-UNROLLED = tl.constexpr(16)  # up to this topk the loop is unrolled, so that all rows of a token are loaded at once
+UNROLLED = tl.constexpr(16)  # the loop over topk is unrolled up to this, so that all rows of a token are loaded at once
 
 
 def _map(order_ptr, row_map_ptr, n, tokens, topk, rows, BLOCK_N: tl.constexpr):
-    """row_map[k, token] = the row of a token's k-th copy, or -1 if it is not less than `rows`; inverse of `order`."""
+    """Invert `order`: row_map[k, token] = the row of a token's k-th copy, or -1 if that row is not less than `rows`."""
     o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     b_from = tl.load(order_ptr + o, mask=m, other=0)
@@ -70,7 +70,7 @@ def _one(
     ROUND_TO: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A piece of a token's k-th row, times its probability; the product is rounded to ROUND_TO."""
+    """A piece of a token's k-th row, multiplied by the row's probability; the product is rounded to ROUND_TO."""
     row = _row(row_map_ptr, token, k, tokens, rows)
     b_x = tl.load(x_ptr + row * x_stride + o, mask=m & (row >= 0), other=0.0)
     b_y = b_x.to(WIDE)
@@ -94,8 +94,7 @@ def _collect(
     WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A piece of a token: the sum of its rows. Rounds after each addition, as NVIDIA's kernel does; ONCE: only
-    at the end."""
+    """Sum a piece of all rows of a token. Rounds after each addition, as NVIDIA does; with ONCE, only at the end."""
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
@@ -130,7 +129,7 @@ def _collect_bwd(
     BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Write a token's gradient to its rows; dprobs are the dot products of the gradient and the rows."""
+    """Write a token's gradient to its rows. dprobs are the dot products of this gradient and the rows."""
     token = tl.program_id(0).to(tl.int64)
     o_k = tl.arange(0, BLOCK_K)
     b_row = tl.load(row_map_ptr + o_k * tokens + token, mask=o_k < TOPK, other=-1).to(tl.int64)[:, None]
@@ -158,13 +157,13 @@ collect_bwd = Launcher(_collect_bwd, sizes="dy_stride x_stride n")
 
 @tunable("moe.rows", free="BLOCK_N")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A piece of a row."""
+    """A program copies a piece of a row."""
     return Tiles(128, BLOCK_N=min(triton.next_power_of_2(n), 4096 // max(dtype.itemsize, 2)))
 
 
 @tunable("moe.dots", free="BLOCK_N")
 def dot_tiles(n: int, topk: int, dtype: torch.dtype) -> Tiles:
-    """A piece of all rows of a token."""
+    """A tile has the same piece of all rows of a token."""
     block = max(triton.next_power_of_2(topk), 1)
     most = max(64, 16384 // max(dtype.itemsize, 2) // block)
     return Tiles(128, BLOCK_K=block, BLOCK_N=min(triton.next_power_of_2(max(n, 1)), most))
@@ -230,7 +229,7 @@ def moe_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Plan:
 def _collected(
     op: str, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, once: bool, names: Mapping[str, str] = {}
 ) -> Plan:
-    """`names`: the op's names for x and y."""
+    """`names`: what the op calls the kernel's x and y."""
     _refuse_fp8(op, x)
     tokens, n = row_map.shape[0] // topk, x.shape[1]
     makes = {names.get("y", "y"): OutputSpec.of((tokens, n), x.dtype)}
@@ -293,7 +292,7 @@ def {name}(x_ptr, y_ptr, x_stride, y_stride, n, n_rows, at, to, {sizes}, BLOCK_M
     b_x = tl.load(x_ptr + i_x * x_stride + o_n, mask=(i_x >= 0) & m_n, other=0.0)
     tl.store(y_ptr + i_y * y_stride + o_n, b_x, mask=(m_to & (o_m < n_rows))[:, None] & m_n)
 """
-COUNTS = (8, 64)  # blocks per launch
+COUNTS = (8, 64)  # the numbers of blocks that a launch can have
 
 
 def _blocks(count: int) -> Launcher:
@@ -308,14 +307,14 @@ block_launchers = {count: _blocks(count) for count in COUNTS}
 
 @tunable("moe.padding", free="BLOCK_M BLOCK_N")
 def block_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Several short rows, or a piece of a long one."""
+    """A tile is several short rows, or a piece of a long one."""
     piece = min(triton.next_power_of_2(n), 4096 // max(dtype.itemsize, 2))
     return Tiles(128, BLOCK_M=max(1, 8192 // max(dtype.itemsize, 2) // piece), BLOCK_N=piece)
 
 
 @plans
 def _plan_blocks(op: str, x: Tensor, y: Tensor, count: int) -> Callable[..., None] | None:
-    """The launch, which still takes the begin and the sizes of blocks; None if there is nothing to write."""
+    """The launch; its caller passes where the blocks begin and their sizes. None if there is nothing to write."""
     check(op, x=x, y=y)
     if x.dtype in spec.FP8 or x.is_complex() or x.dtype is torch.float4_e2m1fn_x2:
         raise NotSupported(f"rows of {x.dtype}")

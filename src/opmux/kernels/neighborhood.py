@@ -1,8 +1,9 @@
-"""Neighborhood attention: a program handles a tile of positions, and the tiles of keys that their windows contain.
+"""Neighborhood attention: a program computes a tile of positions, and reads the tiles of keys in their windows.
 
 Only positions whose distance is a multiple of the dilation attend to each other. So a sequence is split into `dilation`
 shorter sequences, whose windows have no gaps. Softmax is computed tile by tile, as in flash attention; scores are not
-stored. The backward recomputes the scores twice, for dq and for dk and dv; each tile is summed by one program.
+stored. The backward recomputes the scores twice, once for dq and once for dk and dv. One program sums each tile of a
+gradient.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from .lib.launch import Launcher
 from .lib.products import precision
 from .lib.rows import OutputSpec, wide_of
 
-WIDEST = 256  # most columns of a head
+WIDEST = 256  # limit of a head's columns
 
 
 @triton.jit
 def _position(length, dilation, BLOCK: tl.constexpr):
-    """The head, the first position and the length of the shorter sequence, and this program's first index in it."""
+    """This program's shorter sequence (its head, first position and length), and the program's first index in it."""
     tiles = tl.cdiv(tl.cdiv(length, dilation), BLOCK)
     program = tl.program_id(0)
     head = (program // tiles // dilation).to(tl.int64)
@@ -36,7 +37,7 @@ def _position(length, dilation, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rows(i, head, first, length, dilation):
-    """The memory rows of the indices i of a shorter sequence."""
+    """The rows in memory of the indices i of a shorter sequence."""
     return head * length + first + i.to(tl.int64) * dilation
 
 
@@ -57,7 +58,7 @@ def _store(ptr, b, i_rows, m_rows, d, BLOCK_D: tl.constexpr):
 def _neighbors(
     x_ptr, z_ptr, i_m, at, half, head, first, count, length, dilation, d, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Tiles of x and z from index `at`, their rows and row mask, and which pairs of positions attend to each other."""
+    """Tiles of x and z from index `at`, their rows in memory, the rows' mask, and which positions attend to which."""
     i_n = at + tl.arange(0, BLOCK_N)
     r_n, m_n = _rows(i_n, head, first, length, dilation), i_n < count
     distance = i_m[:, None] - i_n[None, :]
@@ -196,7 +197,7 @@ fwd, bwd_q, bwd_kv = (Launcher(kernel, sizes="d") for kernel in (_fwd, _bwd_q, _
 
 @tunable("neighborhood", free="BLOCK_M BLOCK_N")
 def tiles_of(length: int, window: int, d: int, dtype: torch.dtype) -> Tiles:
-    """Tiles of keys are no wider than the window, so that most products are inside it."""
+    """Tiles of keys are no wider than the window, so that few products are masked."""
     most = 64 if d * dtype.itemsize <= 256 else 32 if d * dtype.itemsize <= 512 else 16
     side = lambda n: min(most, max(16, triton.next_power_of_2(n)))
     threads = 128 if d <= 64 else 256  # with 128 threads, dk and dv of 128 columns would not fit in registers
@@ -218,7 +219,7 @@ def _launch(kernel: Launcher, q: Tensor, window: int, dilation: int, scale: floa
 
 
 def _step(q: Tensor, dilation: int) -> int:
-    """The dilation, limited to the length: from there on, each position attends only to itself."""
+    """The dilation, limited to the length: with any larger one, each position attends only to itself."""
     if q.shape[3] > WIDEST:
         raise NotSupported(f"heads of {q.shape[3]} columns; up to {WIDEST} fit")
     return max(1, min(dilation, q.shape[2]))

@@ -1,8 +1,8 @@
 """Norms over the last dimension, in float32.
 
 A program holds a row in registers. Longer rows are shared by several programs if they can cooperate, else read in
-pieces. The forward reads a row once. In the backward, a program loops over many rows with the weight's gradient in
-registers; a second kernel sums the programs' partial gradients in a fixed order, so gradients are deterministic.
+pieces. The forward reads a row once. In the backward, a program loops over many rows and keeps its partial gradient of
+the weight in registers. A second kernel sums these partial gradients in a fixed order, so gradients are deterministic.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit
 def put_row(y_ptr, o, b_y, m, x_ptr, scale_ptr, CAST: tl.constexpr):
-    """`put`; if y_ptr is None, stores nothing and returns the amax of y rounded to the dtype of x."""
+    """The same as `put`.
+
+    But if y_ptr is None, it stores nothing and returns the amax of y, rounded to the dtype of x.
+    """
     if y_ptr is None:
         b_y = b_y.to(x_ptr.dtype.element_ty).to(tl.float32)
         return tl.max(tl.where(m & (b_y == b_y), tl.abs(b_y).to(tl.int32, bitcast=True), 0))
@@ -54,10 +57,11 @@ def _fwd(
     LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, LEAST: tl.constexpr, FULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]. With CAST, y is float8 and amax is raised to the amax of y.
+    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]. With CAST, y is float8, and amax becomes the maximum of
+    itself and y's.
 
-    Without y, writes only the statistics, and amax if given. With y_scale, `put_blocks` writes y. ROUND: the dtype that
-    norm(x) is rounded to; STEP: the dtype that every step is rounded to.
+    Without y_ptr, it writes only the statistics, and amax if amax_ptr is given. With y_scale_ptr, `put_blocks` writes
+    y. ROUND: norm(x) is rounded to this dtype. STEP: every step is rounded to this dtype.
     """
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
@@ -94,7 +98,7 @@ def _fwd_pieces(
     CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr,
     HOLD: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A row too long for registers: its first HOLD elements stay in registers; the rest is read again, from L2."""
+    """For rows too long for registers: the first HOLD elements stay in registers, the rest is read again, from L2."""
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     o_h = tl.arange(0, HOLD)
@@ -109,7 +113,7 @@ def _fwd_pieces(
         b_h = (b_h.to(WIDE) + tl.load(residual_ptr + o_h).to(WIDE)).to(s_ptr.dtype.element_ty)
         tl.store(s_ptr + o_h, b_h)
     shift = tl.zeros([], WIDE)
-    if CENTRED:  # sum differences from the first part's mean: no cancellation if the mean is large
+    if CENTRED:  # sum differences from the first part's mean, to avoid cancellation if the mean is large
         shift = tl.sum(b_h.to(WIDE), 0) / HOLD
     b_1 = tl.zeros([BLOCK_N], WIDE)
     b_2 = tl.zeros([BLOCK_N], WIDE)
@@ -166,7 +170,7 @@ def _fwd_cooperative(
     CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr,
     GROUP: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Long rows. A group of programs holds one row in registers, and loads the next row meanwhile."""
+    """Long rows. A group of programs holds one row in registers while it loads the next row."""
     member, group, n_groups = position_in_group(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
@@ -184,7 +188,7 @@ def _fwd_cooperative(
             b_x = b_s.to(WIDE)
         mean = tl.zeros([], WIDE)
         exchange_at = exchange_ptr + row * GROUP * 2
-        if CENTRED:  # squares about each part's mean, then corrected to the mean of the whole row
+        if CENTRED:  # a part sums squares about its own mean; the sums are then corrected to the row's mean
             mean = tl.sum(b_x, 0) / tl.minimum(tl.maximum(n - member * BLOCK_N, 1), BLOCK_N)
             b_d = tl.where(m, b_x - mean, 0.0)
             total = tl.sum(b_d * b_d, 0)
@@ -228,8 +232,8 @@ def _bwd(
 ):  # fmt: skip
     """dx of rows pid, pid + P, ... and, with SHARES and BIAS, this program's partial sums of dw and db.
 
-    The next rows are loaded to shared memory, STAGES ahead. PAIRS: both sums of a row are one fused reduction, so the
-    program waits once instead of twice; the interpreter would reduce pairs one by one.
+    The next rows are loaded to shared memory, STAGES ahead. PAIRS fuses both sums of a row into one reduction, so the
+    program waits once instead of twice; not in the interpreter, which would reduce pair by pair.
     """
     pid = tl.program_id(0)
     o_m = tl.arange(0, BLOCK_M)[:, None]
@@ -237,7 +241,8 @@ def _bwd(
     m_n = inside(o_n, n, FULL)
     b_dw = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     b_db = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
-    if STAGES > 1:  # the loop would copy it to shared memory for every row; with one stage, keeping it costs registers
+    # in the loop, the weight would be copied to shared memory for each row; with one stage, that load saves registers
+    if STAGES > 1:
         b_w = tl.load(weight_ptr + o_n, mask=m_n, other=0.0)
     for at in tl.range(pid * BLOCK_M, n_rows, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
         i_m = (at + o_m).to(tl.int64)
@@ -283,7 +288,10 @@ def _bwd_cooperative(
     CENTRED: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr,
     PAIRS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A long row shared by a group. A program keeps its columns, so its sums of dw and db stay in registers."""
+    """A group of programs shares a long row.
+
+    A program has the same columns of all rows, so its sums of dw and db stay in registers.
+    """
     member, group, n_groups = position_in_group(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
@@ -356,7 +364,7 @@ def _bwd_pieces(
     ROUND: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dx of a row too long for registers; `_bwd_columns` computes dw and db."""
+    """dx of rows too long for registers; `_bwd_columns` computes dw and db."""
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     rstd = tl.load(rstd_ptr + row).to(WIDE)
@@ -404,7 +412,7 @@ def _bwd_columns(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Partial sums of dw, db or both: program (i, j) sums column block i over every P-th row block, starting with j."""
+    """Partial sums of dw, db or both: program (i, j) sums column block i over row blocks j, j + P, j + 2 P, ..."""
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     m_n = o_n < n
     b_dw = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
@@ -439,9 +447,9 @@ bwd, bwd_pieces = Launcher(_bwd, sizes=_bwd_sizes), Launcher(_bwd_pieces, sizes=
 bwd_cooperative = Launcher(_bwd_cooperative, sizes=_bwd_sizes)
 bwd_columns = Launcher(_bwd_columns, sizes="dy_stride x_stride n")
 
-COOPERATIVE_FROM = 32768  # more 16-bit columns than this: programs share a row if they can cooperate (layer norm: half)
+COOPERATIVE_FROM = 32768  # rows of more 16-bit columns are shared by programs if these can cooperate (layer norm: half)
 COOPERATIVE_FROM_BWD = 16384  # the same for the backward
-FORWARD_FITS = 32768  # most 16-bit columns that one program holds in registers
+FORWARD_FITS = 32768  # one program holds up to this many 16-bit columns in registers
 BACKWARD_FITS = 32768  # the same for x and dy (layer norm: half, because of the gradient of the bias)
 SHARES_FIT = 16384  # the same if the weight's gradient is also in registers
 BIAS_FITS = 8192  # the same if the gradients of weight and bias are too
@@ -452,7 +460,7 @@ BIAS_FITS = 8192  # the same if the gradients of weight and bias are too
 
 @tunable("norm.rows")
 def forward_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
-    """Whole rows in registers."""
+    """A program holds whole rows in registers."""
     block = max(triton.next_power_of_2(n), 16)
     rows = 1 if block > 4096 else 2 if block >= 2048 else 4096 // block
     threads = 1024 if block >= fits(32768, dtype) else min(512 if centred else 256, max(128, rows * block // 32))
@@ -467,22 +475,22 @@ def forward_piece_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
 
 @tunable("norm.cooperative")
 def forward_cooperative_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
-    """A long row shared by programs."""
+    """Several programs share a long row."""
     return Tiles(256, BLOCK_N=fits(8192, dtype), PER_CORE=3)
 
 
 @tunable("norm_bwd.cooperative")
 def backward_cooperative_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
-    """A long row shared by programs; each program keeps its columns."""
+    """Several programs share long rows; each has the same columns of all rows."""
     pairs = not triton.knobs.runtime.interpret
-    if n > fits(65536, dtype):  # many parts per row: larger blocks, so that fewer programs wait for each other
+    if n > fits(65536, dtype):  # larger blocks, so that fewer programs wait for each other
         return Tiles(256, PAIRS=pairs, BLOCK_N=fits(4096, dtype), PER_CORE=2)
     return Tiles(128, PAIRS=pairs, BLOCK_N=fits(2048, dtype), PER_CORE=4)
 
 
 @tunable("norm_bwd.rows")
 def backward_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
-    """Whole rows, one after the other, and partial sums of dw and db, all in registers if they fit."""
+    """Registers hold one block of whole rows at a time, and the partial sums of dw and db if they fit."""
     block = max(triton.next_power_of_2(n), 16)
     shares, bias = n <= fits(SHARES_FIT, dtype), centred and n <= fits(BIAS_FITS, dtype)
     if block <= 1024 or (centred and block == 2048):
@@ -521,7 +529,10 @@ def _forward(
     stats: bool = False,
     blocks: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """`stats`: without y. `blocks`: y is an argument, written as scaled blocks with these constants of `put_blocks`."""
+    """`stats`: y is not computed.
+
+    `blocks`: constants of `put_blocks`, with which y, an argument, is written as scaled blocks.
+    """
     n, dtype, wide = x.shape[-1], x.dtype, wide_of(x.dtype)
     column = OutputSpec.of((*x.shape[:-1], *([1] if keepdim else [])), opmath_dtype(dtype))
     makes: dict[str, Any] = {"rstd": column}
@@ -563,7 +574,10 @@ def _forward_in_blocks(
     least: float,
     centred: bool,
 ) -> Plan:
-    """The norm's kernel writes the blocks if a program holds a whole row; for longer rows a second launch does."""
+    """The norm's kernel writes the blocks if a program holds a whole row.
+
+    For longer rows, a second launch writes them.
+    """
     pow2, least = bool(pow2), float(least)
     plan = _forward(x, weight, bias, centred=centred, blocks=row_blocks(x.dtype, dtype, pow2, least))
     launch = next(iter(plan.steps))
@@ -591,7 +605,7 @@ def _backward(
     names: Mapping[str, str] = {},
     casting: str = "gemma",
 ) -> Plan:
-    """`twice`: dx is also the gradient of a residual. `names`: the op's names for x and ds."""
+    """`twice`: dx is also the gradient of a residual, so it is stored twice. `names`: what the op calls x and ds."""
     n, dtype, centred, wide = x.shape[-1], x.dtype, mean is not None, wide_of(x.dtype)
     like_x, like_w = OutputSpec.of(x.shape, dtype), OutputSpec.of(weight.shape, weight.dtype)
     makes: dict[str, Any] = {"dx": like_x, **({"dresidual": like_x} if twice else {})}
@@ -621,7 +635,7 @@ def _backward(
         programs_of_rows, together = rows.count, (False, False)
         launch = rows.launch(bwd_pieces, backward_piece_tiles(**sizes), rows.count, **constants)
     steps: list[Step] = [launch.named(**names)]
-    # The partial sums of dweight and dbias are computed by the programs that compute dx, or by bwd_columns.
+    # The programs that compute dx, or those of bwd_columns, compute the partial sums of dweight and dbias.
     by_column = max(1, min(-(-rows.count // 8), max(8, 1024 * 512 // n)))
     partial = dict(zip(("dw", "db"), (programs_of_rows if inside else by_column for inside in together)))
     apart = [name for name, inside in zip(partial, together) if not inside and (centred or name == "dw")]
@@ -640,9 +654,9 @@ def _backward(
 
 @plans
 def _plan_aten(x: Tensor, weight: Tensor, bias: Tensor | None, centred: bool, n: int) -> Callable[..., Any] | None:
-    """ATen's norm over n columns; None unless it is a single launch on accelerator tensors of one dtype.
+    """ATen's norm over n columns as one launch; None for the CPU, several dtypes, or if it takes more launches.
 
-    The statistics keep the last dimension, as in ATen, because a view would take 1 us.
+    The kernel's statistics have ATen's shape, with a last dimension of 1: a view would take 1 us.
     """
     affine = [t for t in (weight, bias) if t is not None]
     if x.is_cpu or not x.numel() or x.shape[-1:] != (n,) or any(t.dtype is not x.dtype or t.dim() != 1 for t in affine):

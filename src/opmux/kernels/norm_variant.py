@@ -27,14 +27,14 @@ tanh = library("tanh")
 
 @tunable("norm_variant.rows")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """One row per program: whole if it fits, else in pieces."""
+    """A program holds one row if it fits in registers, else it reads the row in pieces."""
     block = max(triton.next_power_of_2(n), 64) if n <= fits(8192, dtype) else fits(4096, dtype)
     return Tiles(max(64, block // 16), BLOCK_N=block)
 
 
 @tunable("norm_variant.columns")
 def column_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Sums over rows; a program handles some of the columns."""
+    """A program sums some of the columns over rows."""
     return Tiles(128, BLOCK_M=8, BLOCK_N=min(512, max(triton.next_power_of_2(n), 16)))
 
 
@@ -171,7 +171,7 @@ def _modulated_sums(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Partial sums of dy * (x * rstd) and of dy over one part of a group's rows."""
+    """Partial sums, over one part of a group's rows, of dy * (x * rstd) and of dy."""
     part = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     begin = part // parts * per_group + part % parts * per_part
@@ -396,7 +396,7 @@ def _poly_bwd(
 
 
 def _poly_sums(share_ptr, dw_ptr, db_ptr, n_rows, WIDE: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Sum `share` over every P-th block of rows. The sums for the three weights and for the bias are separate."""
+    """Sum `share` over every P-th block of rows. Sums for the three weights go to dw, the one for the bias to db."""
     part = tl.program_id(0)
     o_c = tl.arange(0, 4)
     b_sum = tl.zeros([BLOCK_M, 4], WIDE)
@@ -490,7 +490,9 @@ def _dyt_bwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dx of a column block in every P-th row block, and sums over these rows: one for dalpha, else one per column."""
+    """dx of a column block in every P-th row block, and sums over these rows: a single number for dalpha, and one per
+    column for dgamma and dbeta.
+    """
     pid = tl.program_id(0)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     alpha = tl.load(alpha_ptr).to(WIDE)
@@ -506,7 +508,7 @@ def _dyt_bwd(
         b_t = tanh(alpha * b_x)
         b_s = b_dy * b_gamma * (1.0 - b_t * b_t)
         tl.store(dx_ptr + i_m * n + o_n, (b_s * alpha).to(dx_ptr.dtype.element_ty), mask=m)
-        b_a += tl.where(m, b_s * b_x, 0.0)  # masked lanes may not be finite
+        b_a += tl.where(m, b_s * b_x, 0.0)  # masked lanes may be infinite or NaN
         b_g += b_dy * b_t
         b_b += b_dy
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -528,7 +530,7 @@ def dyt_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("dyt.backward")
 def dyt_backward_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Small blocks, because three sums per column are in registers."""
+    """Blocks are small, because registers also hold three sums per column."""
     block = min(max(triton.next_power_of_2(n), 16), 512)
     return Tiles(256, BLOCK_M=max(1, 2048 // block), BLOCK_N=block)
 

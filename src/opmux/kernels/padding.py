@@ -1,4 +1,5 @@
-"""Padding by reflection and by replication: one index map per dimension; forward and backward gather.
+"""Padding by reflection and by replication: a function per dimension maps indices of the result to those of the input;
+forward and backward gather.
 
 The gradient of an input element is the sum over the results that copy it, in a fixed order, without atomics.
 """
@@ -34,7 +35,7 @@ def source(at, before, n_in, REFLECT: tl.constexpr):
 @triton.jit
 def copies(at, before, n_in, n_out, REFLECT: tl.constexpr):
     """The maximum number of results that copy one index of this block."""
-    if REFLECT:  # the index itself, its reflection before, its reflection after
+    if REFLECT:  # the index itself, and its reflections before and after the input
         return 3
     else:
         first = tl.where(at == 0, 0, at + before)
@@ -44,7 +45,7 @@ def copies(at, before, n_in, n_out, REFLECT: tl.constexpr):
 
 @triton.jit
 def copy(at, k, before, n_in, n_out, REFLECT: tl.constexpr):
-    """The result index of the k-th copy, and whether it exists."""
+    """The index in the result of the k-th copy of an input index, and whether this copy exists."""
     if REFLECT:
         there = tl.where(k == 0, at + before, tl.where(k == 1, before - at, 2 * (n_in - 1) - at + before))
         real = (k == 0) | ((k == 1) & (at >= 1)) | ((k == 2) & (at <= n_in - 2))

@@ -40,7 +40,7 @@ def absolute(x):
 
 @triton.jit
 def neg(x):
-    return x * -1.0 if x.dtype.is_floating() else -x  # Triton's -x is 0 - x: 0.0 would not become -0.0
+    return x * -1.0 if x.dtype.is_floating() else -x  # Triton computes -x as 0 - x, which does not turn 0.0 into -0.0
 
 
 @triton.jit
@@ -221,7 +221,7 @@ def log_sigmoid(x):
 
 @triton.jit
 def relu(x):
-    return tl.where(x <= 0, 0, x)  # also turns -0.0 into 0.0
+    return tl.where(x <= 0, 0, x)  # `<=` also turns -0.0 into 0.0
 
 
 @triton.jit
@@ -384,7 +384,7 @@ def power(x, e):
 
 @triton.jit
 def power_of_ints(x, e):
-    """By repeated squaring, with wraparound. A negative exponent gives 0, unless x is 1 or -1."""
+    """Repeated squaring; overflow wraps around. A negative exponent gives 0, unless x is 1 or -1."""
     odd = (e & 1) != 0
     negative = tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0)).to(x.dtype)
     left = tl.maximum(e, 0)
@@ -401,7 +401,7 @@ def power_of_ints(x, e):
 
 @triton.jit
 def power_of_known(x, e):
-    """Exponents that ATen treats specially; takes a quarter of the time of the general power."""
+    """For the exponents that ATen treats specially: takes a quarter of the time of the general power."""
     if e == 2:
         y = x * x
     elif e == 3:
@@ -485,7 +485,7 @@ def gcd(x, y, P):
 
 @triton.jit
 def lcm(x, y, P):
-    g = tl.abs(gcd(x, y, P))  # for the smallest integer g may be -1, and the division by -1 would overflow
+    g = tl.abs(gcd(x, y, P))  # gcd may be -1 for the smallest integer, and x // -1 would overflow
     return tl.where(g == 0, 0, tl.abs(x // tl.where(g == 0, 1, g) * y))
 
 
@@ -557,7 +557,7 @@ def left_shift(x, y, P):
 
 @triton.jit
 def right_shift(x, y, P):
-    """A shift by the width or more leaves only the sign bits."""
+    """A shift by the dtype's width or more leaves only sign bits."""
     far = (y < 0) | (y >= P.primitive_bitwidth)
     return x >> tl.where(far, x.dtype.primitive_bitwidth - 1, y).to(x.dtype)
 
@@ -698,7 +698,7 @@ erfinv erfcx lgamma cyl_bessel_i0 cyl_bessel_i1 j0 j1 y0 y1"""
 BINARY = "atan2 hypot copysign nextafter"
 LIBRARY = {n: library(n) for n in UNARY.split()} | {n: library(n, "x, y") for n in BINARY.split()}
 
-# Rows whose function has another name in libdevice.
+# ATen's name -> libdevice's, where they differ.
 RENAMED = {
     "i0": "cyl_bessel_i0",
     "special_i1": "cyl_bessel_i1",
@@ -711,7 +711,7 @@ RENAMED = {
     "special_bessel_y1": "y1",
 }
 
-# A row whose function has the row's own name is not listed.
+# ATen's name -> function. Not listed: functions of this module that have ATen's name.
 FUNCTIONS: dict[str, Any] = {
     **LIBRARY,
     **{row: LIBRARY[name] for row, name in RENAMED.items()},
@@ -731,17 +731,18 @@ FUNCTIONS: dict[str, Any] = {
         f"special_{name}": getattr(special, name.replace("_polynomial", ""))
         for name in spec.POLYNOMIALS.split()
     },
-    # an alias whose arguments differ from those of its row
+    # an alias of div, but with other arguments
     "true_divide": true_divide,
 }  # fmt: skip
 
-TYPED = {"bitwise_not", "nan_to_num", "div", "gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift"}  # these take P
+# these functions take P (see lib/pointwise.py)
+TYPED = {"bitwise_not", "nan_to_num", "div", "gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift"}
 
 # ATen rounds a number to the dtype of 16-bit tensors before it computes.
 ROUNDS = {"fmod", "remainder", "hardshrink", "softshrink", "hardshrink_backward", "softshrink_backward"}
 # For these values ATen raises or computes something else, so the call is left to torch.
 UNLESS = {
-    # finite, and above float16's largest number: torch raises if the dtype cannot hold it
+    # a finite number that float16 cannot represent: torch raises if the dtype of self cannot
     "masked_fill": "value.__class__ is float and 65504.0 < abs(value) < float('inf')",
     "pow": "exponent.__class__ is int and exponent < 0 and (self.__class__ is int or not self.is_floating_point())",
     "celu": "alpha == 0",
@@ -756,7 +757,7 @@ BAKED = {"pow": {"exponent": (2, 3, 0.5, -0.5, -1.0, -2.0)}, "float_power": {"ex
 
 
 def declare(row: spec.PointwiseOp) -> None:
-    """Register a row's function and impl."""
+    """Register the function and the impl of an op."""
     of = row.name if row.name in FUNCTIONS else row.alias or row.name
     op = spec.ops[row.name]
     declared = ROWS[row.name] = Row(

@@ -39,7 +39,7 @@ from .lib.rows import OutputSpec, wide_of
 
 @triton.jit
 def fractional_start(at, sample, n_in, n_out, K: tl.constexpr):
-    """The first index of a fractional window, from a random sample; the last window ends where the input ends."""
+    """The first index of a fractional window, given a random sample; the last window ends where the input ends."""
     alpha = div((n_in - K).to(sample.dtype), tl.maximum(n_out - 1, 1).to(sample.dtype))
     begin = ((at.to(sample.dtype) + sample) * alpha).to(tl.int32) - (sample * alpha).to(tl.int32)
     return tl.where(at == n_out - 1, n_in - K, begin.to(at.dtype))
@@ -47,7 +47,7 @@ def fractional_start(at, sample, n_in, n_out, K: tl.constexpr):
 
 @triton.jit
 def window(at, sample, n_in, n_out, WINDOW: tl.constexpr, K: tl.constexpr, S: tl.constexpr, P: tl.constexpr):
-    """The first index of a window, which may be in the padding, and the index after its last one."""
+    """The first index of a window (it may be in the padding), and the index after the last one."""
     if WINDOW == "adaptive":
         first = at.to(tl.int64) * n_in // n_out
         end = ((at.to(tl.int64) + 1) * n_in + n_out - 1) // n_out
@@ -76,7 +76,8 @@ def windows(at, n_in, n_out, WINDOW: tl.constexpr, K: tl.constexpr, S: tl.conste
         first = at.to(tl.int64) * n_out // n_in
         last = ((at.to(tl.int64) + 1) * n_out + n_in - 1) // n_in - 1
         return first.to(at.dtype), last.to(at.dtype)
-    elif WINDOW == "fractional":  # valid for any sample: windows are (n_in - K) / (n_out - 1) apart, rounded
+    # these bounds hold for any sample: windows are (n_in - K) / (n_out - 1) apart, rounded
+    elif WINDOW == "fractional":
         apart = tl.maximum(n_in - K, 1)
         first = tl.maximum(at - K, 0) * (n_out - 1) // apart - 2
         last = (at + 1) * (n_out - 1) // apart + 2
@@ -160,7 +161,10 @@ def _pool_bwd(dy_ptr, index_ptr, dx_ptr, n, n_c, n_z, n_y, n_x, o_z, o_y, o_x,
               DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
               RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
               WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The gradient of each input element: the sum over the windows that contain it, at most W along each dimension."""
+    """The gradient of each input element: the sum over the windows that contain it.
+
+    Along each dimension these are at most W.
+    """
     o, inside = lanes(n, INDEX, FULL, BLOCK)
     b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     own = (z * n_y + y) * n_x + x
@@ -199,7 +203,7 @@ def _pool_bwd(dy_ptr, index_ptr, dx_ptr, n, n_c, n_z, n_y, n_x, o_z, o_y, o_x,
 
 
 def _unpool(x_ptr, index_ptr, y_ptr, n, per_in, per_out, INDEX: tl.constexpr, BLOCK: tl.constexpr):
-    """Write each element to its index in a plane of zeros."""
+    """Write each element at its index to a plane that is zero elsewhere."""
     o, inside = lanes(n, INDEX, False, BLOCK)
     at = tl.load(index_ptr + o, mask=inside, other=-1)
     v = tl.load(x_ptr + o, mask=inside)
@@ -224,7 +228,7 @@ def _kind(name: str) -> tuple[str, int]:
 def _windows(
     name: str, n_in: Sequence[int], n_out: Sequence[int], options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Constants of the windows: K, S, P, D (kernel, stride, padding, dilation); W, the most that share an element."""
+    """Constants: kernel size K, stride S, padding P, dilation D; and W, the limit of windows that share an element."""
     kind, rank = _kind(name)
     if kind == "strided":
         kernel, padding = zyx(options["kernel_size"], rank, 1), zyx(options["padding"], rank, 0)
@@ -237,14 +241,14 @@ def _windows(
         kernel, held = [*map(most, n_in, n_out)], [*map(most, n_out, n_in)]
     if kind == "fractional":
         kernel = zyx(options["kernel_size"], 2, 1)
-        # Plus the windows that rounding may add.
+        # rounding may add windows, hence + 6
         held = [min(o, (k + 2) * (o - 1) // max(n - k, 1) + 6) for k, n, o in zip(kernel, n_in, n_out)]
     sizes = {**per_axis("K", kernel), **per_axis("S", stride), **per_axis("P", padding), **per_axis("D", dilation)}
     return sizes, per_axis("W", held)
 
 
 def _counted(options: dict[str, Any]) -> tuple[bool, int]:
-    """Whether an average counts the padding, and its divisor; 0: the number of elements of each window."""
+    """Whether an average counts the padding, and its divisor: 0 means the number of elements of each window."""
     return options.get("count_include_pad", False), options.get("divisor_override") or 0
 
 
@@ -327,7 +331,7 @@ def _check_indices(indices: Tensor, like: Tensor) -> None:
 
 
 def _unpooled(rank: int, x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Plan:
-    """An index outside of its plane is not written; on CUDA, torch's result for it is undefined."""
+    """Elements whose index is outside of the plane are dropped; on CUDA, torch's result is undefined then."""
     check_floats(x)
     _check_indices(indices, x)
     if len(output_size) != rank or not x.numel() or not (x.is_contiguous() and indices.is_contiguous()):
@@ -351,7 +355,7 @@ def max_unpool2d(self: Tensor, indices: Tensor, output_size: list[int]) -> Plan:
 
 @planned(spec.ops["max_unpool3d"])
 def max_unpool3d(self: Tensor, indices: Tensor, output_size: list[int], stride: list[int], padding: list[int]) -> Plan:
-    """torch checks stride and padding; they have no other effect."""
+    """stride and padding are only passed to torch, which checks them."""
     output_specs(torch.ops.aten.max_unpool3d, self, indices, output_size, stride, padding)
     return _unpooled(3, self, indices, output_size)
 

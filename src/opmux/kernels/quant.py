@@ -1,4 +1,4 @@
-"""Quantization to FP8 and back: each tensor is read once (current scaling: twice); one pass writes all buffers.
+"""Quantization to FP8 and back: each tensor is read once (with current scaling twice), and one pass writes all results.
 
 Without a transposed output the tensor is flattened to one dimension. With a transposed output it is cut into tiles,
 which are transposed in shared memory. A 128 x 128 tile computes the scales of both its rows and its columns. Current
@@ -47,7 +47,10 @@ Buffer = Tensor | None
 
 @triton.jit
 def number_of(byte, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr):
-    """Convert an FP8 byte to float32. FORMAT: the Triton type if the chip converts it; None: compute the bits."""
+    """Convert an FP8 byte to float32.
+
+    FORMAT: the Triton type if the chip can convert it; if None, the bits are computed.
+    """
     if FORMAT is not None:
         return byte.to(FORMAT, bitcast=True).to(tl.float32)
     else:
@@ -69,7 +72,7 @@ def number_of(byte, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.const
 
 
 def _amax(x_ptr, parts_ptr, n, FULL: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the amax of each program's share of x."""
+    """Each program writes the amax of its share of x."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     o = tl.arange(0, BLOCK)
     if FULL:  # one block per program
@@ -104,7 +107,7 @@ def _cast(
     FULL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """y = fp8(x * scale). scale_ptr holds the scale or, if PARTS > 0, PARTS partial amaxes to compute it from."""
+    """y = fp8(x * scale). scale_ptr holds the scale or, if PARTS > 0, that many partial amaxes that give it."""
     if noop_set(noop_ptr):
         return
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -167,7 +170,10 @@ def _uncast_tiles(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Dequantize the matrix [n_rows, n] (TRANSPOSED: stored transposed); each SCALE_M x SCALE_N block has one scale."""
+    """Dequantize a matrix [n_rows, n]; each SCALE_M x SCALE_N block has one scale.
+
+    TRANSPOSED: memory has the transpose.
+    """
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
@@ -219,7 +225,7 @@ def _history(
     for i in range(1, length):
         b = tl.load(history_ptr + first + i * step, mask=m, other=0.0)
         amax = tl.maximum(amax, tl.abs(b))
-        if i > 1:  # index i moves to i - 1, and the first one becomes 0
+        if i > 1:  # slot i moves to slot i - 1; slot 0 becomes 0
             tl.store(new_history_ptr + first + (i - 1) * step, b, mask=m & moves)
         tl.store(new_history_ptr + first + i * step, b, mask=m & (moves == 0))
     tl.store(new_history_ptr + first + (length - 1) * step, last, mask=m & moves)
@@ -241,7 +247,7 @@ histories = Launcher(_history, sizes="n")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-FEW = 256  # most programs that compute an amax: each program of the cast reads all of their results
+FEW = 256  # at most this many programs compute an amax, because each program of the cast reads all their results
 ALONE = 8192  # up to this many elements, one program computes the amax
 
 
@@ -252,7 +258,7 @@ def amax_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("quant.cast")
 def cast_tiles(dtype: torch.dtype, current: bool) -> Tiles:
-    """Larger blocks for current scaling, because each program reads all partial amaxes."""
+    """Blocks are larger for current scaling, because each program also reads all partial amaxes."""
     return Tiles(512, BLOCK=8192) if current else Tiles(128, BLOCK=2048)
 
 
@@ -300,7 +306,7 @@ def _parts(x: Tensor) -> Launch:
 def _cast_launch(
     x: Tensor, transposes: bool, dtype: torch.dtype, parts: int, pow2: bool, numbers: Mapping[str, Any]
 ) -> Launch:
-    """The launch of the cast. If `parts` > 0, its `scale` is that many partial amaxes."""
+    """The launch of the cast. If `parts` > 0, the kernel's `scale` is a tensor of that many partial amaxes."""
     if transposes:
         return cast_launch(x.shape, x.dtype, dtype, parts, pow2, {"offset": 0.0, **numbers})
     constants: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], POW2=pow2, PARTS=parts)
@@ -315,7 +321,7 @@ def fp8_cast_into(
     x: Tensor, scale: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, amax: Buffer, noop: Buffer, dtype: torch.dtype
 ) -> Plan:
     if not x.numel():
-        return Plan({}, [spec.fp8_cast_into.reference])  # only scale_inv is written
+        return Plan({}, [spec.fp8_cast_into.reference])  # writes only scale_inv
     launch = _cast_launch(x, yt is not None, dtype, 0, False, {"eps": 0.0})
     return Plan({}, [launch], strided(x=x))
 
@@ -325,7 +331,7 @@ def fp8_current_into(
     x: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, noop: Buffer, dtype: torch.dtype, pow2: bool
 ) -> Plan:
     if not x.numel():
-        return Plan({}, [spec.fp8_current_into.reference])  # only scale_inv is written
+        return Plan({}, [spec.fp8_current_into.reference])  # writes only scale_inv
     parts = _parts(x)
     launch = _cast_launch(x, yt is not None, dtype, parts.grid[0], bool(pow2), {}).named(scale="parts")
     return Plan({"parts": OutputSpec.of(parts.grid, torch.float32)}, [parts, launch], strided(x=x))

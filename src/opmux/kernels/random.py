@@ -1,4 +1,4 @@
-"""Random numbers, by Philox. Dropout runs at the speed of a copy; the other kernels only write.
+"""Random numbers, by Philox. Dropout runs at the speed of a copy; kernels that fill a tensor only write.
 
 A thread generates the bits of a group and processes the group's elements, so no bits move between threads. That holds
 if a tile has as many groups as the program has threads; otherwise bits move through shared memory, with the same
@@ -33,7 +33,7 @@ TINY_64 = tl.constexpr(spec.NEARLY_ZERO[True])
 
 @triton.jit
 def unit(r):
-    """Uniform in [0, 1)."""
+    """A number from random bits, uniform in [0, 1)."""
     if r.dtype == tl.uint32:
         return (r >> 8).to(tl.float32) * (2.0**-24)
     else:
@@ -42,7 +42,7 @@ def unit(r):
 
 @triton.jit
 def above_zero(r):
-    """Uniform in (0, 1]."""
+    """A number from random bits, uniform in (0, 1]."""
     if r.dtype == tl.uint32:
         return r.to(tl.float32) * (2.0**-32) + (2.0**-33)
     else:
@@ -51,7 +51,7 @@ def above_zero(r):
 
 @triton.jit
 def turn(r):
-    """cos and sin of 2 pi r / 2^32 (or 2^64): the quadrant from the upper bits, and a series for the rest.
+    """cos and sin of 2 pi r / 2^32 (or 2^64): the upper bits give the quadrant, and a series computes the rest.
 
     The library's cosine would first undo the multiplication by 2 pi, and its slow path uses stack memory.
     """
@@ -112,7 +112,7 @@ def exponential(r, q, a, b, c):
 
 @triton.jit
 def cauchy_of(r, a, b, c):
-    """Half of a full turn is enough, because the tangent has that period."""
+    """Uses half of a full turn, the period of the tangent."""
     cos, sin = turn(r >> 1)
     return tl.minimum(tl.maximum(div(sin, cos) * a + b, -c), c)
 
@@ -237,13 +237,15 @@ def put(y_ptr, o, n, value):
 
 @triton.jit
 def masked(b_x, keep, scale):
-    """b_x * scale, or 0. Selects the factor, not the product: LLVM would select packed halves, which is slower."""
+    """b_x * scale, or 0. Selects the factor, because LLVM would select among products as packed halves, which is
+    slower.
+    """
     return b_x.to(scale.dtype) * tl.where(keep, scale, 0.0)
 
 
 @triton.jit
 def chosen(key, counter, group, threshold, BLOCK: tl.constexpr):
-    """Whether each element of these groups is kept."""
+    """For each element of these groups, whether dropout keeps it."""
     w0, w1, w2, w3 = words(key, counter, group, BLOCK)
     return interleave4(w0 >= threshold, w1 >= threshold, w2 >= threshold, w3 >= threshold)
 
@@ -269,7 +271,8 @@ def _dropout(
     n -= start
     o = tl.arange(0, 4 * BLOCK)
     b_x = ()
-    for tile in tl.static_range(TILES):  # load everything before the first store: the compiler may not reorder
+    # issue all loads before the first store, because the compiler must not reorder them
+    for tile in tl.static_range(TILES):
         o_x = o + tile * 4 * BLOCK
         b_x += (tl.load(x_ptr + o_x, mask=o_x < n),)
     key, counter = seeded(seed_ptr, key, counter)
@@ -400,19 +403,19 @@ poisson = Launcher(_poisson, sizes="n")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-SMALL = 1 << 20  # with fewer elements, more programs are better than fewer instructions
+SMALL = 1 << 20  # for fewer elements, many programs are better than few instructions per element
 
 
 @tunable("random.dropout", free="TILES BLOCK")
 def dropout_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Tiles per program, and groups per tile (a power of 2): as many groups as threads. A group is four elements."""
+    """TILES: tiles per program. BLOCK: groups of four elements per tile, a power of two: one group per thread."""
     many = 8 if dtype.itemsize <= 2 else 4
     return Tiles(128, TILES=1 if n < SMALL else many, BLOCK=128)
 
 
 @tunable("random.fill", free="TILES BLOCK")
 def fill_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """The same as `dropout_tiles`, for kernels that only write."""
+    """What `dropout_tiles` are for dropout, for kernels that read no input."""
     return Tiles(128, TILES=1 if n < SMALL else 4, BLOCK=128)
 
 
@@ -424,7 +427,7 @@ def mask_bwd_tiles(dtype: torch.dtype) -> Tiles:
 
 @tunable("random.poisson", free="BLOCK")
 def poisson_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """One warp: all lanes of a program wait for the element with the most attempts."""
+    """Programs are one warp, because all threads of a program wait for the element with the most attempts."""
     return Tiles(32, BLOCK=128)
 
 
@@ -442,7 +445,7 @@ def _over_groups(
 
 
 def _dropped(x: Tensor, seed: Tensor, p: float, source: str = "x", result: str = "y", masked: bool = False) -> Plan:
-    """`source` and `result`: the op's names for x and y."""
+    """`source` and `result`: what the op calls the kernel's x and y."""
     makes = {result: OutputSpec.of(x.shape, x.dtype)}
     if masked:
         makes["mask"] = OutputSpec.of(x.shape, torch.bool)
@@ -462,7 +465,7 @@ def _drawn(
     copied: Iterable[str] = (),
     **constants: Any,
 ) -> Plan:
-    """A plan with a result like `like`. `pairs`: an element uses two Philox words, not one."""
+    """A plan with a result like `like`. `pairs`: each element uses two Philox words, not one."""
     makes = {"y": OutputSpec.of(like.shape, like.dtype)}
     if not like.numel():
         return Plan(makes)

@@ -1,6 +1,6 @@
-"""Residual connections: one row per program, with all blocks or streams of the row at a time, in pieces of columns.
+"""Residual connections: a program computes one row in pieces of columns, each with all blocks or streams of the row.
 
-If a coefficient must be computed first, rows are read twice, the second time from a cache.
+If a coefficient must be computed first, rows are read twice, the second time from cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _query(w_query_ptr, w_norm_ptr, o_n, n, WIDE: tl.constexpr):
 
 @triton.jit
 def _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """BLOCK_N columns of all blocks of a row, their offsets in v and mask, and their indices."""
+    """BLOCK_N columns of all blocks of a row, their offsets in v, their mask, and the indices of the columns."""
     o_n = at + tl.arange(0, BLOCK_N)
     m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
     o_v = at_row[:, None] * n + o_n[None, :]
@@ -90,7 +90,7 @@ def _attn_bwd(
     BLOCKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dv, and the factors t: the gradient of the query is the sum of all rows times their t."""
+    """dv, and a factor t for each row of v: the gradient of the query is the sum of all t * row."""
     row = tl.program_id(0).to(tl.int64)
     o_b = tl.arange(0, BLOCKS)
     at_row = o_b.to(tl.int64) * n_rows + row
@@ -117,7 +117,7 @@ def _attn_bwd(
 def _weighted_sum(
     v_ptr, t_ptr, share_ptr, n_rows, n, n_parts, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """The sum of rows times their factors. A program handles some of the rows, and a piece of the columns."""
+    """The sum of all t * row. A program adds some of the rows, for a piece of the columns."""
     part = tl.program_id(1)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b_total = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
@@ -147,7 +147,7 @@ weights = Launcher(_weights, sizes="n")
 
 @tunable("residual.rows", free="BLOCK_N")
 def row_tiles(blocks: int, n: int, dtype: torch.dtype) -> Tiles:
-    """A piece of all blocks (or pairs of streams) of a row: a few thousand elements."""
+    """A tile is a piece of all blocks (or pairs of streams) of a row: a few thousand elements."""
     most = max(16, 16384 // max(dtype.itemsize, 2) // triton.next_power_of_2(blocks))
     return Tiles(128, BLOCK_N=min(triton.next_power_of_2(n), most))
 
@@ -311,7 +311,7 @@ post, post_bwd = Launcher(_post, sizes="n"), Launcher(_post_bwd, sizes="n")
 def _streams(
     kernel: Launcher, makes: dict[str, OutputSpec], x: Tensor, pairs: bool, whole: bool, **tensors: Tensor
 ) -> Plan:
-    """A launch over rows [streams, n]. `pairs`: a tile has all pairs of streams; `whole`: a program has all columns."""
+    """A launch over rows [streams, n]. `pairs`: a tile has all pairs of streams. `whole`: a program has all columns."""
     (streams, n), rows = x.shape[-2:], x.shape[:-2].numel()
     if not rows:
         return Plan(makes)
@@ -349,19 +349,20 @@ def mhc_post_res_bwd(dy: Tensor, x: Tensor, f: Tensor, h_post: Tensor, h_res: Te
 
 # ---- Sinkhorn -------------------------------------------------------------------------------------------------------
 
-# Several matrices per program, all in registers. The backward recomputes the matrix before each step from the start.
-# For 20 iterations that is ten times the forward's arithmetic, and still faster than storing the matrices.
+# Several matrices per program, all in registers. For each step, the backward recomputes the matrix before that step
+# from the start. For 20 iterations that is ten times the forward's arithmetic, and still faster than storing the
+# matrices.
 
 
 @triton.jit
 def _sums(b, m, eps, AXIS: tl.constexpr):
-    """The sums along an axis, plus eps; 1 where masked."""
+    """The sums along an axis, plus eps; masked sums are 1."""
     return tl.where(tl.max(m.to(tl.int32), AXIS, keep_dims=True) > 0, tl.sum(b, AXIS, keep_dims=True) + eps, 1.0)
 
 
 @triton.jit
 def _softmax(b_logits, m):
-    """Softmax over the last axis; 0 where masked."""
+    """Softmax over the last axis; masked elements are 0."""
     b_top = tl.max(tl.where(m, b_logits, -float("inf")), 2, keep_dims=True)
     b_e = tl.where(m, tl.exp(b_logits - tl.where(b_top == -float("inf"), 0.0, b_top)), 0.0)
     return b_e / tl.where(tl.max(m.to(tl.int32), 2, keep_dims=True) > 0, tl.sum(b_e, 2, keep_dims=True), 1.0)
@@ -369,7 +370,10 @@ def _softmax(b_logits, m):
 
 @triton.jit
 def _after(b_p, m, steps, eps):
-    """The matrix after some steps: the columns are normalized once, then rows and columns in each step."""
+    """The matrix after `steps` steps.
+
+    First the columns are normalized; then each step normalizes rows, then columns.
+    """
     b_h = tl.where(m, b_p + eps, 0.0)
     b_h = b_h / _sums(b_h, m, eps, 1)
     for _ in range(steps):
@@ -424,7 +428,7 @@ def _sinkhorn_bwd(
 
 
 balance, balance_bwd = Launcher(_sinkhorn, sizes=""), Launcher(_sinkhorn_bwd, sizes="")
-LARGEST = 32  # most rows of a matrix that fits in registers
+LARGEST = 32  # matrices with at most this many rows fit in registers
 
 
 @tunable("residual.sinkhorn", free="BLOCK_M")

@@ -1,7 +1,7 @@
-"""Rotary embedding, in float32: a program rotates all heads that share their angles, or a block of them.
+"""Rotary embedding, in float32: a program rotates all heads that share angles, or a block of them.
 
-Tensors may have any strides. A program computes each sine and cosine once, distributed over its threads, and shares
-them among its heads: one pair per angle, not per element.
+Tensors may have any strides. A program computes a sine and a cosine per angle, not per element, distributes this work
+over its threads, and uses the results for all its heads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .lib.rows import OutputSpec, wide_of
 
 @triton.jit
 def _position(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP: tl.constexpr, BLOCK_B: tl.constexpr):
-    """The row of the table for token i_s of sequence i_b; -1 for a token that belongs to no sequence."""
+    """The row of the table of angles for token i_s of sequence i_b; -1 for a token that belongs to no sequence."""
     position = i_s
     outside = i_s < 0
     if cu_seqlens_ptr is not None:
@@ -48,13 +48,13 @@ def _position(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP
 
 @triton.jit
 def _spread(b_x):
-    """b_x with each element computed by one thread only: layouts do not propagate through a sum (of one element)."""
+    """b_x, computed only once per element: layouts do not propagate backward through this sum of one element."""
     return tl.sum(b_x[:, None], 1)
 
 
 @triton.jit
 def _table(angles_ptr, sin_ptr, o, m, WIDE: tl.constexpr):
-    """Cosines and sines at these offsets; masked lanes are not rotated (cos 1, sin 0)."""
+    """Cosines and sines at these offsets. Where masked they are 1 and 0, which means no rotation."""
     if sin_ptr is None:
         b_a = tl.load(angles_ptr + o, mask=m, other=0.0).to(WIDE)
         return _spread(libdevice.cos(b_a)), _spread(libdevice.sin(b_a))
@@ -74,7 +74,7 @@ def _rotate(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK: tl.constexpr):
 
 @triton.jit
 def _along(o, stride, ADJACENT: tl.constexpr):
-    """Offsets along a row. Its stride is not a constant: each value of a constant is a kernel of its own."""
+    """Offsets along a row. The stride is no constexpr, because each value of a constexpr compiles another kernel."""
     return o if ADJACENT else o * tl.cast(stride, tl.int64)
 
 
@@ -149,7 +149,7 @@ def _rope(
     GROUPS: tl.constexpr, APART: tl.constexpr, CP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, j): the j-th block of heads at position i, of all sequences; APART: of one, at i % length."""
+    """Program (i, j) rotates block j of the heads at position i of all sequences; APART: at i % length of one."""
     i_s = tl.program_id(0).to(tl.int64)
     i_b = i_s * 0
     if APART:
@@ -185,8 +185,8 @@ rope_kernel = Launcher(_rope, sizes="xo xs xb xh xg yo ys yb yh yg ab ar")
 
 @tunable("rope.rows", free="BLOCK_R")
 def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
-    """BLOCK_R heads per program. More heads share one sine; fewer heads allow more programs."""
-    width = triton.next_power_of_2(width)  # rotated and copied columns are two blocks
+    """BLOCK_R heads per program. More heads share one sine; fewer heads give more programs."""
+    width = triton.next_power_of_2(width)  # the rotated and the copied columns are two blocks
     most = max(1, 8192 // (width * max(1, dtype.itemsize // 2)))
     block = min(triton.next_power_of_2(rows), most)
     return Tiles(min(256, max(32, block * width // 32)), BLOCK_R=block)
@@ -196,7 +196,7 @@ def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
 
 
 class HeadStrides(NamedTuple):
-    """The memory layout of heads: the offset of the first, and the strides of sequence, batch, head and group."""
+    """The memory layout of heads: the offset of the first head, and the strides of sequence, batch, head and group."""
 
     offset: int
     length: int
@@ -288,7 +288,7 @@ def _rotated(
     names: Mapping[str, str],
     **form: Any,
 ) -> Plan:
-    """Rotate all heads of a tensor. `names`: the op's names for x and y."""
+    """Rotate all heads of a tensor. `names`: what the op calls the kernel's x and y."""
     output = OutputSpec.of(x.shape, x.dtype)
     makes = {names["y"]: output}
     if not x.numel():
@@ -336,7 +336,7 @@ def rope_bwd(
 
 @triton.jit
 def _offsets(o_r, rows, xb, xh, yb, yh, HEADS: tl.constexpr, FULL: tl.constexpr):
-    """The offsets in x and in y of these rows (a head of a sequence each), and whether each row exists."""
+    """The offsets in x and in y of these rows, and whether each row exists. A row is one head of one sequence."""
     i_b, i_h = (o_r // HEADS).to(tl.int64), (o_r % HEADS).to(tl.int64)
     m_r = tl.full(o_r.shape, 1, tl.int1) if FULL else o_r < rows
     return (i_b * xb + i_h * xh)[:, None], (i_b * yb + i_h * yh)[:, None], m_r[:, None]
@@ -350,7 +350,7 @@ def _rope_qk(
     C_ADJACENT: tl.constexpr, APART: tl.constexpr, Q_FULL: tl.constexpr, K_FULL: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, j): the j-th block of rows of q and of k at position i, of all sequences; APART: of one sequence."""
+    """Program (i, j) rotates block j of the rows of q and of k at position i, of all sequences or, if APART, of one."""
     i_s = tl.program_id(0).to(tl.int64)
     i_b = i_s * 0
     if APART:
@@ -389,7 +389,7 @@ rope_qk_kernel = Launcher(_rope_qk, sizes="qs qb qh ks kb kh qos qob qoh kos kob
 
 @tunable("rope_qk.rows", free="BLOCK_R")
 def qk_tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
-    """BLOCK_R heads of q and k per program. More heads share one sine; fewer heads allow more programs."""
+    """BLOCK_R heads of q and k per program. More heads share one sine; fewer heads give more programs."""
     width = triton.next_power_of_2(width)
     most = max(2, min(64, 8192 // (width * max(1, dtype.itemsize // 2))))
     block = min(triton.next_power_of_2(rows), most)
@@ -397,7 +397,7 @@ def qk_tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
 
 
 def _strides(shape: tuple[int, ...], strides: tuple[int, ...], layout: str) -> tuple[int, int, int]:
-    """Strides of sequence, batch and head; 0 for a dimension of size 1, whose stride is arbitrary."""
+    """Strides of sequence, batch and head. A dimension of size 1 has an arbitrary stride, so 0 is returned for it."""
     by = {name: s if n > 1 else 0 for name, n, s in zip(layout, shape, strides, strict=True)}
     return by["s"], by["b"], by["h"]
 
@@ -414,7 +414,7 @@ def _both(
     back: bool,
     names: Mapping[str, str],
 ) -> Plan:
-    """Rotate q and k. `names`: the op's names for q, k and the results."""
+    """Rotate q and k. `names`: what the op calls q, k and the results."""
     makes: dict[str, OutputSpec] = {}
     numbers: dict[str, int] = {}
     sizes = dict(zip(layout, q.shape, strict=True))
@@ -438,7 +438,7 @@ def _both(
     blocks = dict(BLOCK_D=triton.next_power_of_2(max(half, 1)), BLOCK_E=triton.next_power_of_2(max(rest, 1)))
     width = 2 * blocks["BLOCK_D"] * (half > 0) + blocks["BLOCK_E"] * (rest > 0)
     tile = qk_tiles(rows=q_rows + k_rows, width=width, dtype=q.dtype)
-    # k has fewer heads than q, but as many programs: each program handles a share of both.
+    # Each program rotates some heads of q and some of k, so k's blocks are smaller: k has fewer heads.
     programs = triton.next_power_of_2(-(-(q_rows + k_rows) // tile["BLOCK_R"]))
     block = lambda rows: triton.next_power_of_2(max(1, -(-rows // programs)))
     q_block, k_block = block(q_rows), block(k_rows)
@@ -498,7 +498,7 @@ def rope_qk_bwd(
 
 
 class Part(NamedTuple):
-    """One of q, k and v: its shape, and the location of its heads in the packed tensor and in its own tensor."""
+    """q, k or v: its shape, and where its heads are in the packed tensor and in its own tensor."""
 
     shape: RotaryShape
     packed: HeadStrides
@@ -507,7 +507,7 @@ class Part(NamedTuple):
 
 
 def _parts(layout: str, packed: tuple[int, ...], split: list[int], dtype: torch.dtype) -> list[Part]:
-    """q, k and v of packed heads; `split`: the number of columns of each in a packed head."""
+    """q, k and v of packed heads. `split`: how many columns of a packed head belong to q, to k and to v."""
     by = dict(zip(layout, packed, strict=True))
     strides = dict(zip(layout, OutputSpec.of(packed, dtype).stride, strict=True))
     parts, offset = [], 0

@@ -1,7 +1,7 @@
-"""tex's router: one token per program, with all its experts in registers; the best experts by repeated maxima.
+"""tex's router: a program holds all experts of one token in registers, and finds the best ones by repeated maxima.
 
-With up to 1024 experts a program is one warp, so a maximum needs no synchronization between warps. The routing map is
-written in the requested format: bytes, bits, or the indices of the chosen experts.
+With up to 1024 experts a program is one warp, so a maximum needs no synchronization between warps. The routing map has
+the requested format: bytes, bits, or the indices of the chosen experts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .lib.rows import OutputSpec, programs
 SOFTMAX, SIGMOID, ROOT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 BYTES, BITS, DENSE, ALL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 EPS = tl.constexpr(spec.EPS)
-MOST = 4096  # most experts
+MOST = 4096  # limit of the number of experts
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def _root(b_x):
 
 @triton.jit
 def _best_groups(b_v, m_gone, o_s, groups, GROUP_TOPK: tl.constexpr, EACH: tl.constexpr):
-    """Which groups (rows of b_v) are chosen: those whose EACH largest values have the largest sums."""
+    """A mask of the chosen groups (rows of b_v): the GROUP_TOPK with the largest sum of their EACH largest values."""
     BLOCK_G: tl.constexpr = b_v.shape[0]
     BLOCK_S: tl.constexpr = b_v.shape[1]
     b_sum = tl.zeros([BLOCK_G], tl.float32)
@@ -79,7 +79,7 @@ def _route(
     SCORE: tl.constexpr, AFTER_TOPK: tl.constexpr, AUX: tl.constexpr, TOPK: tl.constexpr, GROUP_TOPK: tl.constexpr,
     EACH: tl.constexpr, FORMAT: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """One token; its experts are [groups, size] in a block of [BLOCK_G, BLOCK_S]; by default one group."""
+    """Route one token. Its experts are [groups, size], with one group by default, in a block of [BLOCK_G, BLOCK_S]."""
     row = tl.program_id(0).to(tl.int64)
     o_g, o_s = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_S)[None, :]
     o = o_g * size + o_s
@@ -255,7 +255,7 @@ loss_bwd = Launcher(_loss_bwd, sizes="experts")
 
 @tunable("router.rows")
 def row_tiles(experts: int, group: int) -> Tiles:
-    """All experts of a token, in groups of this size."""
+    """A program holds all experts of a token, in groups of `group` experts."""
     size = triton.next_power_of_2(group)
     count = triton.next_power_of_2(-(-experts // group))
     return Tiles(32 if size * count <= 1024 else 128, BLOCK_G=count, BLOCK_S=size)
@@ -414,7 +414,7 @@ def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: 
 def _routed_bwd(
     saved: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str, factor: float | None, dy_name: str, **constants: Any
 ) -> Plan:
-    """`dy_name`: the op's name for dy."""
+    """`dy_name`: what the op calls dy."""
     experts = saved.shape[-1]
     _refuse_many(experts)
     rows = RowSizes.of(saved=saved, dy=dy, dx=dx)
@@ -486,7 +486,10 @@ def _balanced(
     *checks: Step,
     **names: str,
 ) -> Plan:
-    """`factor`: the coefficient of the loss; the kernel divides it by total^2 if `total` (on the device) is given."""
+    """`factor`: the coefficient of the loss.
+
+    If `total` (a tensor on the device) is given, the kernel divides it by total^2.
+    """
     _refuse_many(cols)
     sizes = RowSizes.of(probs=probs)
     if not cols or sizes.strided or not tokens.is_contiguous():
@@ -519,7 +522,7 @@ def fused_moe_aux_loss_fwd(
 
 
 def check_total(total_num_tokens: int) -> None:
-    """Runs at every call: the number changes from call to call, so it is not part of the plan."""
+    """Check the number at every call: it changes from call to call, so the plan does not depend on it."""
     if type(total_num_tokens) is not int or total_num_tokens < 1:
         spec.fused_moe_aux_loss_fwd.check(total_num_tokens=total_num_tokens)
 

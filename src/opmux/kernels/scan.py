@@ -1,13 +1,13 @@
-"""Scans along any dimension: a kind of scan is a few device functions, which the kernels take as constexprs.
+"""Scans along any dimension: each kind of scan is a few device functions, which kernels take as constexprs.
 
-A tensor is [outer, n, inner], scanned along n. A lane is one of its outer * inner scans; a tile is some lanes times
-some positions. If inner is 1, the positions of a tile are contiguous, else its lanes are. So loads are wide in both
-cases, and nothing is transposed. There are three schedules:
+A tensor is [outer, n, inner], scanned along n. A lane is one of the outer * inner scans; a tile has some positions of
+some lanes. If inner is 1, the positions of a tile are adjacent in memory, otherwise its lanes are. So loads are wide in
+both cases, and nothing is transposed. There are three schedules:
 
 - whole: a tile holds all n positions of its lanes;
-- walk: a program loops over the tiles of its lanes with a carry, and loads the next tile while it computes one;
-- split: if there are fewer lanes than the chip needs programs, lanes are cut into spans. A first kernel computes the
-  total of each span. The loop over a span starts from the totals of the spans before it, added in a fixed order.
+- walk: a program loops over the tiles of its lanes, passes a carry on, and loads the next tile while it computes one;
+- split: if there are too few lanes to fill the chip, lanes are split into spans. A first kernel computes the total of
+  each span. A second one loops over a span, and starts from the totals of earlier spans, added in a fixed order.
 
 With REVERSE the same kernel scans from the end. State, carry and totals are float32 (float64 for float64, int64 for
 sums of integers); results are rounded once.
@@ -30,7 +30,7 @@ from .lib.launch import Launcher
 from .lib.rows import TRITON_DTYPES, OutputSpec, Rows, cores, even_rows
 
 # ---- kinds of scans -------------------------------------------------------------------------------------------------
-# The state of a scan is two numbers, a and b; a kind that needs only one passes b on. The device functions of a kind:
+# The state of a scan is two numbers, a and b. Kinds that need only a pass b through. The device functions of a kind:
 #   lift(u, v, i) -> a, b: the state of one element, from its inputs and its position; u is already wide
 #   scan(a, b) over a tile, and combine(a, b of the earlier part, a, b of the later part)
 #   lower(a, b, v, w, i) -> the results, from the state and the inputs
@@ -93,7 +93,10 @@ def multiply_and_count(a1, b1, a2, b2):
 
 @triton.jit
 def larger(a1, b1, a2, b2):
-    """NaN is greater than any number; of equal elements, the later one is chosen. So the order is irrelevant."""
+    """NaN is greater than any number; among equal elements, the later one is chosen.
+
+    So the order of combining is irrelevant.
+    """
     later = b2 > b1
     second = (a2 > a1) | ((a2 == a1) & later) | ((a2 != a2) & ((a1 == a1) | later))
     return tl.where(second, a2, a1), tl.where(second, b2, b1)
@@ -108,15 +111,15 @@ def smaller(a1, b1, a2, b2):
 
 @triton.jit
 def add_exps(a1, b1, a2, b2):
-    """b1 * exp(a1) + b2 * exp(a2) as b * exp(a), where a is the larger one of a1 and a2; a NaN stays in a."""
+    """b1 * exp(a1) + b2 * exp(a2) as b * exp(a), where a is the larger one of a1 and a2; a NaN propagates to a."""
     a = tl.maximum(a1, a2, propagate_nan=tl.PropagateNan.ALL)
-    rate = tl.exp(tl.minimum(-tl.abs(a1 - a2), 0.0))  # if both are the same infinity, minimum(NaN, 0) is 0
+    rate = tl.exp(tl.minimum(-tl.abs(a1 - a2), 0.0))  # for two equal infinities this is minimum(NaN, 0), which is 0
     return a, tl.where(a2 > a1, b1 * rate + b2, b1 + b2 * rate)
 
 
 @triton.jit
 def add_keyed(a1, b1, a2, b2):
-    """The sum of the elements under the last key; a negative key means no element."""
+    """The last key, and the sum of the elements with that key. A negative key means no element."""
     same = (b1 == b2) | (b2 < 0)
     return a2 + tl.where(same, a1, 0.0), tl.where(b2 < 0, b1, b2)
 
@@ -178,7 +181,7 @@ def lower_exp_grad(a, b, v, w, i):
 
 @triton.jit
 def lower_key(a, b, v, w, i):
-    """A run of equal indices begins at the position that they name, so the run's sum is the result at that position."""
+    """All indices of a run are the position where the run begins, so the run's sum is the result at that position."""
     return tl.where(v == i, a, 0.0), b
 
 
@@ -199,7 +202,7 @@ def lower_quotient(a, b, v, w, i):
 
 @triton.jit
 def _lanes(n_lanes, step, LAST: tl.constexpr, BLOCK_L: tl.constexpr):
-    """This program's lanes: outer index, offset within it, lane number, and mask."""
+    """This program's lanes: their outer index, the offset within it, the number of the lane, and a mask."""
     pid = tl.program_id(0)
     if LAST:
         i_o = pid.to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)[:, None]
@@ -228,7 +231,7 @@ def _offset(i, step, LAST: tl.constexpr):
 
 @triton.jit
 def _load(ptr, instead, o, m, FILL: tl.constexpr):
-    """Load an input; `instead` if it is absent."""
+    """Load an input; returns `instead` if the input is absent."""
     if ptr is None:
         b = instead
     else:
@@ -244,7 +247,10 @@ def _store(ptr, o, b, m):
 
 @triton.jit
 def _end(b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
-    """The last state of a scanned tile, one per lane: computed as a masked sum, because a tile cannot be indexed."""
+    """The last state of each lane of a scanned tile.
+
+    It is computed as a masked sum, because a tile cannot be indexed.
+    """
     o_n = _positions(AXIS == 1, b.shape[AXIS])
     return tl.sum(tl.where(o_n == (0 if REVERSE else b.shape[AXIS] - 1), b, 0), AXIS, keep_dims=True)
 
@@ -350,8 +356,8 @@ def _totals(
 ):  # fmt: skip
     """The total of a span of some lanes.
 
-    Tiles are combined position by position, and the positions at the end. If the order matters (ORDERED), each tile is
-    reduced first.
+    Tiles are combined position by position; at the end the positions are combined. If the order matters (ORDERED), each
+    tile is first reduced to one state per lane.
     """
     AXIS: tl.constexpr = 1 if LAST else 0
     i_o, o_l, i_l, m_l = _lanes(n_lanes, step, LAST, BLOCK_L)
@@ -400,14 +406,15 @@ totals = Launcher(_totals, sizes="u_stride v_stride n step span")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-# Most positions of a lane in a tile, by the itemsize of its state: along rows, and along columns.
+# A tile has at most so many positions of a lane: LONGEST along rows, by the itemsize of the state; DEEPEST along
+# columns.
 LONGEST = {4: 8192, 8: 4096}
 DEEPEST = 64
 
 
 @tunable("scan.whole", free="BLOCK_L")
 def whole_tiles(n: int, inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
-    """All positions of some lanes: 32 elements per thread, or 16 pairs."""
+    """A tile has all positions of some lanes, and a thread has 32 elements, or 16 pairs."""
     places = max(triton.next_power_of_2(n), 16)
     lanes = max(1, 2048 // places)
     if inner > 1:
@@ -418,10 +425,10 @@ def whole_tiles(n: int, inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
 
 @tunable("scan.walk", free="BLOCK_L BLOCK_N SPLITS")
 def walk_tiles(n: int, outer: int, inner: int, dtype: torch.dtype, pair: bool, chip: int) -> Tiles:
-    """Tiles of `walk`, larger if there are few. Lanes are cut into spans if they do not fill `chip` cores.
+    """Tiles of `walk` are larger if there are few of them. Lanes are split into spans if they do not fill `chip` cores.
 
-    Columns: 128 bytes per tile, or down to 32 bytes if there are few columns. One warp, because a scan across warps
-    along columns takes four loads from shared memory per element.
+    Along columns (inner > 1), a tile is 128 bytes wide, or down to 32 bytes if there are few columns. One warp is
+    preferred, because a scan across warps along columns takes four loads from shared memory per element.
     """
     lanes = 1
     if inner > 1:
@@ -439,13 +446,13 @@ def walk_tiles(n: int, outer: int, inner: int, dtype: torch.dtype, pair: bool, c
 
 @tunable("scan.totals", free="BLOCK_L BLOCK_N")
 def totals_tiles(inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
-    """`totals` only reads."""
+    """`totals` reads its inputs, but writes only one state per span."""
     lanes = 1 if inner == 1 else max(16, min(128 // dtype.itemsize, triton.next_power_of_2(inner)))
     return Tiles(128, BLOCK_L=lanes, BLOCK_N=2048 // lanes)
 
 
 def _spans(tiles: int, worth: int, n: int, most: int, chip: int) -> int:
-    """The number of spans to cut lanes into, at most `worth`. With more than one, everything is read twice.
+    """The number of spans per lane, at most `worth`. With more than one, everything is read twice.
 
     Positions within a span must fit in 32 bits.
     """
@@ -464,8 +471,8 @@ class ScanKind(NamedTuple):
     scan: Any
     combine: Any
     lower: Any
-    fill: float = 0.0  # the value of u past the end
-    unit: tuple[float, int] = (0.0, 0)  # the neutral state
+    fill: float = 0.0  # the value of u beyond the end
+    unit: tuple[float, int] = (0.0, 0)  # the neutral element (a, b)
     second: str = ""  # dtype of b: "" (unused), "wide", "index", "count"
     reverse: bool = False
     ordered: bool = False  # whether `combine` depends on the order
@@ -479,8 +486,8 @@ KINDS = {
     "cummin": ScanKind(lift_index, scan_smaller, smaller, lower_state, fill=INF, unit=(INF, -1), second="index"),
     "logcumsumexp": ScanKind(lift_exp, scan_exps, add_exps, lower_log, fill=-INF, unit=(-INF, 0), second="wide"),
     "cumsum_bwd": ScanKind(lift_one, scan_sum, add, lower_state, reverse=True),
-    # terms: u = x, v = dy; the results are the terms of two sums, and the sum that each term belongs to.
-    # bwd: u, v = those results, w = x
+    # cumprod_terms: u = x, v = dy; results are the terms of two sums, and the number of the sum to which each term
+    # belongs. cumprod_bwd: u and v are those results, w = x
     "cumprod_terms": ScanKind(
         lift_factor, scan_product_and_count, multiply_and_count, lower_term, fill=1.0, unit=(1.0, 0), second="count"
     ),
@@ -519,7 +526,7 @@ def _stride(x: Tensor, shape: ScanShape) -> int:
 
 
 def _strides(shape: ScanShape, dim: int, **inputs: Tensor) -> tuple[list[int], list[str]]:
-    """The outer strides of u, v and w, and the inputs that must be copied: if one must be, all are."""
+    """The outer strides of u, v and w, and the inputs to copy first: all of them, if one needs a copy."""
     copied = list(inputs) if not all(_fits(t, shape, dim) for t in inputs.values()) else []
     packed = shape.n * shape.inner
     strides = [packed if copied else _stride(t, shape) for t in inputs.values()]
@@ -539,7 +546,7 @@ def _scan(
 ) -> tuple[dict[str, OutputSpec], list[Launch]]:
     """Workspaces and launches of a scan of u, which has dtype `dtype`; computed in `wide`, after a cast to `cast`.
 
-    `names`: the op's names for u, v, w (inputs) and y, z (results); names that are missing here are absent tensors.
+    `names`: what the op calls u, v, w (inputs) and y, z (results). Tensors that are not in `names` are absent.
     """
     kind, pair = KINDS[name], bool(KINDS[name].second)
     outer, n, inner = shape
@@ -659,7 +666,7 @@ def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None) -> Plan:
 
 @planned(spec.cumprod_bwd)
 def cumprod_bwd(dy: Tensor, x: Tensor, dim: int) -> Plan:
-    """Two scans: one computes terms, and the sum (of two) that each term belongs to; the other computes the sums."""
+    """Two scans: the first computes terms, and to which of two sums each term belongs; the second computes the sums."""
     makes = {"dx": _like(x)}
     if not x.numel():
         return Plan(makes)

@@ -41,7 +41,8 @@ def _fwd(
         for at in range(0, n, BLOCK_N):
             b_x = tl.maximum(b_x, tl.load(x_ptr + at + o_n, mask=at + o_n < n, other=-float("inf")).to(WIDE))
         top = tl.max(b_x, 0)
-    tau = tl.full([], -1.0, WIDE)  # for x - top; not above the root, because the largest element alone gives a sum of 1
+    # for x - top; at or below the root, because the largest element alone gives a sum of 1
+    tau = tl.full([], -1.0, WIDE)
     before = tl.full([], 2, tl.int32) + n
     count = before - 1
     while count < before:
@@ -110,7 +111,7 @@ fwd, bwd = Launcher(_fwd, sizes="x_stride n"), Launcher(_bwd, sizes="dy_stride y
 
 @tunable("sparsemax")
 def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
-    """One row per program: whole in registers if it fits, else in pieces, which L2 holds after the first pass."""
+    """A program holds one row in registers if it fits; else it reads the row in pieces, and again from L2."""
     block = max(triton.next_power_of_2(n), 64) if n <= fits(16384, dtype) else fits(8192, dtype)
     return Tiles(max(32, block // 16), BLOCK_N=block)
 

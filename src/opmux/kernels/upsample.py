@@ -1,7 +1,8 @@
 """Resampling: along each dimension, a result is a weighted sum of some input elements.
 
-One kernel gathers the inputs of each result. The kernel of the gradient gathers the results of each input, in a fixed
-order and without atomics. Kernels compute the weights that they use, so no table has to be built first.
+One kernel gathers, for each result, the inputs that it reads. The kernel of the gradient gathers, for each input, the
+results that read it, in a fixed order and without atomics. Kernels compute the weights themselves, so no table of
+weights is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .lib.rows import wide_of
 
 @triton.jit
 def cubic(x, A: tl.constexpr):
-    """The kernel function of cubic convolution; 0 at distances of 2 and more."""
+    """The kernel function of cubic convolution, which is 0 at distances of 2 and more."""
     x = tl.abs(x)
     near = ((A + 2) * x - (A + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * A - 4 * A
@@ -44,7 +45,7 @@ def antialiasing_weight(x, MODE: tl.constexpr):
 
 @triton.jit
 def position(at, scale, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
-    """The input position of a result; nearest modes compute it in float32, as torch does."""
+    """The position of a result in the input. As in torch, nearest modes compute it in float32."""
     if MODE == "nearest":
         return at.to(tl.float32) * scale.to(tl.float32)
     elif MODE == "exact":
@@ -60,7 +61,7 @@ def position(at, scale, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.conste
 
 @triton.jit
 def span(there, scale, n_in, MODE: tl.constexpr, WIDE: tl.constexpr):
-    """With antialiasing: the first input index that a result reads, and the index after the last one."""
+    """For antialiased modes: the first input index that a result reads, and the index after the last one."""
     half = (2.0 if MODE == "antialiased cubic" else 1.0) * tl.maximum(scale, 1.0)
     first = tl.maximum((there - half + 0.5).to(tl.int32), 0)
     return first, tl.minimum((there + half + 0.5).to(tl.int32), n_in)
@@ -68,7 +69,7 @@ def span(there, scale, n_in, MODE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def total(there, scale, n_in, T, MODE: tl.constexpr, WIDE: tl.constexpr):
-    """With antialiasing: the sum of the weights, by which each weight is divided."""
+    """For antialiased modes: the sum of the weights, by which each weight is divided."""
     first, end = span(there, scale, n_in, MODE, WIDE)
     sums = there * 0
     for k in range(T):
@@ -102,8 +103,8 @@ def tap(there, k, scale, n_in, whole, MODE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def results(at, scale, n_in, n_out, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
-    """The first and the last result that may read an input index. The outermost indices also serve positions outside
-    the input.
+    """The first and the last result that may read an input index. The first and the last index are also read for
+    positions outside the input.
 
     A result at position p reads indices from p - high to p + low; positions are scale * (o + a) - b.
     """
@@ -156,7 +157,7 @@ def _resample(x_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, x_sc, x_
               TZ: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, MODE: tl.constexpr, ALIGN: tl.constexpr,
               RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
               WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """T: the largest number of inputs that a result reads along a dimension."""
+    """T: how many inputs a result reads along a dimension, at most."""
     o, inside = lanes(n, INDEX, FULL, BLOCK)
     scale_z = tl.full([BLOCK], scale_z, WIDE)
     scale_y = tl.full([BLOCK], scale_y, WIDE)
@@ -269,7 +270,7 @@ def _shared(
     align: bool,
     given_scales: Sequence[Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Constexprs and numbers that both kernels take."""
+    """The constexprs and numbers that both kernels have."""
     if mode.startswith("antialiased") and align:
         raise NotSupported("antialiasing with aligned corners")
     scales = [_scale(i, o, align, g, wide) for i, o, g in zip(n_in, n_out, (*[None] * (3 - rank), *given_scales))]

@@ -6,7 +6,7 @@ from opmux.backends import Target, VendorInfoBase
 from opmux.backends.chips import by_name
 
 # The unified buffer of a vector core: triton-ascend's programming guide (A2, A3), Ascend C's GetUBSizeInBytes (950).
-# Two vector cores for each AI core: at least 20 of these on a 910B, 24 on a die of a 910C. There are no warps.
+# Each AI core has two vector cores; a 910B has at least 20 AI cores, a die of a 910C has 24. There are no warps.
 _A2 = Target(cores=40, shared_memory=192 << 10)
 
 vendor_info = VendorInfoBase(

@@ -1,6 +1,6 @@
 """Tiles on Ascend, where they differ from the defaults: blocks fill a vector core's unified buffer.
 
-A program per 1024 elements starts too slowly here, and a launch of more than 65535 programs is refused.
+With one program per 1024 elements, starting programs would take too long, and a launch may have at most 65535 programs.
 """
 
 from opmux.backends import buffers

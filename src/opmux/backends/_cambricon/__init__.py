@@ -5,7 +5,7 @@ from __future__ import annotations
 from opmux.backends import Target, VendorInfoBase
 from opmux.backends.chips import by_name
 
-# NRAM that a core may use: 768 KiB (MLU370) or 512 (MLU590), less the 128 that the compiler keeps (headers of
+# The usable NRAM of a core: 768 KiB (MLU370) or 512 KiB (MLU590), less 128 KiB that the compiler reserves (headers of
 # Cambricon's mlu-ops). The number of cores is read from the device.
 vendor_info = VendorInfoBase(
     vendor_name="cambricon",

@@ -2,7 +2,7 @@
 
 from opmux.backends import Target, VendorInfoBase
 
-# Waves of 64, 64 KiB of LDS: FlagGems' notes on Hygon. Cores are read from the device.
+# Waves of 64 and 64 KiB of LDS, from FlagGems' notes on Hygon. Cores are read from the device.
 _DCU = Target(shared_memory=64 << 10, warp_size=64)
 
 vendor_info = VendorInfoBase(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from opmux.backends import Target, VendorInfoBase
 from opmux.backends.chips import by_name
 
-_CORE = Target(warp_size=64)  # FlyDSL's backend for CoreX
+_CORE = Target(warp_size=64)  # source: FlyDSL's backend for CoreX
 
 vendor_info = VendorInfoBase(
     vendor_name="iluvatar",
@@ -20,5 +20,5 @@ vendor_info = VendorInfoBase(
 
 
 def arch_of(index: int) -> str | None:
-    """The name of CoreX' compiler (--cuda-gpu-arch); torch's capability imitates a CUDA chip's."""
+    """The arch as CoreX' compiler names it (--cuda-gpu-arch); torch's capability imitates a CUDA chip's."""
     return by_name("cuda", index, {"BI-V150": "ivcore11", "BI-V100": "ivcore10"})

@@ -6,14 +6,14 @@ import torch
 
 from opmux.backends import Target, VendorInfoBase
 
-# Shared memory and subgroups: Intel's GPU occupancy calculator (12.55, 12.60), product pages for cores. An Xe core of
-# the Max series has eight engines with 64 KiB of registers each (oneAPI optimization guide).
+# Sources: Intel's GPU occupancy calculator (12.55, 12.60) for shared memory and subgroups; product pages for cores. An
+# Xe core of the Max series has eight engines with 64 KiB of registers each (oneAPI optimization guide).
 _XE2 = Target(shared_memory=128 << 10, warp_size=32, registers=131_072)
 
 vendor_info = VendorInfoBase(
     vendor_name="intel",
     device_name="xpu",
-    # Kunlunxin's tool has the same name, but no such subcommand.
+    # The subcommand excludes Kunlunxin's tool, which has the same name.
     device_query_cmd="xpu-smi discovery",
     triton_extra_name="intel",
     targets={

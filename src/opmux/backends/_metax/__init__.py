@@ -10,12 +10,12 @@ vendor_info = VendorInfoBase(
     device_name="cuda",
     device_query_cmd="mx-smi -L",
     driver_files=("/dev/mxcd",),
-    # Waves of 64: Triton's driver for MACA (its target is "maca", 80, 64). 104 cores: a whole C500.
+    # Triton's driver for MACA has waves of 64 (its target is "maca", 80, 64). A whole C500 has 104 cores.
     targets={"": Target(warp_size=64), "xcore1000": Target(cores=104, warp_size=64)},
     verified="nothing was run on this hardware",
 )
 
 
 def arch_of(index: int) -> str | None:
-    """The name of MetaX' compiler (--offload-arch); torch's capability imitates a CUDA chip's."""
+    """The arch as MetaX' compiler names it (--offload-arch); torch's capability imitates a CUDA chip's."""
     return by_name("cuda", index, {"C500": "xcore1000", "C550": "xcore1000"})

@@ -13,7 +13,8 @@ vendor_info = VendorInfoBase(
     torch_package="torch_musa",
     driver_files=("/dev/mtgpu.0", "/dev/mtgpu0"),
     fp64_enabled=False,
-    # Widths of a warp: Triton's driver for MUSA. The rest: musaInfo of an S5000 in Moore Threads' installation guide.
+    # Sources: Triton's driver for MUSA for warp sizes, musaInfo of an S5000 in Moore Threads' installation guide for
+    # the rest.
     targets={
         "mp_21": Target(warp_size=128),  # S80, S3000
         "mp_22": Target(warp_size=128),  # S4000

@@ -2,7 +2,7 @@
 
 from opmux.backends import Target, VendorInfoBase
 
-# The arch folder of a chip, by "major.minor" or major of its compute capability, or by "sm_90".
+# The arch folder of a chip; keys are "major.minor" or "major" of its compute capability, or "sm_90".
 ARCH_MAP = {"12": "blackwell", "10": "blackwell", "9": "hopper", "8": "ampere"}
 
 
@@ -16,7 +16,7 @@ vendor_info = VendorInfoBase(
     device_name="cuda",
     device_query_cmd="nvidia-smi -L",
     driver_files=("/dev/nvidiactl", "/proc/driver/nvidia/version"),
-    # CUDA C++ Programming Guide, technical specifications per compute capability
+    # source: CUDA C++ Programming Guide, technical specifications per compute capability
     targets={
         "": _chip(48),
         "sm_70": _chip(96),

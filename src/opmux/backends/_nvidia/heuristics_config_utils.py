@@ -1,8 +1,8 @@
 """Tiles on NVIDIA's chips, where they differ from the kernels' defaults: {tunable: {size: value or function(args)}}.
 
 `args` has the kernel's facts (n, dtype, ...), "arch", and the current sizes; None keeps a size.
-The defaults were tuned on an H200, so there are no rules for all of NVIDIA's chips; those of the arch folders use the
-functions below.
+The defaults were tuned on an H200, so this file has no rules for all of NVIDIA's chips; the rules of the arch folders
+use the functions below.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from . import vendor_info
 
-SUMS = 3 << 10  # bytes of shared memory for sums; rows may have the rest
+SUMS = 3 << 10  # bytes of shared memory reserved for reductions; rows may use the rest
 
 
 def stages_that_fit(args: dict[str, Any]) -> int | None:
-    """Fewer STAGES, if STAGES - 1 rows, which are loaded ahead, do not fit shared memory."""
+    """Reduce STAGES until the STAGES - 1 rows that are loaded ahead fit in shared memory."""
     room = vendor_info.target(args["arch"]).shared_memory
     if room is None or "STAGES" not in args:
         return None

@@ -1,4 +1,6 @@
-"""Tiles on Tsingmicro's chips, where they differ from the defaults: 16 parallel programs, each with megabytes."""
+"""Tiles on Tsingmicro's chips, where they differ from the defaults: 16 programs in parallel, each with megabytes of
+memory.
+"""
 
 from opmux.backends import buffers
 

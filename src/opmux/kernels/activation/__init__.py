@@ -1,4 +1,4 @@
-"""Activation kernels: `plain` (alone, with a bias, gated) and `scaled` (with a factor per row)."""
+"""Activation kernels: `plain` (activations alone, with a bias, or gated) and `scaled` (gates with a row factor)."""
 
 from . import plain as plain
 from . import scaled as scaled

@@ -1,7 +1,9 @@
-"""Activations: alone, with a bias, and gated. An activation is two device functions; six kernels serve all activations.
+"""Activations: alone, with a bias, and gated. An activation is two device functions, its value and its slope; six
+kernels serve all activations.
 
 Contiguous tensors are treated as one long row. Gated kernels and kernels with a bias read strided rows, so the halves
-of [.., 2n] are read in place. With CAST the results are float8, and amax is raised to their largest magnitude.
+of [.., 2n] are read in place. With CAST the results are float8, and amax becomes the maximum of itself and their
+magnitudes.
 """
 
 from __future__ import annotations
@@ -174,8 +176,7 @@ def _biased_bwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dx, and partial sums of dx over rows. Program (i, j) handles column block i, and every P-th row block starting
-    with j.
+    """dx, and partial sums of dx over rows. Program (i, j) computes column block i of row blocks j, j + P, j + 2 P, ...
 
     The next rows are loaded before the current rows are computed.
     """
@@ -239,7 +240,8 @@ def gated_row_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
 
-PER_CORE = 8  # programs per core, for sums over rows. dgelu with bias on H200: 0.78 of a copy's bandwidth; with 4: 0.66
+# programs per core for sums over rows; with 4, dgelu with bias has 0.66 of a copy's bandwidth, not 0.78 (H200)
+PER_CORE = 8
 
 
 @tunable("activation.bias")
@@ -260,12 +262,12 @@ def bias_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 def functions(act: str, uses: str, fp8: torch.dtype | None = None) -> dict[str, Any]:
-    """The kernel constants of an activation, and of the cast to `fp8`."""
+    """The constexprs of an activation's kernels; CAST is that of the cast to `fp8`."""
     return {u: MATHS[act][("VALUE", "SLOPE").index(u)] for u in uses.split()} | {"CAST": fp8 and cast_of(fp8)}
 
 
 def _results(fp8: torch.dtype | None, dtype: torch.dtype, **shapes: Any) -> dict[str, Any]:
-    """Output specs of these shapes; with `fp8` the outputs are bytes, and scale_inv is an output too."""
+    """Output specs of these shapes; with `fp8` their dtype is uint8, and scale_inv is one more output."""
     specs = {name: OutputSpec.of(shape, dtype if fp8 is None else torch.uint8) for name, shape in shapes.items()}
     return specs if fp8 is None else {**specs, "scale_inv": ONE}
 

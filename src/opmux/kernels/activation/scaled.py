@@ -1,7 +1,7 @@
 """Gates with parameters and a factor for each row. A gate is four device functions; three kernels serve all gates.
 
-Gate parameters are constexprs, because a model uses one set of them. The gradient of a factor is a sum over its row, so
-that backward loops along rows; without factors, a program computes one tile, as in `plain`.
+Gate parameters are constexprs, because a model uses the same values everywhere. The gradient of a factor is a sum over
+its row, so that backward loops along rows; without factors, a program computes one tile, as in `plain`.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _grads(
     INTERLEAVE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Store the gradients of a tile whose rows begin at these offsets; returns dy times the unscaled result."""
+    """Store the gradients of a tile whose rows begin at o_y, o_x and o_dx; return dy times the unscaled result."""
     o_a = _first(o_n, INTERLEAVE)
     b_dy = tl.load(dy_ptr + o_y + o_n, mask=m, other=0.0).to(WIDE)
     b_a = tl.load(x_ptr + o_x + o_a, mask=m, other=0.0).to(WIDE)

@@ -1,9 +1,9 @@
 """Group norm, batch norm and weight norm: their layouts in memory, and the choice of kernels.
 
-A unit is all elements that share one statistic. A small unit is held in registers and read once. A longer unit is
-computed by one program, which reads it a second time from L2; or by many programs, whose partial statistics are merged
-in a fixed order before another kernel scales all elements. Channels-last tensors with larger units are always computed
-by many programs, along columns. Results are deterministic.
+A unit is all elements that share one statistic. A small unit is held in registers and read once. For a longer unit
+there are two ways: one program reads it twice, the second time from L2; or many programs compute partial statistics,
+which are merged in a fixed order, and then another kernel scales all elements. Channels-last tensors with larger units
+are always computed by many programs, along columns. Results are deterministic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from . import elements, totals
 
 
 class Runs(NamedTuple):
-    """The layout of units in memory, as the kernels take it (see `device`)."""
+    """The layout of units in memory, as arguments of the kernels (see `device`)."""
 
     r_stride: int
     f_stride: int
@@ -42,7 +42,7 @@ class Runs(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """A tensor as samples, channels and positions, and how it is divided into units."""
+    """The sizes of a tensor (samples, channels, positions), and how it is divided into units."""
 
     n: int
     c: int
@@ -66,12 +66,12 @@ class Extent(NamedTuple):
 
     @property
     def channel(self) -> str:
-        """The part of a unit that has a single channel: the whole unit, each run, or each position in a run."""
+        """Which elements of a unit share a channel: the whole "unit", each "run", or each "position" in a run."""
         return "unit" if not self.groups else "position" if self.last else "run"
 
     @property
     def tight(self) -> bool:
-        """Whether units are adjacent columns."""
+        """Whether units are the columns of a matrix, so that adjacent units are adjacent in memory."""
         return self.last and not self.groups
 
     @property
@@ -98,9 +98,10 @@ class Extent(NamedTuple):
         return cls(before, length, after, 0, after == 1)
 
 
-WHOLE = {False: 32768, True: 8192}  # most 16-bit elements that one program holds: forward; backward (x and dy)
-HELD = 40 << 20  # bytes of units in progress that stay in L2 until they are read again
-RUN = 32  # bytes per memory access; units with shorter runs are not held whole, unless the tensor fits in L2
+# backward -> how many 16-bit elements one program can hold (the backward holds x and dy)
+WHOLE = {False: 32768, True: 8192}
+HELD = 40 << 20  # if all units in progress have at most this many bytes, L2 keeps them until they are read again
+RUN = 32  # bytes per memory access; a unit with shorter runs is not held in registers, unless the tensor fits in L2
 
 
 def kernels_for(at: Extent, dtype: torch.dtype, device: torch.device, backward: bool) -> str:
@@ -118,12 +119,12 @@ def kernels_for(at: Extent, dtype: torch.dtype, device: torch.device, backward: 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-MOST_PARTS = 256  # most parts of a unit; one program merges all of them at once
-COLUMNS = 16  # fewest adjacent units per program: 32 bytes of 16-bit elements
+MOST_PARTS = 256  # a unit has at most this many parts, because one program merges all of them at once
+COLUMNS = 16  # a program has at least this many adjacent units: 32 bytes of 16-bit elements
 
 
 def cut(n: int, most: int) -> int:
-    """The power of two to cut n by: the largest one <= `most` that is at least 80 % full, else the fullest."""
+    """The block size for n: the largest power of two <= `most` that is at least 80 % used, else the most used one."""
     top = min(triton.next_power_of_2(n), most)
     tried = [b for b in (top, top // 2, top // 4, top // 8) if b]
     used = {b: n / (-(-n // b) * b) for b in tried}
@@ -131,7 +132,7 @@ def cut(n: int, most: int) -> int:
 
 
 def threads_for(elements: int, dtype: torch.dtype, most: int = 512) -> int:
-    """Threads for 16 elements of 16 bits each, or for 8 wider ones."""
+    """The number of threads if each has 16 elements of 16 bits, or 8 wider ones."""
     return max(128, min(most, elements // (16 if dtype.itemsize <= 2 else 8)))
 
 
@@ -153,7 +154,10 @@ def whole_tiles(n_k: int, n_l: int, n_units: int, tight: bool, backward: bool, d
 
 @tunable("channel_norm.pieces")
 def piece_tiles(n_k: int, n_l: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """One unit, a tile of some of its runs at a time. Large units have large tiles: then L2 holds all in progress."""
+    """A program computes one unit, some of its runs at a time.
+
+    Large units have large tiles, so that L2 holds all units in progress.
+    """
     size = n_k * n_l * dtype.itemsize * (2 if backward else 1)
     most = fits(8192 if size > 96 << 10 else 4096, dtype) // (2 if backward else 1)
     l = cut(n_l, most)
@@ -163,7 +167,7 @@ def piece_tiles(n_k: int, n_l: int, backward: bool, dtype: torch.dtype) -> Tiles
 
 @tunable("channel_norm.shares")
 def share_tiles(n_k: int, n_l: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """One part of a unit, a tile of some of its runs at a time."""
+    """A program computes one part of a unit, some of its runs at a time."""
     most = fits(4096, dtype) // (2 if backward else 1)
     l = cut(n_l, most)
     k = cut(n_k, most // l)
@@ -172,7 +176,7 @@ def share_tiles(n_k: int, n_l: int, backward: bool, dtype: torch.dtype) -> Tiles
 
 @tunable("channel_norm.column_shares")
 def column_share_tiles(n_c: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """One part of some columns, a block of rows at a time."""
+    """A program computes one part of some columns, a block of rows at a time."""
     n = cut(max(n_c, 16), 128)
     return Tiles(256, BLOCK_M=max(1, fits(4096, dtype) // (2 if backward else 1) // n), BLOCK_N=n)
 
@@ -194,14 +198,14 @@ def column_tiles(n_c: int, backward: bool, dtype: torch.dtype) -> Tiles:
 
 @tunable("channel_norm.totals")
 def total_tiles(n_shares: int, dtype: torch.dtype) -> Tiles:
-    """Merge all parts of some units or channels."""
+    """A program merges all parts of some units or channels."""
     shares = min(MOST_PARTS, triton.next_power_of_2(n_shares))
     return Tiles(128, BLOCK_I=shares, BLOCK_U=max(8, min(32, 1024 // shares)))
 
 
 # ---- launches -------------------------------------------------------------------------------------------------------
 
-# The names of these kernels' tensors in weight norm.
+# What weight norm calls the tensors of these kernels.
 OF_WEIGHT_NORM = {"x": "v", "weight": "g", "y": "w", "dy": "dw", "dx": "dv", "dweight": "dg"}
 
 
@@ -256,19 +260,19 @@ class Launches(NamedTuple):
         return self._launch(kernel, runs.n_f * parts, tiles, runs._asdict(), names, even, **constants), parts
 
     def pieces(self, **names: str) -> tuple[Launch, int]:
-        """The launch with units in pieces; returns the same as `whole`."""
+        """The launch in which one program reads a unit in pieces; returns the same as `whole`."""
         at, runs = self.at, self.at.runs()
         tiles = piece_tiles(n_k=runs.n_k, n_l=runs.n_l, backward=self.backward, dtype=self.dtype)
         kernel = chip.bwd_pieces if self.backward else chip.fwd_pieces
         return self._launch(kernel, at.units, tiles, runs._asdict(), names, **self._of_units()), at.n
 
     def shares(self, **names: None) -> tuple[Launch, tuple[int, int, int]]:
-        """A launch that writes partial statistics or partial sums, and their shape [outer, parts, inner]."""
+        """The launch that writes partial statistics or partial sums; and the shape of these, [outer, parts, inner]."""
         return self._column_shares(names) if self.at.last else self._row_shares(names)
 
     def _row_shares(self, names: Mapping[str, None]) -> tuple[Launch, tuple[int, int, int]]:
         at, runs = self.at, self.at.runs()
-        if self.backward:  # sums per channel: over the channel's own runs in one sample (groups) or in all samples
+        if self.backward:  # sum the runs of each channel: in one sample (with groups) or in all samples
             sample = at.c * at.s
             runs = Runs(sample, at.s, sample, runs.n_l, *((1, at.n, at.c) if at.groups else (at.n, 1, at.c)))
         tiles = share_tiles(n_k=runs.n_k, n_l=runs.n_l, backward=self.backward, dtype=self.dtype)
@@ -291,7 +295,7 @@ class Launches(NamedTuple):
         return launch, (outer, parts, at.c)
 
     def _parts(self, units: int, pieces: int) -> int:
-        """Parts per unit: enough programs to fill the chip several times, but at least four tiles of work per part."""
+        """Parts per unit: enough to fill the chip with programs several times, but each with at least four tiles."""
         return max(1, min(-(-16 * cores(self.device) // units), pieces // 4, MOST_PARTS))
 
     def merge(self, shape: tuple[int, int, int]) -> Launch:
@@ -338,7 +342,7 @@ class Launches(NamedTuple):
 
 
 def _units_of(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, ...], OutputSpec, torch.memory_format]:
-    """The units of x, the shape of its statistics, the output spec of a result like x, and its memory format."""
+    """The units of x, the shape of their statistics, the output spec of a result like x, and the memory format of x."""
     if op.startswith("weight_norm"):
         return (
             Extent.of_weight(x, size),
@@ -353,7 +357,7 @@ def _units_of(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, 
 
 
 def _in_format(form: torch.memory_format, **tensors: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Functions that copy tensors to this memory format, for `Plan.before`; only for tensors that are not in it."""
+    """For `Plan.before`: functions that copy those tensors to this memory format that do not have it."""
     copy = lambda t: t.contiguous(memory_format=form)
     return {name: copy for name, t in tensors.items() if not t.is_contiguous(memory_format=form)}
 
@@ -442,7 +446,7 @@ def _backward(
         launch, parts = at_once()
         makes |= dict.fromkeys(sums, OutputSpec.of((parts, at.c), wide))
         return Plan(makes, [launch, launches.total_channels(parts, weight=None, stat=None)], copied, before)
-    # With constant statistics dx is dy times a factor, and is written with the partial sums.
+    # If the statistics are constants, dx is dy times a factor, and the kernel of the partial sums writes it.
     if stat_name == "var":
         launch, shares = launches.shares()
         steps: list[Step] = [launch, launches.total_channels(shares[0] * shares[1])]

@@ -22,7 +22,7 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit
 def _sums(b_a, b_b, AXIS: tl.constexpr, BOTH: tl.constexpr, PAIRS: tl.constexpr):
-    """The sums of both tensors along an axis, or only of the first. PAIRS: one fused reduction, which
+    """The sums of both tensors along an axis, or only of the first one. PAIRS fuses both sums into one reduction, which
     the interpreter does not support."""
     if BOTH and PAIRS:
         a, b = tl.reduce((b_a, b_b), AXIS, _add_pairs)
@@ -39,8 +39,8 @@ def _unit_sums(b_a, b_b, BOTH: tl.constexpr, PAIRS: tl.constexpr):
     """The sums of [BLOCK_U, BLOCK_K, BLOCK_L] over each unit; the arguments are those of `_sums`.
 
     Several units are reduced one dimension at a time, because Triton before 3.7 reduces wrongly along a dimension that
-    a reshape has merged (`lib/layouts.py`). A single unit is safe, and faster, in one reduction; but Triton 3.6 does
-    not compile that for two elements.
+    a reshape has merged (`lib/layouts.py`). A single unit can safely use one reduction, which is faster; but Triton 3.6
+    does not compile that for two elements.
     """
     N: tl.constexpr = b_a.shape[1] * b_a.shape[2]
     if b_a.shape[0] == 1 and N > 2:
@@ -53,7 +53,7 @@ def _unit_sums(b_a, b_b, BOTH: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def _inverse(stat_ptr, i_u, m_u, eps, STAT: tl.constexpr, WIDE: tl.constexpr):
-    """The factor of a unit: 1 / deviation, from the deviation or the variance; or 1 / norm, from the norm."""
+    """The factor of a unit, 1 / deviation or 1 / norm, from its statistic (rstd, var or norm)."""
     b = tl.load(stat_ptr + i_u, mask=m_u, other=1.0).to(WIDE)
     if STAT == "var":
         b = 1.0 / tl.sqrt(b + eps)
@@ -130,7 +130,7 @@ def _offsets(
     o_k = tl.arange(0, BLOCK_K)[None, :, None]
     o_l = tl.arange(0, BLOCK_L)[None, None, :]
     i_u = i_r[:, None, None].to(tl.int64)
-    if TIGHT:  # there are k_stride units, and the compiler may know that k_stride is a multiple of 16
+    if TIGHT:  # k_stride is the number of units, and the compiler may know that it is a multiple of 16
         m = (i_u < k_stride) & (o_k < n_k) & (o_l < n_l)
         o = o_k.to(tl.int64) * k_stride + i_u
     else:
@@ -246,7 +246,8 @@ def _bwd(
 ):  # fmt: skip
     """dx; and ds = dweight and db = dbias if a unit is one channel.
 
-    Otherwise ds and db are partial sums over the units of this program: one group of channels, in samples p, p + P, ...
+    Otherwise ds and db are partial sums over the units of this program: the same group of channels in every P-th
+    sample.
     """
     i_f = tl.program_id(0) % n_f
     part = tl.program_id(0) // n_f
@@ -284,7 +285,7 @@ def _bwd(
 
 @triton.jit
 def _tile(t, k_stride, n_l, n_k, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr):
-    """The t-th tile of a unit: the offsets of its elements, their mask and number, and their runs."""
+    """The t-th tile of a unit: the offsets, mask and number of its elements, and their runs."""
     n_b = tl.cdiv(n_l, BLOCK_L)
     at_k, at_l = (t // n_b) * BLOCK_K, (t % n_b) * BLOCK_L
     o_k = at_k + tl.arange(0, BLOCK_K)[:, None]
@@ -309,7 +310,7 @@ def _moments(
 ):
     """Count, mean and sum of squared deviations over every step-th tile. The next tile is loaded while one is computed.
 
-    Sums differences from the first tile's mean, which avoids cancellation if the mean is large.
+    Differences from the first tile's mean are summed, to avoid cancellation if the mean is large.
     """
     o, m, n, _ = _tile(first, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
@@ -348,7 +349,7 @@ def _fwd_pieces(
     CHANNEL: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """One unit in pieces. The second pass starts at the unit's end, which is still in L2."""
+    """A program computes one unit in pieces. The second pass starts at the unit's end, which is still in L2."""
     pid = tl.program_id(0)
     i_r, i_f = pid // n_f, pid % n_f
     base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
@@ -540,7 +541,7 @@ def _bwd_shares(
 ):
     """Partial sums [n_r, n_parts, n_f] of dy * x' and dy, for units of one channel; n_w units share a statistic.
 
-    dx_ptr is given if the statistics are constants: then dx is dy times a factor.
+    If the statistics are constants, dx is dy times a factor, and is stored to dx_ptr.
     """
     part, unit = tl.program_id(0) % n_parts, tl.program_id(0) // n_parts
     i_r, i_f = unit // n_f, unit % n_f

@@ -1,4 +1,4 @@
-"""Kernels of group norm and batch norm that compute every element from statistics that are known."""
+"""Kernels of group norm and batch norm that compute all elements from known statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from .device import _inverse, _scale
 
 @triton.jit
 def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows of one sample and channel each: offsets, masks, channels, units. Starts with the last rows, still in L2."""
+    """A block of rows, each one channel of one sample: offsets, masks, channels, units.
+
+    The last rows come first: they are still in L2.
+    """
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     n_b = tl.cdiv(n_l, BLOCK_N)
     i_m = (pid // n_b) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
@@ -24,7 +27,7 @@ def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constex
 
 @triton.jit
 def _column_block(n_c, n_m, n_w, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The same as `_row_block`, for matrices [n_m, n_c]."""
+    """What `_row_block` returns, for matrices [n_m, n_c]."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     n_b, n_i = tl.cdiv(n_c, BLOCK_N), tl.cdiv(n_m, BLOCK_M)
     i_o = pid // n_b // n_i

@@ -11,7 +11,7 @@ from .device import _inverse, _store_statistics
 
 @triton.jit
 def _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I: tl.constexpr):
-    """Offsets of partial results [outer, n_parts, n_c], for units of n_w adjacent columns: [BLOCK_I, BLOCK_U]."""
+    """Offsets [BLOCK_I, BLOCK_U] of partial results [outer, n_parts, n_c]; a unit is n_w adjacent columns."""
     n_j = n_c // n_w
     i = at + tl.arange(0, BLOCK_I)[:, None]
     i_c = (i_u % n_j)[None, :] * n_w + i % n_w
@@ -126,7 +126,8 @@ def _total_channels(
 ):
     """Add partial sums [n_parts, n_c]: dweight and dbias.
 
-    If a channel is a unit, also writes c1 and c2, from which its dx is computed, or the gradients of given statistics.
+    If a channel is a unit, also writes c1 and c2, from which its dx is computed, or the gradients with respect to given
+    statistics.
     """
     i_c = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     m_c = i_c < n_c

@@ -35,7 +35,7 @@ def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
     """Tiles small enough for two stages in 64 KiB of shared memory.
 
     IN_TURN: persistent, i.e. one program per core loops over tiles. SPLITS: the number of parts of K, which a second
-    kernel sums; used if the result has few tiles.
+    kernel sums; for results of few tiles.
     """
     most = 64 if dtype.itemsize > 4 else 128
     side = lambda length: min(most, max(16, triton.next_power_of_2(length)))
@@ -46,12 +46,12 @@ def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
     )
 
 
-FEW = 4  # up to this many rows are multiplied without the matrix unit; 1 if the matrix has contiguous columns
+FEW = 4  # up to this many rows do not use the matrix unit; if the matrix has contiguous columns, only 1 row
 
 
 @tunable("gemm.few", free="BLOCK_N BLOCK_K SPLITS")
 def few_tiles(rows: int, n: int, k: int, turned: bool, dtype: torch.dtype) -> Tiles:
-    """Tiles for the product of few rows and a matrix of n rows: 64 sums per thread, 16-byte loads.
+    """Tiles for few rows times a matrix of n rows: each thread has 64 sums, and loads 16 bytes at a time.
 
     `turned`: the matrix has contiguous columns, so a tile spans many rows of K, and K is split until there are enough
     programs.
@@ -88,10 +88,10 @@ SUMS = {tl.float64: torch.float64, tl.float32: torch.float32, tl.int32: torch.in
 class Factor(NamedTuple):
     """How the kernel reads a factor [rows, K], or a batch of them."""
 
-    step: int  # stride of rows; of columns if `transposed`
+    step: int  # the stride of rows, or of columns if `transposed`
     transposed: bool
-    batch: int = 0  # stride of matrices
-    copied: bool = False  # whether it must be made contiguous first
+    batch: int = 0  # the stride between matrices
+    copied: bool = False  # whether the factor must be made contiguous first
 
     @classmethod
     def of(cls, x: Tensor, transposed: bool) -> Factor:
@@ -107,12 +107,13 @@ class Factor(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """The epilogue of a product."""
+    """What the kernel computes after the product, in this order."""
 
     c: Tensor | None = None  # adds beta * c; c has the shape of the result or of one row
-    act: str = ""  # an activation of MATHS
-    slope: str = ""  # an activation; the product is multiplied by its derivative at `pre`
-    glu: bool = False  # the activation is multiplied by the product with the second half of b's rows
+    act: str = ""  # the name of an activation in MATHS
+    slope: str = ""  # the name of an activation; the product is multiplied by the activation's derivative at `pre`
+    # the first half of b's rows gives the activation, which is multiplied by the product with the second half
+    glu: bool = False
     residual: Tensor | None = None  # added last
 
 
@@ -135,9 +136,9 @@ def _product(
 ) -> Plan:
     """The plan of a product of matrices, or of batches of them.
 
-    y: the strides (of matrices, of rows) of the result, if the result is an argument. `each`: whether a and b have one
-    scale per row. `numbers`: alpha and beta, if they are not arguments of the op. `names`: the op's names for the
-    kernel's tensors.
+    y: the strides (of matrices, of rows) of the result, if the result is an argument. `each`: whether a, and whether b,
+    has one scale per row. `numbers`: alpha and beta, if they are not arguments of the op. `names`: kernel's name of a
+    tensor -> the op's name.
     """
     m, n, k = spec.sizes_of(a, b, trans_a, trans_b)
     n //= 2 if epilogue.glu else 1
@@ -226,26 +227,26 @@ def _many_rows(
     tiles = gemm_tiles(m=m, n=2 * n if epilogue.glu else n, k=k, dtype=a.dtype)
     # Tensor descriptors need addresses and strides that are multiples of 16 bytes, and cannot convert FP8.
     spaced = all((f.step | f.batch) * a.element_size() % 16 == 0 for f in factors.values())
-    if epilogue.glu and factors["b"].transposed:  # the second half of b begins in the middle of a row
+    if epilogue.glu and factors["b"].transposed:  # the second half of b begins within a row in memory
         spaced = spaced and n * a.element_size() % 16 == 0
     in_turn = tiles["IN_TURN"] and spaced and read["A_NUMBERS"] is None and k > 0
     splits = tiles["SPLITS"]
     plain = not (epilogue.act or epilogue.slope or epilogue.glu or epilogue.residual is not None)
-    one_byte = a.element_size() == 1  # FP8 scales would have to be applied to every part
+    one_byte = a.element_size() == 1  # not FP8: its scales would have to be applied to every part
     if in_turn or not plain or one_byte or batch > 1 or k % (splits * tiles["BLOCK_K"]) or not k:
         splits = 1
     changes = {"IN_TURN": in_turn, "SPLITS": splits}
-    if epilogue.glu:  # two accumulators of half the width
+    if epilogue.glu:  # there are two accumulators, so they have half the width
         changes["BLOCK_N"] = max(tiles["BLOCK_N"] // 2, 16)
-    elif exact and in_turn:  # both the product and the running sum are in registers
+    elif exact and in_turn:  # registers hold both the product and the running sum
         changes["BLOCK_N"] = min(tiles["BLOCK_N"], 128)
     tiles = tiles.changed(changes, "gemm.tiles")
     count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
     aligned = lambda length: length * itemsize % 16 == 0
     fresh = bool(itemsize) and aligned(n) and (batch == 1 or aligned(m * n))
-    # Ignore m unless a's columns are contiguous: no load depends on m, and an odd number of tokens must not narrow the
-    # loads.
+    # m counts only if a's columns are contiguous: otherwise no load depends on m, and an odd number of tokens must not
+    # make loads narrower.
     even = not factors["a"].transposed and all(sizes[name] % 16 == 0 for name in product.sizes if name != "m")
     config = tiles.config(
         even=even,
@@ -275,7 +276,7 @@ def _few_rows(
     named: Mapping[str, str | None],
     whole: bool,
 ) -> tuple[Launch, int]:
-    """The launch for a few rows, and the number of parts of K: 1 unless `whole`, i.e. without an epilogue."""
+    """The launch for a few rows, and the number of parts of K. `whole`: there is no epilogue, so K may be split."""
     m, n, k = (sizes[name] for name in "mnk")
     swapped = m > n
     x, w = ("b", "a") if swapped else ("a", "b")
@@ -314,7 +315,7 @@ def _result(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, dtype: torch.dty
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
-ADDED = {"beta": 1.0}  # adds c unscaled
+ADDED = {"beta": 1.0}  # c is added unscaled
 
 
 @planned(spec.gemm, state={"precision": precision})
@@ -354,7 +355,8 @@ def gemm_gelu(
     precision: str,
 ) -> Plan:
     makes = dict.fromkeys(("y", "pre"), _result(a, b, trans_a, trans_b, out_dtype))
-    names = {"c": "bias", "pre": None, "aux": "pre"}  # the kernel writes pre
+    # the result `pre` is the kernel's `aux`; the kernel reads no `pre`
+    names = {"c": "bias", "pre": None, "aux": "pre"}
     epilogue = Epilogue(bias, act="gelu_tanh")
     return _product(makes, a, b, trans_a, trans_b, precision, epilogue, numbers=ADDED, names=names)
 
@@ -438,7 +440,7 @@ def block_scaled_gemm(
     steps = zip(("a_down", "a_right", "b_down", "b_right"), (*a_scale.stride(), *b_scale.stride()))
     count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
-    even = k % 16 == 0 and n % 16 == 0  # independent of the number of rows m
+    even = k % 16 == 0 and n % 16 == 0  # does not depend on m, the number of rows
     config = tiles.config(
         even=even,
         A_ROWS=a_rows,

@@ -1,6 +1,6 @@
 """Kernels of matrix products: one tile per program, persistent, block-scaled FP8, few rows, and the sum of parts of K.
 
-`finish` is the epilogue: adds c, applies an activation or its derivative, a gate, and a residual.
+`finish` is the epilogue: it adds c, applies an activation or its derivative, multiplies by a gate, and adds a residual.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def finish(
     C_UNIT: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The epilogue of an accumulated tile: + beta c, stored to aux, ACT, * SLOPE(pre), * b_u (GLU), + r.
+    """The epilogue of a tile: add beta * c, store to aux, apply ACT, multiply by SLOPE(pre) and b_u (GLU), add r.
 
-    b_u is the other half of a GLU, n columns to the right. pre, r and aux are contiguous.
+    b_u is the tile of the other half of a GLU, n columns to the right. pre, r and aux are contiguous.
     """
     i_m, i_n = i_m.to(tl.int64)[:, None], i_n[None, :]
     mask = (i_m < m) & (i_n < n)
@@ -188,7 +188,7 @@ def persistent_tiles(
         b_y = scaled(b_y, a_scale_ptr, b_scale_ptr, all_m, all_n, m, n, alpha, A_EACH, B_EACH, WIDE)
         parts = pieces(b_y, PARTS)
         others = pieces(b_u, PARTS) if GLU else parts
-        for part in tl.static_range(PARTS):  # storing the tile in parts needs less shared memory
+        for part in tl.static_range(PARTS):  # storing a tile in parts needs less shared memory
             first = first_n + part * (BLOCK_N // PARTS)
             i_m, i_n = first_m + tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N // PARTS)
             b_p = finish(
@@ -227,7 +227,7 @@ def _gemm(
     FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The second grid dimension is the batch, or the parts of K, whose strides are passed as batch strides."""
+    """The second grid dimension is the batch, or the parts of K; then the batch strides are those between parts."""
     batch = tl.program_id(1).to(tl.int64)
     a_ptr += batch * a_batch
     b_ptr += batch * b_batch
@@ -259,7 +259,7 @@ def _few(
 ):  # fmt: skip
     """Multiply ROWS rows of x by many rows of w, without the matrix unit; w is read once.
 
-    SWAPPED: the few rows are the columns of the result. The second grid dimension is used as in `_gemm`.
+    SWAPPED: the few rows are the columns of the result. The second grid dimension is the batch or the parts of K.
     """
     batch = tl.program_id(1).to(tl.int64)
     x_ptr += batch * x_batch
@@ -329,10 +329,9 @@ def _few(
 
 @triton.jit
 def scales(ptr, first, rows, down, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The scales of a tile's rows: a scalar if one block of rows contains the tile.
+    """Load the scales of a tile's rows: one scalar if one block of rows contains the tile.
 
-    `ptr` points to the first row's scale. It is a scalar, because 128 pointers kept across the loop would spill
-    registers.
+    `ptr` is a scalar pointer to the first row's scale: 128 pointers that live across the loop would spill registers.
     """
     if ROWS >= BLOCK:
         return tl.load(ptr)
@@ -360,7 +359,7 @@ def _blocks(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """a b^T of FP8 with one scale per 1x128 or 128x128 block. BLOCK_K is 128, so each partial product has its own
+    """a b^T, both of FP8 with one scale per 1x128 or 128x128 block. BLOCK_K is 128, so each partial product has its own
     scales.
 
     IN_TURN: persistent, as in `persistent_tiles`.
@@ -430,7 +429,7 @@ def _add_up(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """y = alpha (sum of parts) + beta c; each part is [size / n, n]."""
+    """y = alpha * (sum of the parts) + beta * c; each part has the shape [size / n, n]."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = o < size
     b_y = tl.zeros([BLOCK], WIDE)

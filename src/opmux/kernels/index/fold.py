@@ -1,11 +1,13 @@
-"""Several writes to one position, combined in a fixed order: sorts by position, then combines each position's elements.
+"""Combine several writes to one position in a fixed order: sort elements by position, then combine those of each
+position.
 
-For what atomic additions cannot do: 8-bit and 16-bit dtypes; products, minima and maxima; sums that torch promises to
-add in order (`index_put` with accumulate, the gradient of `embedding`); and `torch.use_deterministic_algorithms`. Sums
-of floats are computed in float32 (float64 for float64).
+Used where atomic additions do not serve: for 8-bit and 16-bit dtypes; for products, minima and maxima; for sums that
+torch promises to add in order (`index_put` with accumulate, the gradient of `embedding`); and under
+`torch.use_deterministic_algorithms`. Sums of floats are computed in float32 (float64 for float64).
 """
 
-# No `from __future__ import annotations`: Triton reads tl.float64 of alpha, and would pass float32 without it.
+# No `from __future__ import annotations`: Triton must see alpha's annotation, tl.float64; without it alpha would be
+# passed as float32.
 
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +69,7 @@ def _rows(
     RUN: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The sum or mean of all rows of one position. The program of the first of these rows computes it."""
+    """The sum or mean of all rows of one position, computed by the program of the first of these rows."""
     across = tl.cdiv(n, BLOCK_N)
     at = tl.program_id(0) // across
     o_n = (tl.program_id(0) % across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -106,7 +108,7 @@ def _elements(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A lane whose element is the first one of its position combines all elements of that position."""
+    """The lane of a position's first element combines all elements of that position."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(key_ptr + at, mask=at < count, other=beyond)
     first = (at < count) & (key < beyond) & (tl.load(key_ptr + at - 1, mask=(at > 0) & (at < count), other=-1) != key)
@@ -135,7 +137,7 @@ fold_elements = Launcher(_elements, sizes="count")
 
 @tunable("index.fold_rows", free="RUN BLOCK_N")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Eight rows at once, so that a frequent position does not load its rows one after the other."""
+    """Load eight rows at once: a frequent position would otherwise load its rows one after another."""
     return Tiles(128, RUN=8, BLOCK_N=min(512, triton.next_power_of_2(n)))
 
 
@@ -150,7 +152,7 @@ WIDE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl
 
 
 def sorted_keys(keys: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
-    """The keys, from 0 to `beyond`, in sorted order, and their original indices."""
+    """The keys in sorted order, and their original indices. Keys are between 0 and `beyond`."""
     keys = keys.view(1, -1)
     if keys.shape[1] <= short.LONGEST:
         return short.sorter(keys, False)(keys)
@@ -164,7 +166,7 @@ def folder(
     """A function (x, indices, source, alpha=1.0, *skip) that combines the elements of `source` into x.
 
     `source` is contiguous and has the shape of the cells. `how`: sum, mean, prod, amax or amin. Without `include_self`
-    the old elements of x are ignored.
+    the old elements of x are replaced, not combined.
     """
     dtype = x.dtype if dtype is None else dtype
     if dtype is torch.bool or (how == "mean" and not dtype.is_floating_point):

@@ -24,7 +24,7 @@ from ..lib.rows import DEVICES
 
 
 def _broadcast(mask: Tensor, *others: Tensor) -> list[Tensor]:
-    """All tensors broadcast to one shape, contiguous. Raises NotSupported for byte masks, for which torch warns."""
+    """All tensors broadcast to one shape, contiguous. Raises NotSupported for byte masks: torch warns about them."""
     if mask.dtype is not torch.bool or any(t.device != mask.device or t.layout is not torch.strided for t in others):
         raise NotSupported(f"a mask of {mask.dtype}, or tensors on several devices")
     try:
@@ -55,7 +55,7 @@ def nonzero_static(
     y = torch.full((self.dim(), size), fill_value, dtype=torch.int64, device=self.device)
     if size:
         placer(x)(x, ends_of(x)(x), y, size, 1, size)
-    return y.t()  # the strides of torch's accelerator kernels; its CPU kernel returns others
+    return y.t()  # on accelerators torch returns these strides, on the CPU others
 
 
 @impl(spec.ops["masked_select"], devices=DEVICES)

@@ -27,7 +27,7 @@ CELLS: dict[str, Callable[..., Cells]] = {"select": of_select, "gather": of_gath
 
 
 def _read(cells: Cells, x: Tensor, made: Tensor, out: Tensor | None, mask: Any = None) -> Callable[..., Tensor]:
-    """A function (x, *indices[, mask][, out][, fill]) -> y; `made` is torch's result on meta tensors."""
+    """A function (x, *indices[, mask][, out][, fill]) -> y; `made` is the result of torch's op on meta tensors."""
     if out is not None and (out.shape != made.shape or out.dtype is not x.dtype or out.device != x.device):
         raise NotSupported(f"out is {out.dtype} {tuple(out.shape)}, the result {x.dtype} {tuple(made.shape)}")
     output = OutputSpec.like(made)
@@ -45,7 +45,7 @@ def _read(cells: Cells, x: Tensor, made: Tensor, out: Tensor | None, mask: Any =
 
 
 def out_of(args: Sequence[Any]) -> Tensor:
-    """The last tensor argument of a call, which is its result."""
+    """The result of a call: its last tensor argument."""
     return next(a for a in reversed(args) if isinstance(a, Tensor))
 
 

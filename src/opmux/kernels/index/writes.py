@@ -1,7 +1,7 @@
 """Ops that write: index_put, put, index_copy, index_fill, index_add, index_reduce, scatter*, and embedding's gradients.
 
-Each writes in place; a functional call and `out=` copy self first. Sums of 32-bit and 64-bit dtypes are atomic where
-torch's are; all other sums and reductions have a fixed order (fold.py).
+Each op writes in place; the functional forms and `out=` first copy self, then write to the copy. Sums of 32-bit and
+64-bit dtypes use atomics where torch's do; all other sums and reductions have a fixed order (fold.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .fold import COMBINE, folder
 from .reads import split
 
 Number = bool | int | float
-BETA = "index_reduce() is in beta and the API may change at any time."  # torch gives this warning
+BETA = "index_reduce() is in beta and the API may change at any time."  # the text of torch's warning
 ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
@@ -48,7 +48,7 @@ def _copied(self: Tensor, output: OutputSpec) -> Tensor:
 
 
 def _target(out: Tensor, self: Tensor, *read: Tensor) -> Tensor:
-    """The tensor to write to: `out`, after self has been copied to it."""
+    """Copy self to `out` and return it: the tensor to write to."""
     check_written(out, *read)
     if out is not self:
         if out.shape != self.shape or out.dtype is not self.dtype or out.device != self.device:
@@ -60,7 +60,7 @@ def _target(out: Tensor, self: Tensor, *read: Tensor) -> Tensor:
 
 
 def _number(value: Any, dtype: torch.dtype) -> Number:
-    """A number, or the value of a 0-dim CPU tensor; raises NotSupported if the dtype cannot represent it."""
+    """A number (also from a 0-dim CPU tensor); raises NotSupported if the dtype cannot represent it."""
     found = value.item() if isinstance(value, Tensor) else value
     if not representable(found, dtype):
         raise NotSupported(f"{found} is no {dtype}")
@@ -72,8 +72,8 @@ def _nothing(*args: Any) -> None:
 
 
 # ---- along a dimension ----------------------------------------------------------------------------------------------
-# By form: torch's op; how the index is used (`select`: a slice per index, `gather`: an element per index); and how
-# elements written to the same position are combined (None: the last one written stays).
+# Form -> torch's op; what an index refers to (`select`: a slice, `gather`: an element); how elements that are written
+# to the same position are combined (None: one of them overwrites the others).
 
 FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
     "index_copy": (torch.ops.aten.index_copy, of_select, None),
@@ -89,7 +89,7 @@ FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
 
 
 def _torchs_result(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Tensor:
-    """torch's result for meta tensors; raises NotSupported for arguments that torch rejects."""
+    """The result of torch's op on meta tensors; raises NotSupported for arguments that torch rejects."""
     op, _, reduce = form.partition(".")
     args = (x, dim, index, 0 if source is None else source)
     if op == "scatter" and reduce:
@@ -108,7 +108,10 @@ def _output_along(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor 
 def _along(
     form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None, scaled: bool, ordered: bool, own: bool
 ) -> Callable[..., None]:
-    """A launch (x, index, source[, alpha]) or (x, index, number). `own`: a reduction includes x's old elements."""
+    """The function (x, index, source[, alpha]) or (x, index, number) that writes.
+
+    `own`: combine with x's old elements.
+    """
     _, cells_of, how = FORMS[form]
     check_tensors(x, *([] if source is None else [source]), indices=(index,))
     if index.dtype is not torch.int64 and form != "index_add":
@@ -139,11 +142,11 @@ def _along(
 
 
 class Write(NamedTuple):
-    """The value that an op writes along a dimension, and how."""
+    """What an op writes along a dimension: its form (a key of FORMS) and its source."""
 
     form: str
     source: Tensor | Number
-    alpha: Number | None = None  # factor of the source
+    alpha: Number | None = None  # the source is multiplied by this
     own: bool = True  # whether the reduction includes self's old elements
 
 
@@ -203,7 +206,7 @@ def index_fill(self: Tensor, value: Tensor | Number) -> Write:
 
 @writes("index_add")
 def index_add(self: Tensor, source: Tensor, alpha: Number = 1) -> Write:
-    one = type(alpha) is int and alpha == 1  # no product needed
+    one = type(alpha) is int and alpha == 1  # then the kernel skips the multiplication
     return Write("index_add", source, None if one else _number(alpha, self.dtype))
 
 
@@ -243,9 +246,9 @@ def index_reduce(self: Tensor, source: Tensor, reduce: str, include_self: bool =
 
 @decided
 def _put_at(x: Tensor, at: Any, values: Tensor | None, accumulate: bool, *indices: Tensor) -> Callable[..., None]:
-    """A launch (x, *indices, values) or (x, *indices, number).
+    """The function (x, *indices, values) or (x, *indices, number) that writes.
 
-    Sums have a fixed order, as in torch, except those of integers, where the order does not matter.
+    Sums have a fixed order, as in torch; int32 and int64 are summed in any order, which gives the same result.
     """
     check_tensors(x, *([] if values is None else [values]), indices=indices)
     cells = of_index(x, at, indices)
@@ -266,7 +269,7 @@ def _put_at(x: Tensor, at: Any, values: Tensor | None, accumulate: bool, *indice
 
 
 def _expanded(values: Any, x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Values, or a number, as a contiguous tensor of this shape."""
+    """`values` (a tensor or a number) as a contiguous tensor of this shape."""
     if not isinstance(values, Tensor):
         return torch.full(shape, values, dtype=x.dtype, device=x.device)
     return values.expand(shape).contiguous()
@@ -324,7 +327,7 @@ def _index_put_impl(
 def _unsafe_masked_index_put_accumulate(
     self: AnyTensor[Tensor, "*rest n"], mask: Bool[Tensor, "..."], indices: Sequence[Tensor | None], values: Tensor
 ) -> Tensor:
-    """Add where the mask is true. Elsewhere indices may be out of range; 0 is added there."""
+    """Add where the mask is true. Where it is false, 0 is added, and indices may be out of range."""
     return _index_put_new(self, indices, values.masked_fill(~mask, 0), True)
 
 

@@ -1,4 +1,4 @@
-"""Shared by the activation, gated and gemm kernels: activation functions, their derivatives, and 2-D tiling."""
+"""Activation functions, their derivatives and 2-D tiling, shared by the activation, gated and gemm kernels."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ MATHS = {
 def tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """The row indices [BLOCK_M, 1] and column indices [1, BLOCK_N] of this program; tiles are ordered row by row.
 
-    FLAT: the tensor is one row, so no division and no row stride is needed; saves a tenth of a gate's instructions.
+    FLAT: the tensor is one row, so no division and no row stride is needed, which saves a tenth of a gate's
+    instructions.
     """
     pid = tl.program_id(0)
     if FLAT:
@@ -131,7 +132,7 @@ def tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 def per_program(dtype: torch.dtype) -> int:
-    """Elements per program with 128 threads: 16 per thread for 16-bit types, which takes two 16-byte loads."""
+    """Elements per program of 128 threads: two 16-byte loads per thread, which is 16 elements of a 16-bit type."""
     return 2048 if dtype.itemsize <= 2 else 1024
 
 

@@ -1,4 +1,4 @@
-"""Attention: tiles, grids and arguments of the launches in `attention_kernels`, for any memory layout."""
+"""The tiles, grids and arguments with which attention launches `attention_kernels`, for any memory layout."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sink_tiles(dtype: torch.dtype) -> Tiles:
 class Layout(NamedTuple):
     """Memory layout of a tensor [batch, heads, rows, dim] or [tokens, heads, dim]."""
 
-    strides: tuple[int, int, int]  # batch, head, row
+    strides: tuple[int, int, int]  # of the batch, head and row dimensions
     copied: bool  # whether the launch needs a contiguous copy
 
     @classmethod
@@ -78,7 +78,7 @@ def strides_of(stride: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSpec:
-    """An output with the memory layout of `t`; with `seq_first`, with that of contiguous [batch, seq, heads, dim]."""
+    """An output with the memory layout of `t` or, with `seq_first`, of contiguous [batch, seq, heads, dim]."""
     shape = (*t.shape[:-1], t.shape[-1] if dim is None else dim)
     if t.dim() == 3:
         return OutputSpec.of(shape, t.dtype)
@@ -88,7 +88,7 @@ def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSp
 
 
 class Options(NamedTuple):
-    """Options of the other attention ops that `attention` does not have."""
+    """The options that other attention ops have and `attention` does not."""
 
     at_end: bool = True
     softcap: float = 0.0
@@ -114,7 +114,7 @@ class AttentionProblem(NamedTuple):
     batch: int
     heads: int
     kv_heads: int
-    queries: int  # in the longest sequence; the same for `keys`
+    queries: int  # `queries` and `keys` are those of the longest sequence
     keys: int
     dim: int
     dim_v: int

@@ -122,8 +122,8 @@ def visible(i, j, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.conste
 
 @triton.jit
 def span(begin, end, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """The range of keys that queries in [begin, end) attend to, and within it the range of unmasked blocks:
-    (first, full_first, full_last, last).
+    """(first, full_first, full_last, last): queries in [begin, end) attend to keys in [first, last); the blocks in
+    [full_first, full_last) need no mask.
     """
     first = 0
     full_first = 0
@@ -142,7 +142,7 @@ def span(begin, end, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.con
 
 @triton.jit
 def part_of(part: tl.constexpr, first, full_first, full_last, last):
-    """The key range of a part of `span`: part 1 needs no mask, parts 0 and 2 do."""
+    """One of three parts of the range of `span`: part 1 needs no mask, parts 0 and 2 do."""
     if part == 0:
         return first, full_first
     elif part == 1:
@@ -153,7 +153,7 @@ def part_of(part: tl.constexpr, first, full_first, full_last, last):
 
 @triton.jit
 def of_head(ptr, h, WIDE: tl.constexpr):
-    """Load a per-head value and scale it by log2(e), for use with exp2; 0 without a pointer."""
+    """Load a per-head value and multiply it by log2(e), for use with exp2; 0 if there is no pointer."""
     if ptr is None:
         return 0.0
     else:
@@ -180,7 +180,7 @@ def scored(
     PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
 ):
-    """The scores of a tile times log2(e), for use with exp2, and the tanh of the soft-cap.
+    """The scores of a tile, multiplied by log2(e) for exp2, and the tanh of the soft-cap.
 
     CAP: `scale` includes the factor 2 / cap.
     """
@@ -226,7 +226,7 @@ def attended(
     """Online softmax over the keys from `first` to `last`: updates the output, its sum and its maximum.
 
     MASKED: some keys in the range may be masked. FUSE_SCALE: multiply by `scale` in the instruction that subtracts the
-    maximum; requires a positive `scale`, and that nothing is added to the products.
+    maximum; `scale` must be positive, and nothing may be added to the products.
     """
     for begin in range(first, last, BLOCK_N):
         i_n = begin + tl.arange(0, BLOCK_N)
@@ -297,7 +297,8 @@ def _fwd(
         b_q = rows(q_ptr, i_m, q_row, n_queries, dim, BLOCK_D, FULL)
         b_top = tl.full([BLOCK_M], -float("inf"), WIDE)
         b_sum = tl.zeros([BLOCK_M], WIDE)
-        if sink_ptr is not None:  # the sink is an extra score without a value: it initializes the maximum and the sum
+        # the sink is an extra score that has no row in v: it initializes the maximum and the sum
+        if sink_ptr is not None:
             b_top = tl.zeros([BLOCK_M], WIDE) + of_head(sink_ptr, h, WIDE)
             b_sum += 1.0
         b_o = tl.zeros([BLOCK_M, BLOCK_E], WIDE)
@@ -309,7 +310,8 @@ def _fwd(
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
         first_row = tl.program_id(1).to(tl.int64) * queries
-        if DROP or bias_ptr is not None:  # these cost more than masking; a single loop compiles 3x faster
+        # dropout and a bias cost more than masking, so one loop masks everywhere: it compiles 3x faster
+        if DROP or bias_ptr is not None:
             b_o, b_sum, b_top = attended(
                 b_q, b_o, b_sum, b_top, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, n_queries,
                 n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
@@ -325,7 +327,7 @@ def _fwd(
                     keys, threshold, part != 1, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N, BLOCK_D,
                     BLOCK_E, FUSE_SCALE,
                 )  # fmt: skip
-        none = b_sum == 0.0  # all keys of the query are masked
+        none = b_sum == 0.0  # true if all keys of the query are masked
         b_o /= tl.where(none, 1.0, b_sum)[:, None]
         if DROP:
             b_o *= drop_scale
@@ -503,7 +505,7 @@ def _bwd_q(
 
 @triton.jit
 def statistic(ptr, i, length, MASKED: tl.constexpr):
-    """Load per-query values; if MASKED, 0 out of bounds."""
+    """Load per-query values. MASKED: values out of bounds are 0."""
     if MASKED:
         return tl.load(ptr + i, mask=i < length, other=0.0)
     else:
@@ -521,7 +523,7 @@ def added_to_dkv(
 ):  # fmt: skip
     """dk and dv plus the gradient from the queries in [first, last). MASKED: some pairs in the range may be masked.
 
-    Scores are [keys, queries], so that the left operands of the products for dk and dv stay in registers.
+    Tiles of scores are [keys, queries], so that the left operands of the products for dk and dv stay in registers.
     """
     for begin in range(first, last, BLOCK_M):
         i_m = begin + tl.arange(0, BLOCK_M)

@@ -1,7 +1,7 @@
-"""Generated kernels that read or write x at index tensors, for any rank and any number of indices.
+"""Generated kernels that read or write x at positions given by index tensors, for any rank and number of indices.
 
 `Cells` describes a loop over a shape: the strides of x (0 along an indexed dimension) and the indices. Dimensions are
-merged where all tensors allow it. If no index varies along the last dimension, that dimension is a row: the kernel
+merged where all tensors allow it. If no index varies along the last dimension, a slice along it is a row: the kernel
 loads an index once per row, and reads the row with wide loads. Otherwise each element has its own index.
 
 Indices out of range: reads give NaN (0 for integers), writes are dropped.
@@ -32,8 +32,8 @@ INDICES = (torch.int64, torch.int32)
 class Index(NamedTuple):
     """A tensor of indices along one dimension of x."""
 
-    strides: Strides  # over the shape of the cells
-    limit: int  # the size of that dimension
+    strides: Strides  # its strides over the shape of the cells
+    limit: int  # the size of that dimension of x
     step: int  # the stride of x along that dimension
 
 
@@ -65,7 +65,7 @@ def element_tiles(dtype: torch.dtype) -> Tiles:
 
 
 class Loop:
-    """Source lines and scalar arguments of a kernel's loop over cells; `at(strides)` is an operand's offset."""
+    """Generates the source lines and scalar arguments of a kernel's loop over cells."""
 
     def __init__(self, cells: Cells, others: Sequence[Strides], dtypes: Iterable[torch.dtype], flat: bool = False):
         operands = [cells.x, *(k.strides for k in cells.indices), *others]
@@ -147,7 +147,10 @@ class Loop:
     def launcher(
         self, name: str, pointers: Sequence[str], body: Sequence[str], runtime: Sequence[str] = ()
     ) -> Launcher:
-        """The compiled launcher. Triton specializes only the sizes that allow wide loads: strides and n, or m."""
+        """The launcher of the generated kernel.
+
+        Triton specializes only sizes that allow wide loads: strides and n, or m.
+        """
         lines = [*self.head(), *body]
         self.numbers |= {"m": self.m, **({"n": self.n} if self.rows else {})}
         wide = [n for n in self.numbers if n == "n" or n[:1] in "xyst"] if self.rows else ["m"]
@@ -173,11 +176,12 @@ def _launcher(text: str, sizes: str) -> Launcher:
 
 
 def take(cells: Cells, x: Tensor, y: Any, makes: bool, mask: Strides | None = None) -> Callable[..., Any]:
-    """A launch that reads y from x: launch(x, *indices), then y unless `makes`. y is an OutputSpec or a tensor.
+    """A launch that reads y from x: launch(x, *indices, y), or launch(x, *indices) -> y if `makes` (y is an
+    OutputSpec).
 
     `mask`: strides of a mask over the cells; launch(x, *indices, mask, fill) writes `fill` where the mask is false.
     """
-    strides = (y.stride if makes else y.stride()) or (1,) * len(cells.shape)  # treat a 0-dim y as a row of one
+    strides = (y.stride if makes else y.stride()) or (1,) * len(cells.shape)  # a 0-dim y is a row of one element
     loop = Loop(cells, [*([] if mask is None else [mask]), strides], [x.dtype])
     pointers, runtime, body = ["x", *(f"k{k}" for k in range(len(cells.indices)))], [], []
     if mask is not None:
@@ -219,12 +223,12 @@ def put(
 
 
 def keys(cells: Cells, x: Tensor, skips: bool = False, flat: bool = False) -> tuple[Callable[..., Tensor], Loop, int]:
-    """A launch, its loop, and the first invalid offset. launch(x, *indices[, skip]) returns the offset in x of each row
-    of the cells (with `flat`: of each element), or the invalid offset for indices out of range and, with `skips`, for
-    indices equal to `skip`.
+    """A launch, its loop, and the first offset beyond x. launch(x, *indices[, skip]) returns the offset in x of each
+    row of the cells, or of each element if `flat`. For indices out of range, and with `skips` for indices equal to
+    `skip`, it returns that offset beyond x.
     """
     loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat)
-    if loop.rows and not loop.x[-1]:  # an expanded index: all elements of the row refer to one element of x
+    if loop.rows and not loop.x[-1]:  # the index was expanded: all elements of a row refer to the same element of x
         loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat=True)
     beyond = reach(cells.shape, cells.x) + sum((k.limit - 1) * k.step for k in cells.indices)
     dtype = torch.int32 if beyond < LARGEST else torch.int64

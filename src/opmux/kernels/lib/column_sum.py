@@ -31,7 +31,10 @@ def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
 
 
 def column_sum(partial: str, total: str, n_parts: int, n: int, dtype: torch.dtype) -> Launch:
-    """A launch that adds partial sums [n_parts, n] for tensors of this dtype; `partial`, `total` are tensor names."""
+    """The launch that adds partial sums [n_parts, n].
+
+    `partial`, `total`: names of tensors; `dtype`: that of the op's tensors.
+    """
     tiles = tiles_of(n=n, dtype=dtype)
     grid, numbers = (-(-n // tiles["BLOCK_N"]),), {"n_parts": n_parts, "n": n}
     return Launch(add_up, grid, tiles.config(WIDE=wide_of(dtype)), numbers, {"share": partial, "total": total})

@@ -24,7 +24,7 @@ from .rows import OutputSpec
 
 @triton.jit
 def _selected(g_ptr, begin, n, BLOCK: tl.constexpr):
-    """Offsets of a block, and 1 (int32) where the mask is true."""
+    """The offsets of a block's elements, and its mask as int32."""
     o = begin + tl.arange(0, BLOCK)
     return o, (tl.load(g_ptr + o, mask=o < n, other=0) != 0).to(tl.int32)
 
@@ -71,7 +71,7 @@ def places(g_ptr, end_ptr, y_ptr, n, limit, row, column, {sizes}BLOCK: tl.conste
 
 @functools.cache
 def _index_writer(rank: int) -> Launcher:
-    """A kernel for y[k] = the multi-index of the k-th selected element, for k < limit."""
+    """A kernel that writes y[k] = the index, in all dimensions, of the k-th selected element, for k < limit."""
     text = _PLACES.format(sizes="".join(f"n_{d}, " for d in range(1, rank)))
     for d in reversed(range(rank)):
         text += f"    tl.store(y_ptr + {d} * column, {f'o % n_{d}' if d else 'o'}, mask=m)\n"
@@ -94,7 +94,7 @@ def mask_tiles(dtype: torch.dtype) -> Tiles:
 
 @decided
 def ends(g: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function of a contiguous mask that returns the number of selected elements up to the end of each block."""
+    """A function that counts, for a contiguous mask, the selected elements up to the end of each block."""
     check_tensors(g)
     tiles, n = mask_tiles(dtype=g.dtype), g.numel()
     blocks = -(-n // tiles["BLOCK"])
@@ -106,7 +106,7 @@ def ends(g: Tensor) -> Callable[[Tensor], Tensor]:
 
 @decided
 def mover(kernel: str, g: Tensor, x: Tensor) -> Callable[..., None]:
-    """launch(g, x, ends, y, limit)"""
+    """The launch (g, x, ends, y, limit) of `compact` or `expand`."""
     check_tensors(g, x)
     tiles, n = mask_tiles(dtype=g.dtype), g.numel()
     return {"compact": compact, "expand": expand}[kernel].ready(

@@ -1,12 +1,13 @@
-"""Compiles kernels ahead of time in several processes: the kernels that a step launches and Triton has not cached.
+"""Compiles the kernels that a step launches and Triton has not cached: ahead of time, in several processes.
 
     with compiling_for("sm_90"), listing() as found:
         step()                                   # on meta tensors; a kernel that is missing is listed, not compiled
     for kernel, outcome in compile_all(found.missing.values(), jobs=16): ...
 
-A listed kernel is compiled by the same `triton.compile` call as at its first launch. So it has the same key in Triton's
-cache, and a process that launches it finds it there. Repeat listing and compiling until nothing is missing: if a kernel
-needs too much shared memory, another kernel is launched instead, and only the next listing finds it.
+A listed kernel is compiled by the same `triton.compile` call as at its first launch. So its key in Triton's cache is
+the same, and a process that launches the kernel finds it in the cache. Repeat listing and compiling until nothing is
+missing: if a kernel needs too much shared memory, another kernel is launched instead, and only the next listing finds
+it.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from ... import cache as cache_dir
 from ...core.errors import OpmuxError
 from ...core.log import logger
 
-LOCKED = 600.0  # how long to wait for another process that compiles the same kernel, before compiling it here too
+LOCKED = 600.0  # seconds to wait for another process that compiles the same kernel, before compiling it here too
 POLL = 1.0  # seconds between two calls of `needed`
 COMPILED, THERE, BUSY = "compiled", "there", "busy"
 
 
 class WorkersEnded(OpmuxError, RuntimeError):
-    """No worker process is left."""
+    """All worker processes have died."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class Kernel:
     options: dict[str, Any]
 
     def is_cached(self) -> bool:
-        # Triton writes the metadata last, and shortens long names so.
+        # Triton writes the metadata file last, and shortens long names like this.
         return self._metadata() is not None
 
     def shared_memory(self) -> int:
-        """Bytes that a program needs; 0 if the kernel is not in the cache."""
+        """Shared memory that a program needs, in bytes; 0 if the kernel is not in the cache."""
         file = self._metadata()
         return 0 if file is None else json.loads(Path(file).read_bytes()).get("shared", 0)
 
@@ -68,7 +69,7 @@ class Kernel:
 
 @dataclass
 class Found:
-    """The launched kernels, by key: those in Triton's cache, and the missing ones."""
+    """The launched kernels, by key: those that Triton's cache has, and those that it lacks."""
 
     cached: dict[str, Kernel] = field(default_factory=dict)
     missing: dict[str, Kernel] = field(default_factory=dict)
@@ -122,7 +123,7 @@ def compile_all(
         needed: called every second; once it returns False the processes are ended.
     """
     _remove_stale_locks()
-    # Longest source first: a long compilation that starts last would leave the other workers idle.
+    # Start with the longest source: if it came last, the other workers would be idle while it compiles.
     ordered = sorted(kernels, key=lambda kernel: len(kernel.src.fn.src), reverse=True)
     todo, busy = list(range(len(ordered)))[::-1], []
     with _workers(ordered, min(jobs, len(ordered)), launchers) as pipes:
@@ -157,7 +158,10 @@ def compile_all(
 
 @contextlib.contextmanager
 def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator[list[Connection]]:
-    """Forked worker processes, each with a pipe, because sources cannot be pickled. All end with the `with` block."""
+    """Start worker processes, each with a pipe; they are forked, because sources cannot be pickled.
+
+    The end of the `with` block ends all of them.
+    """
     pipes: list[Connection] = []
     children: list[int] = []
     try:
@@ -165,11 +169,12 @@ def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator
             ours, theirs = Pipe()
             child = os.fork()
             if child == 0:
-                for pipe in (*pipes, ours):  # so that a worker's pipe closes when this process is killed
+                # without these copies, a worker's pipe closes when this process is killed
+                for pipe in (*pipes, ours):
                     pipe.close()
                 _work(theirs, kernels, launchers)
             children.append(child)
-            with contextlib.suppress(OSError):  # the child also calls this, and may have been first
+            with contextlib.suppress(OSError):  # the child also calls this, and may have called it first
                 os.setpgid(child, child)
             theirs.close()
             pipes.append(ours)
@@ -185,7 +190,7 @@ def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator
 
 
 def _work(pipe: Connection, kernels: Sequence[Kernel], launchers: bool) -> NoReturn:
-    """Compile the kernels whose numbers the pipe sends, until it is closed."""
+    """Compile the kernels whose indices arrive through the pipe, until the pipe is closed."""
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -196,7 +201,7 @@ def _work(pipe: Connection, kernels: Sequence[Kernel], launchers: bool) -> NoRet
                 index, patient = pipe.recv()
                 try:
                     outcome = _compile(kernels[index], patient, launchers)
-                except Exception as error:  # an error of the cache's files
+                except Exception as error:  # for example, a file of the cache cannot be read
                     outcome = f"{type(error).__name__}: {str(error).strip()[:300]}"
                 pipe.send(outcome)
         status = 0
@@ -222,7 +227,7 @@ def _compile(kernel: Kernel, patient: bool, launchers: bool) -> str:
 
 
 def _compile_launcher(compiled: Any) -> None:
-    """Compile the C code of a launcher: one per signature before Triton 3.7, and one per installation."""
+    """Compile a launcher's C code. Before Triton 3.7 there is a launcher per signature, later one per installation."""
     try:
         driver = importlib.import_module(f"triton.backends.{_VENDORS[compiled.metadata.target.backend]}.driver")
         launcher, utils = {"cuda": ("CudaLauncher", "CudaUtils"), "hip": ("HIPLauncher", "HIPUtils")}[
@@ -230,7 +235,7 @@ def _compile_launcher(compiled: Any) -> None:
         ]
         getattr(driver, utils)()
         getattr(driver, launcher)(compiled.src, compiled.metadata)
-    except Exception as error:  # private parts of Triton, a C compiler: the first launch compiles it
+    except Exception as error:  # no C compiler, or other private names in Triton: the first launch compiles it
         logger.debug("the launcher of kernel %s is left to its first launch: %s", compiled.name, error)
 
 
@@ -245,7 +250,7 @@ def _lock(key: str, patient: bool) -> Iterator[bool]:
     """Hold the lock of a kernel while it is compiled; yields False if another process is compiling it.
 
     `patient`: wait for the lock for up to LOCKED seconds, and then yield True without it. Also yields True without a
-    lock if there is no cache directory. Programs that launch the kernel do not take this lock: they compile it
+    lock if there is no cache directory. Programs that launch the kernel ignore this lock: they compile the kernel
     themselves.
     """
     folder = _folder()
@@ -273,7 +278,7 @@ def _remove_stale_locks() -> None:
     """Remove the lock files of processes that were killed; locks held by live processes stay."""
     folder = _folder()
     for path in [] if folder is None else folder.iterdir():
-        with contextlib.suppress(OSError):  # removed meanwhile
+        with contextlib.suppress(OSError):  # another process removed it
             if (release := cache_dir.try_lock(path)) is not None:
                 path.unlink(missing_ok=True)
                 release()

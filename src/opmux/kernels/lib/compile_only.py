@@ -37,10 +37,10 @@ CHIPS = {
     "gfx942": (GPUTarget("hip", "gfx942", 64), 65_536),
 }
 
-# Number of multiprocessors of the largest product with each chip.
+# Chip -> multiprocessors of the largest product that has it.
 CORES = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304}
 
-# The newest matrix instruction of each chip.
+# Chip -> its newest matrix instruction.
 MATRIX = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "gfx942": "v_mfma"}
 
 
@@ -125,7 +125,7 @@ class CompileOnly(DriverBase):
         return torch.device("cpu")
 
     def get_current_device(self) -> Any:
-        return self.chip  # Triton keys its kernel cache by this: several chips in one process
+        return self.chip  # part of the key of Triton's kernel cache, so that one process can compile for several chips
 
     def get_current_stream(self, device: Any) -> int:
         return 0

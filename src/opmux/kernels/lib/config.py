@@ -8,12 +8,12 @@
 
 The decorated function is the safe default. Vendors use the name in `heuristics_config_utils.py` and
 `tune_configs.yaml`, and `opmux tune` stores results under it. The function is called when a plan is made, not at every
-call.
+call of the op. Its arguments (sizes, dtypes, flags) are the *facts* of the call.
 
-Heuristics and tuning may replace some sizes, within two limits that kernels rely on. If the default chooses a size to
-cover a fact (a block that holds a row of `n`), the size is never made smaller than the fact. If a default size is less
-than a fact, it is never made larger than the fact (the block may be loaded without a mask). For sizes without these
-limits write `@tunable(name, free="BLOCK_N")`.
+Heuristics and tuning may replace some sizes, within two limits that kernels rely on. If the default chooses a tile size
+to cover a fact (BLOCK_N holds a row of `n`), the replacement is not smaller than the fact. If the default tile size is
+less than a fact, the replacement is not larger than the fact, because the kernel may load the block without a mask.
+`@tunable(name, free="BLOCK_N")` exempts BLOCK_N from both limits.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Tiles:
         return {"threads": self.threads, "stages": self.stages, **self.sizes}
 
     def changes(self, default: Tiles) -> dict[str, Any]:
-        """The values that differ from a default. The cache stores only these; the call's facts determine the others."""
+        """The values that differ from the default. The tuning cache stores only these; the default gives the others."""
         usual = default.flat()
         return {name: value for name, value in self.flat().items() if value != usual[name]}
 
@@ -119,13 +119,13 @@ class TunableCall(NamedTuple):
     choice: Choice
 
 
-_trying: dict[str, Tiles] = {}  # by key: tiles that the tuner is measuring
+_trying: dict[str, Tiles] = {}  # key -> the tiles that the tuner is measuring
 _listeners: list[list[TunableCall]] = []
 _pretended: list[Chip | None] = []
 
 
 class Tunable:
-    """A named function from facts (sizes, dtypes, flags) to tiles."""
+    """A function with a name that chooses tiles by the facts of a call (sizes, dtypes, flags)."""
 
     def __init__(self, name: str, default: Callable[..., Tiles], free: str = ""):
         self.name, self.default, self.free = name, default, frozenset(free.split())
@@ -136,7 +136,7 @@ class Tunable:
         return self.look(**facts).tiles
 
     def look(self, /, **facts: Any) -> Choice:
-        """The tiles and their source. Precedence: tiles on trial, the tuning cache, heuristics, the default."""
+        """The tiles and their source: the first of the tuner's trial, the tuning cache, heuristics and the default."""
         default = self.default(**facts)
         key = tuning.key(self.name, facts)
         tried = _trying.get(key)
@@ -198,7 +198,7 @@ class Tunable:
         return Choice(tiles, "heuristics")
 
     def _unfit(self, tiles: Tiles, default: Tiles, facts: dict[str, Any]) -> str:
-        """Why these tiles may give wrong results for these facts; "" if they cannot."""
+        """Why these tiles may give wrong results for these facts; "" if they are safe."""
         lengths = {k: v for k, v in facts.items() if type(v) is int}
         for name, value in tiles.sizes.items():
             usual = default.sizes[name]
@@ -213,7 +213,7 @@ class Tunable:
     def _follows(self, size: str, fact: str, facts: dict[str, Any]) -> bool:
         """Whether the default chose this size to cover this fact.
 
-        If so, the default size shrinks or grows with the fact. If not, the size is merely large.
+        A size that covers the fact shrinks or grows with it; other sizes are larger than the fact by chance.
         """
         n = facts[fact]
         at = lambda length: self.default(**{**facts, fact: length}).sizes.get(size, 0)
@@ -264,7 +264,10 @@ def as_on(chip: Chip | None) -> Iterator[None]:
 
 @contextmanager
 def trying(tiles: Mapping[str, Tiles]) -> Iterator[None]:
-    """Use these tiles, by key. Plans keep the tiles that they were made with, so discard plans before and after."""
+    """Use these tiles, by key.
+
+    Plans keep the tiles that they were made with, so clear the plans before and after the block.
+    """
     global _trying
     before, _trying = _trying, {**_trying, **tiles}
     try:
@@ -275,13 +278,14 @@ def trying(tiles: Mapping[str, Tiles]) -> Iterator[None]:
 
 @contextmanager
 def asked() -> Iterator[list[TunableCall]]:
-    """Records the tunables that plans call in this block, in order."""
+    """Record each call of a tunable in this block, in order."""
     heard: list[TunableCall] = []
     _listeners.append(heard)
     try:
         yield heard
     finally:
-        _listeners[:] = [one for one in _listeners if one is not heard]  # by identity: lists compare by content
+        # compare with `is`: another list may have the same content
+        _listeners[:] = [one for one in _listeners if one is not heard]
 
 
 _said: set[str] = set()

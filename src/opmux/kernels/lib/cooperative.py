@@ -1,4 +1,4 @@
-"""Cooperative reductions: several programs share a row that is too long for one, and exchange partial results.
+"""Cooperative reductions: several programs share a row that is too long for one program, and exchange partial results.
 
 Each program of a group keeps its part of the row in registers, so the row is read once. Once per row, every program
 posts its partial results to an exchange buffer in global memory and gathers those of the other programs. A word of the
@@ -40,13 +40,13 @@ def _value(words):
     return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
-# Polls with atomics that add 0, because then one thread polls for the whole program. With loads, every warp polls,
-# which is slower.
+# Poll with an atomic that adds 0: one thread does this for the whole program. With loads every warp would poll, which
+# is slower.
 
 
 @triton.jit
 def gather(exchange_ptr, GROUP: tl.constexpr):
-    """The results that all programs of the group have posted, one word each; waits for all of them."""
+    """Wait until all programs of the group have posted, and return their results, one word per program."""
     at = exchange_ptr + tl.arange(0, GROUP)
     words = tl.atomic_add(at, 0, sem="relaxed")
     while tl.min((words & 1).to(tl.int32), 0) == 0:
@@ -56,7 +56,7 @@ def gather(exchange_ptr, GROUP: tl.constexpr):
 
 @triton.jit
 def gather_pairs(exchange_ptr, GROUP: tl.constexpr):
-    """The same as `gather`, with two words from each program."""
+    """`gather` for two words per program."""
     at = exchange_ptr + tl.arange(0, GROUP)[:, None] * 2 + tl.arange(0, 2)[None, :]
     words = tl.atomic_add(at, 0, sem="relaxed")
     while tl.min(tl.min((words & 1).to(tl.int32), 1), 0) == 0:
@@ -85,9 +85,9 @@ class CooperativeRows(NamedTuple):
     def of(
         cls, tiles: Tiles, device: torch.device, rows: RowSizes, words: int, **constants: Any
     ) -> CooperativeRows | None:
-        """`words` is the number of partial results per program. Reads the sizes BLOCK_N and PER_CORE of `tiles`.
+        """`words` is the number of partial results per program. Uses the sizes BLOCK_N and PER_CORE of `tiles`.
 
-        None if the whole chip has too few registers for one row.
+        Returns None if the registers of the whole chip cannot hold one row.
         """
         sizes = dict(tiles.sizes)
         per_core = sizes.pop("PER_CORE")

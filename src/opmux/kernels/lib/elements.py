@@ -1,4 +1,4 @@
-"""Elementwise kernels with several results, or with several loads at one index.
+"""Elementwise kernels with several results, or that load several elements for each index.
 
 `Elements` generates the index arithmetic of a loop over a shape (lib/indexing.py); the caller writes the body:
 
@@ -22,7 +22,7 @@ from .launch import Launcher, Output
 
 
 class Elements:
-    """A loop over a nonempty shape. The last operand is a result; the loop follows its memory order."""
+    """A loop over a nonempty shape. The last operand must be a result: the loop follows its memory order."""
 
     def __init__(self, shape: Sequence[int], operands: Mapping[str, tuple[Strides, torch.dtype]]):
         strides, dtypes = zip(*operands.values(), strict=True)
@@ -32,7 +32,7 @@ class Elements:
         self.pointers = list(operands)
 
     def load(self, name: str, beyond: str = "", other: str = "") -> str:
-        """The source of a load; `beyond` is a term that is added to the offset."""
+        """The source text of a load; `beyond` is an expression that is added to the offset."""
         at, mask = self.places[name]
         other = f", other={other}" if other and mask else ""
         return f"tl.load({' + '.join(filter(None, (f'{name}_ptr', at, beyond)))}{_under(mask)}{other})"
@@ -56,7 +56,7 @@ class Elements:
         """launch(*inputs, *single, *runtime) -> outputs, where `makes` says which operands the launch allocates.
 
         `single`: names of pointers that the loop does not index. `numbers`: scalar arguments with values known now.
-        `runtime`: scalar arguments given at each call. `functions`: names that the body calls.
+        `runtime`: scalar arguments given at each call. `functions`: functions that the body calls, by name.
         """
         numbers, indexing = dict(numbers or {}), self.indexing
         pointers = [*self.pointers, *single]

@@ -1,8 +1,8 @@
-"""Saturating casts to float8 (e4m3 and e5m2), and the largest magnitude of the values that were cast.
+"""Saturating casts to float8 (e4m3 and e5m2), and the amax of the values before the cast.
 
-Results are bytes: tex stores float8 data as uint8, and so kernels also compile for chips without float8. Chips with a
-conversion instruction (NVIDIA from sm_89 on) use it; other chips compute the bits with integer arithmetic. Both give
-the same bits as torch's cast of a value clamped to the largest finite number. NaN stays NaN.
+Results are bytes: tex stores float8 data as uint8, and kernels that store bytes also compile for chips without float8.
+Chips with a conversion instruction (NVIDIA from sm_89 on) use it; other chips compute the bits with integer arithmetic.
+Both give the same bits as torch's cast of a value clamped to the largest finite number. NaN stays NaN.
 
     CAST = cast_of(torch.float8_e4m3fn)                  # in a plan: a constexpr of the kernel, None for no cast
     top = put(y_ptr + o, b_y, m, scale_ptr, CAST)        # in the kernel: y_ptr points to uint8
@@ -28,7 +28,7 @@ E5M2_MAX = tl.constexpr(57344.0)
 
 @triton.jit
 def clamped(x, MOST: tl.constexpr):
-    return tl.where(x > MOST, MOST, tl.where(x < -MOST, -MOST, x))  # comparisons are false for NaN
+    return tl.where(x > MOST, MOST, tl.where(x < -MOST, -MOST, x))  # NaN stays NaN, because its comparisons are false
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def bits_of(x, MOST: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
     sign = (u >> 24) & 0x80
     u = u & 0x7FFFFFFF
     drop: tl.constexpr = 23 - MANTISSA
-    # Subnormals: adding this power of two makes float32 rounding round to a multiple of the smallest float8 number.
+    # Subnormals: after adding this power of two, float32 rounds to a multiple of the smallest float8 number.
     magic: tl.constexpr = (127 - BIAS + 1 + drop) << 23
     small = (u.to(tl.float32, bitcast=True) + tl.full(u.shape, magic, tl.int32).to(tl.float32, bitcast=True)).to(
         tl.int32, bitcast=True
@@ -60,8 +60,8 @@ def e5m2_bits(x):
     return bits_of(x, E5M2_MAX, 2, 15)
 
 
-# Inline PTX, because Triton's own cast puts bytes in wrong places after a transposed layout (3.6, sm_90).
-# satfinite: saturate to the largest finite value.
+# Inline PTX, because Triton's own cast misplaces bytes after a transposed layout (3.6, sm_90). `satfinite`
+# saturates to the largest finite value.
 CVT = """{{
     .reg .b16 a, b;
     cvt.rn.satfinite.{0}x2.f32 a, $2, $1;
@@ -97,7 +97,7 @@ def has_casts() -> bool:
 
 
 def cast_of(dtype: torch.dtype) -> Any:
-    """The device function from float32 to bytes of this float8, for the current chip; a constexpr of kernels."""
+    """A constexpr for kernels: the function that casts float32 to bytes of this float8 on the current chip."""
     return CASTS[dtype][has_casts()]
 
 
@@ -113,8 +113,8 @@ def inverse_of_scale(scale_inv: Tensor, scale: Tensor) -> None:
 def put(y_ptr, b_y, m, scale_ptr, CAST: tl.constexpr):
     """Store a block of results: cast to the dtype of y, or with CAST multiplied by the scale and cast to float8.
 
-    Returns the largest magnitude before scaling as int32 bits, which sort like nonnegative floats; ignores NaN.
-    Returns 0 without CAST.
+    Returns the largest magnitude before scaling, ignoring NaN, as the bits of a float32: nonnegative floats sort like
+    their bits. Returns 0 without CAST.
     """
     if CAST is None:
         tl.store(y_ptr, b_y.to(y_ptr.dtype.element_ty), mask=m)
@@ -129,7 +129,7 @@ def put(y_ptr, b_y, m, scale_ptr, CAST: tl.constexpr):
 def note(amax_ptr, inv_ptr, scale_ptr, top):
     """amax = max(amax, top) and inv = 1 / scale. amax: a nonnegative float32 in memory; top: bits from `put`.
 
-    Skips the atomic if memory already has a value at least as large, as for most programs.
+    Most programs skip the atomic, because memory already has a value at least as large.
     """
     if amax_ptr is not None:
         word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))

@@ -7,13 +7,13 @@
         y, rstd = OutputSpec.of(x.shape, x.dtype), OutputSpec.of(x.shape[:-1], torch.float32)
         return Plan({"y": y, "rstd": rstd}, [launch], [*rows.strided, *strided(weight=weight)])
 
-The planning function names the arguments of the op that its plan depends on. It is called once for each dtype, shape,
-stride and device of its tensors and each value of its other arguments. By then all arguments of the op have been
-checked against the op's signature, including those that the function does not name. The plan becomes one flat function
-of all of the op's arguments; a plan of a single launch becomes that launch.
+The planning function names the arguments of the op that its plan depends on. It is called once for each combination of
+its tensors' dtypes, shapes, strides and devices and its other arguments' values. Before that, all arguments of the op
+are checked against the op's signature, also those that the function does not name. The plan becomes one flat function
+of all of the op's arguments; a plan that is a single launch becomes just this launch.
 
-A kernel's parameter `x_ptr` gets the op's argument, the result or the workspace named `x`. A number that the plan does
-not give gets the op's argument of the same name (`eps`).
+The kernel's parameter `x_ptr` is the argument, the result or the workspace named `x`. Numbers of the kernel that the
+plan lacks (`eps`) are the op's arguments of the same name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .rows import DEVICES, OutputSpec, Rows, even_rows
 
 
 class Zeros(NamedTuple):
-    """A tensor that must be zero before the first launch, from index `begin` of its first dimension on."""
+    """A tensor that is zeroed before the first launch, from index `begin` of its first dimension on."""
 
     output: OutputSpec
     begin: int = 0
@@ -55,8 +55,10 @@ class Launch(NamedTuple):
     kernel: Launcher
     grid: tuple[int, ...]
     config: Config
-    numbers: Mapping[str, Any]  # may contain more than the kernel takes; a function is called with the op's arguments
-    names: Mapping[str, str | None] = {}  # for tensors of the kernel: the name in the op if it differs, None if absent
+    # may have more than the kernel takes; a function computes its number from the op's arguments at each call
+    numbers: Mapping[str, Any]
+    # the kernel's name of a tensor -> the op's name if it differs, None if the tensor is absent
+    names: Mapping[str, str | None] = {}
 
     def named(self, **names: str | None) -> Launch:
         return self._replace(names={**self.names, **names})
@@ -75,9 +77,11 @@ class Plan:
     makes: Mapping[str, OutputSpec | Zeros]  # results and workspaces
     steps: Iterable[Step] = ()  # launches, and functions that write to the tensors named by their parameters
     strided: Iterable[str] = ()  # arguments that must be made contiguous
-    # Functions that change an argument, or that compute a value from those named by the function's parameters.
+    # Name -> a function that converts the argument of this name, or computes a new value of this name from the values
+    # that the function's parameters name.
     before: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # functions that change a result
+    # name of a result -> a function that converts it
+    after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     # The names of the results, if they differ from the op's; "None" for a result that is not computed.
     returns: Sequence[str] | None = None
 
@@ -101,12 +105,12 @@ def planned(
     varying: Sequence[str] = (),
     **fields: Any,
 ) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
-    """Make an impl of an op from a function that plans it. `fields` are fields of `OpImpl`.
+    """Turn a planning function into an impl of an op. `fields` are fields of `OpImpl`.
 
-    `below`: also make the impl for calls from ATen kernels. Such calls never pass a negated view, which saves one check
-    per tensor. `state`: settings of torch that the plan depends on. Each function is called at every call of the op,
-    and its result is a parameter of the planning function. `varying`: arguments whose values differ in most calls; a
-    step of the plan checks them.
+    `below`: also register a second function, for calls from ATen kernels: they never pass a negated view, which saves
+    one check per tensor. `state`: settings of torch that the plan depends on. Each function is called at every call of
+    the op, and its result is a parameter of the planning function. `varying`: arguments whose values differ in most
+    calls: they are no part of the cache key, and a step of the plan checks them.
     """
 
     def declare(make: Callable[..., Plan]) -> Callable[..., Any]:
@@ -142,12 +146,12 @@ def host_code(
 def _functions(
     spec: Spec, make: Callable[..., Plan], state: Mapping[str, Callable[[], Any]], varying: Sequence[str] = ()
 ) -> list[Callable[..., Any]]:
-    """The op's function, which finds the plan for the dtype, shape and stride of the tensors and calls it, and the
-    function for calls from ATen kernels.
+    """Two functions: the op's, which looks up and calls the plan for the tensors' dtypes, shapes and strides, and the
+    one for calls from ATen kernels.
 
-    All of the op's arguments are checked against its contract. Those that the plan takes are checked against the plan's
-    own annotations too, which restrict it to the calls that it supports. The others are part of the cache key as well:
-    by value if they have rules, else by type.
+    All of the op's arguments are checked against its contract. Arguments that the planning function takes are also
+    checked against its annotations, which say what calls it supports. The other arguments are part of the cache key
+    too: by value if they have rules, else by type.
     """
     decides, support = inspect.signature(make, eval_str=True), Support(make)
     others = {a.name: a for a in spec.contract.arguments if a.name not in (*decides.parameters, *varying)}
@@ -176,7 +180,10 @@ def _functions(
 
 
 def _is_float(annotation: Any) -> bool:
-    """Whether an annotation is float or Annotated[float, ...]. Such numbers are converted: Triton rejects numpy's."""
+    """Whether an annotation is float or Annotated[float, ...].
+
+    These arguments are converted to float, because Triton rejects numpy's numbers.
+    """
     return annotation is float or getattr(annotation, "__origin__", None) is float
 
 
@@ -196,9 +203,11 @@ class _Body:
     def __init__(self, spec: Spec, plan: Plan, arguments: Mapping[str, Any]):
         self.spec, self.plan, self.returns = spec, plan, spec.out if plan.returns is None else plan.returns
         self.like = next(name for name, value in arguments.items() if isinstance(value, Tensor))
-        self.scope = {name for name in spec.names if arguments.get(name, 0) is not None}  # names with a value
+        # names that have a value so far
+        self.scope = {name for name in spec.names if arguments.get(name, 0) is not None}
         self.lines: list[str] = []
-        self.globals: dict[str, Any] = {"__builtins__": __builtins__}  # an import from C reads it from the globals
+        # imports from C read it from the caller's globals
+        self.globals: dict[str, Any] = {"__builtins__": __builtins__}
 
     def function(self) -> Callable[..., Any]:
         spec, plan, steps = self.spec, self.plan, list(self.plan.steps)
@@ -225,7 +234,7 @@ class _Body:
         self.lines.append(line)
 
     def call(self, fn: Callable[..., Any], args: Iterable[str] | None = None) -> str:
-        """The source of a call of `fn`, by default with the values named by its parameters."""
+        """The source text of a call of `fn`. By default, its arguments are the values that its parameters name."""
         name = f"_{len(self.globals)}"
         self.globals[name] = fn
         return f"{name}({', '.join(inspect.signature(fn).parameters if args is None else args)})"
@@ -241,7 +250,7 @@ class _Body:
         runtime = [n for n in step.kernel.numbers if callable(step.numbers.get(n)) or n not in step.numbers]
         values = [self.call(step.numbers[n]) if n in step.numbers else n for n in runtime]
         tensors = _tensors(step)
-        if not self.scope.intersection(tensors):  # a launch allocates on the device of a tensor argument
+        if not self.scope.intersection(tensors):  # a launch that allocates needs a tensor argument, for the device
             self.allocate(next(n for n in self.plan.makes if n in tensors))
         used = list(dict.fromkeys(n for n in tensors if n in self.scope))
         makes = [n for n in self.plan.makes if n not in self.scope and n in tensors]
@@ -296,7 +305,7 @@ class RowSizes(NamedTuple):
         return cls(first.shape[:-1].numel(), length(first), strides, uneven)
 
     def packed(self) -> RowSizes:
-        """The same rows without gaps, as in contiguous copies."""
+        """The sizes of contiguous copies: the same rows without gaps."""
         return RowSizes(self.count, self.n, dict.fromkeys(self.strides, self.n), [])
 
     @property

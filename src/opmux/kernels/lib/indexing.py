@@ -27,7 +27,7 @@ from .config import Tiles, tunable
 
 Strides = tuple[int, ...]
 LARGEST = 2**31 - 1  # largest 32-bit offset
-SMALL = 256  # with fewer elements in two dimensions, a tile wastes more than it saves
+SMALL = 256  # if two dimensions have fewer elements than this, a tile wastes more than it saves
 
 
 class Indexing(NamedTuple):
@@ -44,7 +44,7 @@ class Indexing(NamedTuple):
 
 
 def _per_program(dtype: torch.dtype) -> int:
-    """Elements of a program with 128 threads and two 16-byte loads each."""
+    """Elements of a program of 128 threads, each with two 16-byte loads."""
     return 4096 // dtype.itemsize
 
 
@@ -90,12 +90,12 @@ def bytes_of(t: Tensor) -> int:
 
 
 def index_dtype(*counts: int) -> tl.dtype:
-    """A dtype for indices less than all of these counts."""
+    """The dtype of indices that are less than each of these counts."""
     return tl.int64 if max(counts) > LARGEST else tl.int32
 
 
 def collapsed(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[list[int], list[Strides]]:
-    """Merge dimensions where possible, in the memory order of the last operand (the result): sizes and strides."""
+    """Sizes and strides with dimensions merged where possible, in the memory order of the last operand (the result)."""
     dims = [(n, tuple(s[d] for s in strides)) for d, n in enumerate(shape) if n != 1]
     dims.sort(key=lambda dim: tuple(reversed(dim[1])), reverse=True)
     merged: list[tuple[int, Strides]] = []
@@ -121,7 +121,7 @@ def choose_indexing(shape: Sequence[int], strides: Sequence[Strides], dtypes: Se
 
 
 def _second(steps: list[Strides]) -> int:
-    """The dimension that forms a tile with the last one: one with a contiguous operand, else the second to last."""
+    """The dimension that forms a tile with the last one: one in which an operand is contiguous, or the last but one."""
     for s in steps:
         if s[-1] not in (0, 1) and 1 in s:
             return s.index(1)

@@ -3,7 +3,7 @@
 The stock interpreter (3.6 to 3.9) stores these types as raw integers and computes on the integers: bf16 sums are
 garbage, and casts to bf16 truncate. `install()` gives the interpreter numpy types with arithmetic (ml_dtypes), reads
 and writes them as raw bytes, and halves the cost of nested device functions. It replaces private names of Triton, so
-`self_test()` compares the result with torch; the tests run that first.
+`self_test()` compares results with torch's; the tests run `self_test()` first.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _give_memory(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
     known = set(small.values())
 
     def bools(mask: Any) -> Any:
-        """Convert a mask to bool: a scalar mask broadcast to a block has integers, which memory accesses reject."""
+        """Convert a mask to bool: broadcasting a scalar mask gives integers, which memory accesses reject."""
         if mask.data.dtype == np.bool_:
             return mask
         return interpreter.TensorHandle(mask.data.astype(np.bool_), mask.dtype)
@@ -168,7 +168,7 @@ def _give_reductions(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
 
 
 def _give_pairs(interpreter: Any) -> None:
-    """Reduce pairs (as sorting does) on whole blocks instead of two numbers at a time."""
+    """Reduce pairs, as sorting does, on whole blocks: the stock interpreter combines two numbers at a time."""
     stock = interpreter.ReduceOps.generic_reduce
 
     def generic_reduce(self: Any, tensors: Any) -> Any:
@@ -185,7 +185,7 @@ def _give_pairs(interpreter: Any) -> None:
 
 
 def _give_scans(interpreter: Any) -> None:
-    """Scan whole blocks at doubling distances, as a GPU does, instead of two numbers at a time."""
+    """Scan whole blocks at doubling distances, as a GPU does: the stock interpreter combines two numbers at a time."""
 
     def generic_scan(self: Any, given: Any) -> Any:
         blocks = [t.handle.data for t in given]
@@ -209,11 +209,15 @@ class _NothingToUndo:
 
 
 def _patch_once_per_launch(interpreter: Any) -> None:
-    """Patch `tl` once per launch. Stock Triton patches it at each nested device function, half of the run time."""
+    """Patch `tl` once per launch.
+
+    Stock Triton patches it for each nested device function, which takes half of the run time.
+    """
     stock_patch: Callable[[Any], Any] = interpreter._patch_lang
     stock_launch = interpreter.GridExecutor.__call__
-    live: list[tuple[set[int], list[Any]]] = []  # for each running launch: patched modules, undo scopes
-    alone = ForkSafeLock().arm()  # `tl` is patched for all threads, and a backward pass may run on several
+    # for each running launch: the patched modules, and the scopes that undo the patches
+    live: list[tuple[set[int], list[Any]]] = []
+    alone = ForkSafeLock().arm()  # `tl` is patched for all threads, and a backward pass may use several
 
     def patch(fn: Any) -> Any:
         if not live:

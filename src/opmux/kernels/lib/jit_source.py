@@ -1,4 +1,7 @@
-"""Kernels from generated source. `codegen` stores the text in linecache, where `inspect.getsource` finds it."""
+"""Kernels from generated source.
+
+`codegen` stores the source in linecache, where Triton's `inspect.getsource` finds it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,6 @@ from ...core import codegen
 
 
 def jit_from_source(text: str, **names: Any) -> Callable[..., Any]:
-    """Compile text that defines one function, with `tl` and `names` as globals; the result can go to `triton.jit`."""
+    """Compile text that defines one function, with `tl` and `names` as globals; `triton.jit` accepts the result."""
     name = text.partition("(")[0].removeprefix("def ")
     return codegen.function(text, name, f"kernel {name}", {"__name__": __name__, "tl": tl, **names})

@@ -1,11 +1,11 @@
 """Launches Triton kernels at a quarter of the usual host time; falls back to `kernel[grid]` when that is unsafe.
 
 `kernel[grid](...)` takes about 20 us of Python per call to find the compiled kernel again. `Launcher.bind` makes a
-launch for tensors of one dtype, shape, stride and device, so that there is nothing to find: it passes pointers as
-integers, and the stream, to the kernel's own entry point. That takes about 6 us (H200 host).
+function that launches one compiled kernel, for tensors of one dtype, shape, stride and device: it passes the stream,
+and pointers as integers, to the kernel's own entry point. That takes about 6 us (H200 host).
 
-That entry point is private. It is used only if this module knows its signature and if all assumptions of the compiled
-kernel still hold; all other calls go through `kernel[grid](...)`.
+The entry point is private to Triton. It is used only if this module knows its signature and the tensors meet all
+assumptions of the compiled kernel; all other calls go through `kernel[grid](...)`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Config:
     constants: dict[str, Any]
     threads: int = 128
     stages: int = 2
-    even: bool = False  # all sizes are multiples of 16; pass sizes that are always 1 to `Launcher.bind`
+    even: bool = False  # all sizes are multiples of 16; a size that is always 1 must be passed to `Launcher.bind`
     together: bool = False  # all programs must be resident at once: a cooperative launch
-    registers: int | None = None  # maximum per thread, if it limits how many programs a core runs
+    registers: int | None = None  # limit per thread, set if registers limit how many programs a core runs
     options: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Config:
         object.__setattr__(self, "options", options)
 
 
-NO_WARPS = 1024  # threads; more than any program has, so that a program is one warp
+NO_WARPS = 1024  # threads of such a warp: more than any program has, so a program is one warp
 
 
 def warp_size() -> int:
@@ -79,8 +79,8 @@ def warp_size() -> int:
 class Launcher:
     """One kernel. Its parameters are tensors, named `*_ptr` (None is allowed), then numbers, then constants.
 
-    `sizes` names the lengths and strides among the numbers. The kernel is compiled in one of two forms: `even` may
-    assume that all of them are multiples of 16, which masked loads need to be wide; `odd` assumes nothing. Neither form
+    `sizes` names the lengths and strides among the numbers. The kernel is compiled in one of two forms: `even` assumes
+    that all of `sizes` are multiples of 16, without which masked loads are narrow; `odd` assumes nothing. Neither form
     specializes the other numbers. `descriptors`: the kernel may make tensor descriptors, for which Triton allocates
     memory. `jit`: the decorator of the kernel's language, Triton or Gluon.
     """
@@ -100,7 +100,7 @@ class Launcher:
                 f"got {list(parameters)}"
             )
 
-    # On first use: Triton reads the kernel's source for each form, which would take a third of the time of importing
+    # Created on first use: Triton reads the kernel's source for each form, which would be a third of the time to import
     # all kernels.
     @cached_property
     def even(self) -> Any:
@@ -114,7 +114,8 @@ class Launcher:
     def ready(
         self, grid: Grid, numbers: tuple, config: Config, makes: Mapping[int, Output] | None = None
     ) -> Callable[..., Any]:
-        """A launch by position: `launch(*tensors, *numbers_still_missing)`; `bind` makes one by name.
+        """A launch with positional arguments, `launch(*tensors, *numbers_still_missing)`; `bind` makes launches by
+        name.
 
         Tensors at the positions in `makes` are not passed: the launch allocates and returns them.
         """
@@ -140,7 +141,8 @@ class Launcher:
 
         The kernel's `x_ptr` gets the argument `x`, or the one that `names` maps it to; None if there is no such
         argument. Tensors in `makes` are allocated, and those in `returns` are returned. Numbers of the kernel that
-        `numbers` lacks become arguments too; entries of `numbers` that are not numbers of the kernel are ignored.
+        `numbers` lacks are taken from the arguments too; entries of `numbers` that the kernel does not have are
+        ignored.
         """
         takes, names = tuple(takes), {**{n: n for n in self.bare}, **names}
         tensors = tuple(names[n] if names[n] in {*takes, *makes} else None for n in self.bare)
@@ -178,7 +180,7 @@ class Launcher:
                 raise NotSupported("a tensor without memory of its own: a subclass that wraps others, or a stand-in")
         kernel = self.even if config.even else self.odd
         guard = library.reference_guard if triton.knobs.runtime.interpret else None
-        if guard is not None:  # the interpreter calls torch's ops, whose overrides could lead back here
+        if guard is not None:  # the interpreter calls torch's ops: an override of one could launch this kernel again
             return guard(kernel[grid])(*args, **config.options)
         run = kernel[grid]
         if self.descriptors:
@@ -190,7 +192,7 @@ class Launcher:
 
 
 def _allocating(device: torch.device) -> contextvars.Context:
-    """A context in which Triton's allocator for kernels is torch; outside of it, the allocator is unchanged."""
+    """A context in which Triton allocates memory for kernels through torch; elsewhere its allocator is unchanged."""
     context = contextvars.copy_context()
     empty = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device)
     context.run(triton.set_allocator, empty)
@@ -201,7 +203,10 @@ _sound: set[str] = set()  # hashes of compiled kernels whose reductions are corr
 
 
 def _checked(compiled: Any) -> Any:
-    """A compiled kernel. Raises Miscompiled for a wrong reduction; in compile-only mode, with any Triton version."""
+    """Returns the compiled kernel; raises Miscompiled if a reduction in it is wrong.
+
+    Compile-only mode checks with any Triton.
+    """
     name = getattr(compiled, "hash", None)
     if name is None or name in _sound or not (layouts.old_reductions() or _compiling_only()):
         return compiled
@@ -220,15 +225,15 @@ def _compiling_only() -> bool:
 
 
 def runs_on_chip() -> bool:
-    """Whether kernels run on a chip: they are neither interpreted nor only compiled."""
+    """Whether kernels run on a chip, instead of being interpreted or only compiled."""
     return not (triton.knobs.runtime.interpret or _compiling_only())
 
 
 class _Form(NamedTuple):
-    """The names in the source of a launch."""
+    """The names of variables in the generated source of a launch."""
 
     takes: tuple[str, ...]  # the parameters
-    tensors: tuple[str | None, ...]  # for each tensor of the kernel, the variable that holds it; None if it is absent
+    tensors: tuple[str | None, ...]  # for each tensor of the kernel its variable, or None if it is absent
     makes: tuple[str, ...]  # the variables to allocate
     numbers: tuple[str, ...]  # for each number of the kernel, a parameter or a global `_k0`
     constants: int
@@ -254,7 +259,7 @@ class _Bound:
             raise TypeError(f"constants must be {launcher.constants}; got {list(config.constants)}")
         self.launcher, self.form, self.grid, self.config = launcher, form, grid, config
         self.makes = {name: makes[name] for name in form.makes}
-        # An import from C, which torch sometimes does, reads `__builtins__` from the caller's globals.
+        # torch sometimes imports from C, which reads `__builtins__` from the globals of the calling function.
         self.globals: dict[str, Any] = {"__builtins__": __builtins__, "_slow": self.slow}
         self.globals |= {f"_k{i}": n for i, n in enumerate(known)}
         self.globals["_x"], self.globals["_y"], self.globals["_z"] = grid
@@ -278,7 +283,7 @@ class _Bound:
 
     def _accelerate(self, compiled: Any, tensors: tuple, first: Tensor) -> None:
         if any(t is not None and (t.data_ptr() % 16 or t.device != first.device) for t in tensors):
-            return  # compiled for unaligned pointers, or on several devices, which Triton has already reported
+            return  # compiled for unaligned pointers; or tensors on several devices, which Triton has already reported
         way, names = _entry(compiled, self.grid, first.device)
         if way:
             self.globals |= names | {"_device": first.get_device()}
@@ -306,7 +311,7 @@ def launch({params}):
     {back}
 """,
 }
-SCRATCH = ", with scratch"  # the kernel makes tensor descriptors, in memory that each launch allocates
+SCRATCH = ", with scratch"  # for kernels that make tensor descriptors: each launch allocates memory for these
 _CALLS = {
     "generated": "{scratch}, None, _packed, None, None, None, {pointers}{numbers}{constants}",
     # Triton 3.7 and later: one C launcher for all kernels.
@@ -333,7 +338,7 @@ def _code(way: str, form: _Form, present: str) -> types.CodeType:
         call=_CALLS.get(way.removesuffix(SCRATCH), "").format(
             scratch="_scratch()" if way.endswith(SCRATCH) else "None",
             pointers=listed(f"_p{i}" if i in present_tensors else "0" for i in range(len(form.tensors))),
-            numbers=listed(form.numbers),  # a separate name for each number, because unpacking a tuple takes 0.1 us
+            numbers=listed(form.numbers),  # each number has its own name, because unpacking a tuple takes 0.1 us
             constants=listed(f"_c{i}" for i in range(form.constants)),
         ),
         back=f"return {', '.join(form.returns)}" if form.returns else "",
@@ -342,7 +347,7 @@ def _code(way: str, form: _Form, present: str) -> types.CodeType:
 
 
 def _entry(compiled: Any, grid: Grid, device: torch.device) -> tuple[str, dict[str, Any]]:
-    """How to launch a compiled kernel again, and the globals that the code needs; "" if its entry point is unknown."""
+    """The kernel's key in `_CALLS` ("" if its entry point is unknown), and the globals that the source needs."""
     run, hooks = getattr(compiled, "run", None), triton.knobs.runtime
     enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
     if type(run).__name__ != "CudaLauncher" or not _plain(run) or not all(hasattr(h, "calls") for h in (enter, leave)):
@@ -374,7 +379,7 @@ def _entry(compiled: Any, grid: Grid, device: torch.device) -> tuple[str, dict[s
 
 
 def _plain(run: Any) -> bool:
-    """Whether a launcher needs only its arguments and memory for descriptors: no profiler, no sanitizer."""
+    """Whether Triton's launcher needs no profiler and no sanitizer: only its arguments, and memory for descriptors."""
     names = "global_scratch_size profile_scratch_size num_ctas launch_cooperative_grid launch_pdl launch"
     if not all(hasattr(run, n) for n in names.split()) or getattr(run, "gsan_enabled", False):
         return False

@@ -3,9 +3,9 @@
 Its lowering of `tt.reduce` assumes that the lanes (and the warps) of each dimension are adjacent bits of the lane
 (warp) index. That is true for blocked layouts. But a `tl.reshape` that merges two dimensions of a blocked layout gives
 a linear layout, for which it may be false. Example: with lanes [[0, 4], [0, 8], [1, 0], [2, 0], [0, 16]], dimension 1
-has bits 0, 1 and 4. The kernel shuffles over bits 0, 1 and 2, and silently sums parts of other rows or of uninitialized
-shared memory. Triton 3.7 lowers all reductions correctly through linear layouts (triton-lang/triton, pull request
-9219).
+has bits 0, 1 and 4. The compiled kernel shuffles over bits 0, 1 and 2 instead, and silently sums elements of other rows
+or of uninitialized shared memory. Triton 3.7 lowers all reductions correctly through linear layouts
+(triton-lang/triton, pull request 9219).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def old_reductions() -> bool:
 
 
 def wrong_reduction(ttgir: str) -> str:
-    """Describes the first reduction that the old lowering compiles wrongly; "" if there is none."""
+    """A description of the first reduction that the old lowering compiles wrongly; "" if there is none."""
     layouts = {name: (_bases(lanes), _bases(warps)) for name, lanes, warps in _LINEAR.findall(ttgir)}
     if not layouts:
         return ""

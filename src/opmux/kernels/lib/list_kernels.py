@@ -1,8 +1,8 @@
 """Kernels over lists of tensors: each program processes one chunk of one tensor, found through a table (`lists.py`).
 
 A full chunk of tensors with 16-byte aligned addresses is read and written without masks, LANES elements at a time.
-LANES is the number of elements of the widest dtype in 16 bytes, for all tensors. With more lanes for narrower dtypes,
-threads would hold different elements of each tensor and exchange them through shared memory.
+All tensors have the same LANES: the number of elements of the widest dtype in 16 bytes. If narrower dtypes had more
+lanes, a thread would hold different elements of each tensor, and threads would exchange them through shared memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def chunk_of_program(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def part(at, start, DTYPE: tl.constexpr, LANES: tl.constexpr):
-    """A pointer to a chunk, from its tensor's address and its start. LANES = 0: the address may be unaligned."""
+    """A pointer to the chunk that begins at element `start` of a tensor. LANES = 0: the address may be unaligned."""
     ptr = at.to(tl.pointer_type(DTYPE))
     if LANES > 0:
         ptr = tl.multiple_of(ptr, LANES * DTYPE.primitive_bitwidth // 8)
@@ -161,15 +161,15 @@ squares_of_each = Launcher(_squares_of_each, sizes="")
 
 @tunable("optim.step")
 def step_tiles(lists: int, width: int) -> Tiles:
-    """`lists`: number of lists; `width`: total bytes of one element of each. Eight elements per thread leave
-    registers for many tensors.
+    """`lists`: number of lists; `width`: total bytes of one element of each. Threads process only eight elements of
+    each tensor, so that registers suffice for many tensors.
     """
     return Tiles(128, BLOCK=1024)
 
 
 @tunable("optim.norm")
 def norm_tiles(width: int) -> Tiles:
-    """The kernel only reads, so each thread has 64 bytes or more in flight."""
+    """The kernel only reads, so registers allow 64 bytes or more in flight per thread."""
     return Tiles(256, BLOCK=8192)
 
 
@@ -204,7 +204,7 @@ def run_chunks(kernel: Launcher, group: TensorGroup, args: tuple, constants: dic
         config = tiles.config(**known)
         return ListPlan(tiles["BLOCK"], (kernel.ready((count, 1, 1), (), config),) if count else ())
 
-    # Whether each argument is None is part of the key, because a bound launch is compiled for it.
+    # The key says which arguments are None, because a bound launch is compiled for that.
     plan = planned(kernel, group, (*constants.values(), *(a is None for a in args)), make)
     for launch in plan.launches:
         chunks = chunks_of(group, plan.block)
@@ -212,5 +212,5 @@ def run_chunks(kernel: Launcher, group: TensorGroup, args: tuple, constants: dic
 
 
 def lanes(dtypes: tuple[torch.dtype, ...]) -> int:
-    """Elements per access: 16 bytes of the widest dtype."""
+    """Elements per memory access: as many as the widest dtype has in 16 bytes."""
     return 16 // max(d.itemsize for d in dtypes)

@@ -4,11 +4,11 @@ Row i of the table is for the i-th tensor of each list: the addresses, the numbe
 chunk, and whether all addresses are multiples of 16. A second table maps each chunk (the work of one program) to its
 row, so programs do not search.
 
-Both tables are cached: rows by the addresses in them, chunks by the sizes. If addresses change at each step (gradients
-are reallocated), a new table takes one array and one asynchronous copy.
+Both tables are cached, the first by its addresses, the second by the sizes. If gradients are reallocated at each step,
+their addresses change: then each step builds one array and copies it asynchronously.
 
 During CUDA graph capture an existing table is reused and never freed. If there is none, the copy becomes part of the
-graph: its source is kept forever, and its destination belongs to the graph, so no other call may use it.
+graph. Its source is never freed; its destination belongs to the graph, so no other call may use that table.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ...specs import optim as spec
 from .launch import _compiling_only
 from .plans import keep, refuse_negated
 
-MORE = 3  # columns after the addresses: elements, first chunk, aligned
-MOST = 64  # cached tables; limited, because gradients may have new addresses at every step
+MORE = 3  # number of columns after the addresses: elements, first chunk, aligned
+MOST = 64  # limit of the cached tables: gradients may have new addresses at every step
 
 _dtype = attrgetter("dtype")
 _address, _numel, _packed, _index = Tensor.data_ptr, Tensor.numel, Tensor.is_contiguous, Tensor.get_device
@@ -50,7 +50,10 @@ class TensorGroup(NamedTuple):
 
 
 def groups_of(op: str, lists: Any, flag: Tensor | None = None) -> list[TensorGroup]:
-    """The lists grouped by their dtypes, nearly always one group. Raises the errors of the op's spec."""
+    """Split the lists into groups of tensors whose dtypes agree; there is nearly always one group.
+
+    Raises the errors of the op's spec.
+    """
     rule = spec.FORMS[op]
     form = rule.form(op, lists)
     try:
@@ -163,7 +166,7 @@ class Table(NamedTuple):
 
 _chunks: dict[Any, Chunks] = keep({})
 _tables: dict[Any, Table] = keep({})
-_kept: list[Any] = []  # tensors that captured graphs read; never freed: nothing reports the end of a graph
+_kept: list[Any] = []  # tensors that captured graphs read: never freed, because nothing reports the end of a graph
 on_empty_cache(_chunks.clear)
 on_empty_cache(_tables.clear)
 
@@ -222,7 +225,7 @@ def _cells(group: TensorGroup, chunks: Chunks) -> array[int]:
     return array("q", chain.from_iterable(zip(*columns, strict=True)))
 
 
-_staging: list[Any] = []  # pinned memory for captures, and the number of values in use
+_staging: list[Any] = []  # [pinned memory for captures, how many of its values are in use]
 STAGING = 1 << 17  # int64 values
 
 

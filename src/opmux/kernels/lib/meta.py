@@ -19,8 +19,9 @@ def as_meta(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def call_torch(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a torch function. Raises NotSupported if it raises, so that the call falls back to torch."""
-    call = fn if library.reference_guard is None else library.reference_guard(fn)  # the op may be overridden
+    """Call a torch function. If it raises, raise NotSupported instead, so that the call falls back to torch."""
+    # the guard calls torch's own op, even if the op is overridden
+    call = fn if library.reference_guard is None else library.reference_guard(fn)
     try:
         with torch.no_grad():
             return call(*args, **kwargs)

@@ -1,4 +1,5 @@
-"""Ops that move elements. A description says which part of the result comes from where, and launches are generated.
+"""Ops that move elements. A function describes which part of the result is copied from where, and kernels and launches
+are generated from that.
 
     @moves(spec.ops["stack"])
     def stack(y, tensors, dim):
@@ -8,7 +9,7 @@ The function is called once for each combination of dtypes, shapes and strides o
 arguments. Tensors are replaced by meta tensors; `y` is the result of torch's own op for them, or a meta copy of `out`.
 The function returns stages, which run in order. A stage is a `LaunchStage`, or a list of moves (part of the result,
 source) in any order. A source is a view of an argument, a `Flipped` view, or a number. Up to eight moves form one
-launch, in which each program works on one move.
+launch, and each of its programs works on one move.
 
 If torch's op raises for the meta tensors, the call falls back to torch.
 """
@@ -48,13 +49,13 @@ class Flipped(NamedTuple):
 
 
 class RuntimeNumber(NamedTuple):
-    """A fill value that is known only when the op is called."""
+    """A number that is not part of the plan: it is passed at each call of the op."""
 
     name: str
 
 
 class LaunchStage(NamedTuple):
-    """A launch of another kernel with these tensors; it writes the last one."""
+    """A launch of another kernel. It takes these tensors, and writes to the last one."""
 
     kernel: Launcher
     grid: tuple[int, int, int]
@@ -68,7 +69,7 @@ Stage = LaunchStage | Sequence[tuple[Tensor, Source]]
 
 
 class Piece(NamedTuple):
-    """One move as numbers. y and x: tensor indices; strides and offsets: in elements."""
+    """A move without tensors: y and x are indices into a list of tensors; strides and offsets are in elements."""
 
     y: int
     x: int | None
@@ -100,7 +101,11 @@ def converted(v, dtype: tl.constexpr):
 
 
 def _part_text(name: str, indexing: Indexing, step: int, numbers: dict[str, int], filled: bool) -> str:
-    """The function of one move. Multiples of `step` are passed divided by it, so Triton knows they are multiples."""
+    """The source text of the function of one move.
+
+    Numbers that are multiples of `step` are passed divided by `step` and multiplied in the kernel: so Triton knows that
+    they are multiples.
+    """
     lines = []
     for number, value in numbers.items():
         if number in indexing.free or value % step:
@@ -132,20 +137,20 @@ def _move(indexing: Indexing, filled: bool, masked: bool = True) -> str:
 
 
 class Launching(NamedTuple):
-    """Kernel, grid and arguments of one launch."""
+    """The kernel, grid and arguments of one launch."""
 
     kernel: Launcher
     grid: tuple[int, int, int]
     config: Config
     numbers: tuple[int, ...]
-    places: list[int | None]  # indices of its tensors; None: a null pointer
+    places: list[int | None]  # the indices of its tensors; None for a null pointer
     value: RuntimeNumber | int | None
 
 
 def launching(pieces: Sequence[Piece], dtypes: Sequence[torch.dtype]) -> Launching:
-    """One launch for up to MOST_MOVES pieces. `dtypes`: the dtypes of all tensors."""
+    """One launch for up to MOST_MOVES pieces. `dtypes`: the dtypes of the tensors, by index."""
     places: list[int | None] = [*sorted({p.x for p in pieces if p.x is not None} | {p.y for p in pieces})]
-    parts: dict[str, str] = {}  # text without its name -> name
+    parts: dict[str, str] = {}  # source text without the function's name -> name
     calls, params, values, constants, threads, programs = [], [], [], {}, 0, 0
     for k, piece in enumerate(pieces):
         y, x = dtypes[piece.y], None if piece.x is None else dtypes[piece.x]
@@ -182,7 +187,7 @@ def launching(pieces: Sequence[Piece], dtypes: Sequence[torch.dtype]) -> Launchi
 
 
 def _branches(calls: list[str]) -> str:
-    """The source of an if chain that calls the part that the program belongs to."""
+    """The source text of an if chain, in which each program calls the function of its move."""
     if len(calls) == 1:
         return f"    {calls[0]}\n"
     text = ""
@@ -215,7 +220,7 @@ def number_for(dtype: torch.dtype) -> Callable[[Any], int | float]:
         return float(value)
 
     def integer(value: Any) -> int:
-        if isinstance(value, complex) or not least <= value <= most:  # also true for NaN
+        if isinstance(value, complex) or not least <= value <= most:  # this is also true for NaN
             raise refused(value)
         return int(value)
 
@@ -235,7 +240,7 @@ def number_for(dtype: torch.dtype) -> Callable[[Any], int | float]:
 def moves(op: Any, unless: str = "") -> Callable[[Callable[..., Iterable[Stage]]], Callable[..., Any]]:
     """Make an impl of an ATen op from a function that describes it.
 
-    `unless`: an expression of the arguments; if it is true, the call falls back to torch.
+    `unless`: Python source, an expression of the arguments; if it is true, the call falls back to torch.
     """
 
     def declare(describe: Callable[..., Iterable[Stage]]) -> Callable[..., Any]:
@@ -269,7 +274,7 @@ def _key(role: str, name: str, tensor_key: str) -> str:
 
 
 def doors(spec: Any, make: Callable[..., Callable[..., Any]], unless: str = "") -> tuple[Callable[..., Any], ...]:
-    """Three functions: the op, the op for calls from ATen kernels, and the op that writes into a given result."""
+    """Three functions: the op, the op for calls from ATen kernels, and the op that writes to an existing tensor."""
     params = list(spec.signature.parameters.values())
     roles = {p.name: role_of(p.annotation) for p in params}
     plain = [p.name for p in params if p.kind is not p.KEYWORD_ONLY]
@@ -301,7 +306,7 @@ def doors(spec: Any, make: Callable[..., Callable[..., Any]], unless: str = "") 
 
 
 class _Tensors:
-    """The tensors of a call: the source expression of each, and a meta tensor in its place."""
+    """The tensors of a call. Each has a meta tensor that stands for it, and an expression in the generated source."""
 
     def __init__(self) -> None:
         self.metas: list[Tensor] = []
@@ -331,7 +336,7 @@ class _Tensors:
 
 
 def _plan(spec: Any, describe: Callable[..., Iterable[Stage]], args: tuple, out: Any) -> Callable[..., Any]:
-    """A function of the arguments; if `out` is given, it is the first argument."""
+    """The function for calls like this one. It takes the op's arguments, after `out` if that is given."""
     params = list(spec.signature.parameters.values())
     tensors = _Tensors()
     values: list[Any] = []
@@ -377,7 +382,7 @@ def _on_meta(spec: Any, params: list[inspect.Parameter], args: list[Any]) -> Any
 
 
 def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
-    """The results as meta tensors, with the layout that torch gives them; with `out`, with the layout of `out`."""
+    """Meta tensors for the results. Their layout is that of `out`, or the one that torch gives the results."""
     many = isinstance(natural, (list, tuple))
     listed: list[Tensor] = list(natural) if many else [natural]
     if out is None:
@@ -395,7 +400,7 @@ def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
             raise NotSupported("elements of out share memory")
     if many:
         return [tensors.alike(f"y[{i}]", y) for i, y in enumerate(outs)]
-    # The plan's key says whether `out` is one of the arguments, except for arguments that are lists.
+    # `out` may be an argument of the op: the plan's key says so, except for tensors in lists.
     same = [
         m for m, t, s in zip(tensors.metas, tensors.reals, tensors.sources, strict=True) if t is out and s[-1] != "]"
     ]
@@ -403,14 +408,14 @@ def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
 
 
 class _Function:
-    """Generates the source of a plan: allocations and launches."""
+    """Generates the source text of a plan, which allocates and launches."""
 
     def __init__(self, spec: Any, tensors: _Tensors, natural: Any, out: Any, stages: list[Stage]):
         self.spec, self.tensors, self.out = spec, tensors, out
         self.many = isinstance(natural, (list, tuple))
         self.natural: list[Tensor] = list(natural) if self.many else [natural]
         self.globals: dict[str, Any] = {}
-        self.read: set[int] = set()  # indices of tensors
+        self.read: set[int] = set()  # the indices of tensors
         self.written: set[int] = set()
         self.launches = [one for stage in stages for one in self._of_stage(stage)]
 

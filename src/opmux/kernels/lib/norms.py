@@ -1,4 +1,4 @@
-"""Shared by the norm kernels: rounding to half precision, and the statistics of empty rows."""
+"""What the norm kernels share: rounding to half precision, and the statistics of empty rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def round_to(b, DTYPE: tl.constexpr):
 
 
 def rounding(casting: str, dtype: torch.dtype) -> dict[str, tl.dtype | None]:
-    """The kernels' ROUND and STEP constants; None for wide dtypes, so that all castings share one compiled kernel."""
+    """The kernels' constants ROUND and STEP.
+
+    They are None for float32 and float64, so that all castings share one kernel.
+    """
     narrow = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}.get(dtype)
     return {"ROUND": None if casting == "gemma" else narrow, "STEP": narrow if casting == "none" else None}
 

@@ -9,7 +9,10 @@ import torch
 
 
 def representable(value: Any, dtype: torch.dtype) -> bool:
-    """Whether torch converts a number to a dtype silently: same kind, and in range. False for complex dtypes."""
+    """Whether torch converts a number to a dtype silently: its kind and its value must fit.
+
+    False for complex dtypes.
+    """
     if dtype.is_complex:
         return False
     if isinstance(value, bool) or (dtype is torch.bool and value in (0, 1) and isinstance(value, int)):

@@ -72,7 +72,10 @@ def words_at(key, counter, group):
 
 @triton.jit
 def words(key, counter, group, GROUPS: tl.constexpr):
-    """Four words for each of GROUPS groups from `group` on, a multiple of GROUPS, so the high word needs no carry."""
+    """Four words for each of GROUPS groups from `group` on.
+
+    `group` is a multiple of GROUPS, so the high word has no carry.
+    """
     c2, c3 = halves(group)
     c2 += tl.arange(0, GROUPS).to(tl.uint32)
     return rounds(key, counter, c2, c3)
@@ -104,5 +107,5 @@ def interleave2(a, b):
 
 @triton.jit
 def interleave4(a, b, c, d):
-    """a[0], b[0], c[0], d[0], a[1], ...: a thread that has one group gets four adjacent words, and no data moves."""
+    """a[0], b[0], c[0], d[0], a[1], ...: a thread with one group has its words side by side, so no data moves."""
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * a.shape[0]])

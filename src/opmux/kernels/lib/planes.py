@@ -97,7 +97,7 @@ class Planes(NamedTuple):
 
 @tunable("planes")
 def plane_tiles(last: bool, dtype: torch.dtype) -> Tiles:
-    """Result elements per program; `last`: the layout is channels-last, so use 16-byte loads."""
+    """Result elements per program. `last`: the layout is channels-last, which allows 16-byte loads."""
     return Tiles(128, BLOCK=128 * (max(2, 16 // dtype.itemsize) if last else 4))
 
 
@@ -106,7 +106,7 @@ def constants(out: Planes, tiles: Tiles, rank: int, *inputs: Planes) -> dict[str
     last = out.last and not out.contiguous
     if not (last or out.contiguous):
         raise NotSupported("results are neither contiguous nor channels-last")
-    # channels-last: a constant channel stride of 1 keeps loads wide
+    # for channels-last the channel stride is the constant 1, which keeps loads wide
     tight = last and all(p.strides[1] == 1 for p in inputs)
     index = index_dtype(max(p.reach for p in (out, *inputs)) + tiles["BLOCK"])
     return {"RANK": rank, "LAST": last, "TIGHT": tight, "INDEX": index, "FULL": out.count % tiles["BLOCK"] == 0}

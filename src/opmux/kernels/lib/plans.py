@@ -15,7 +15,7 @@ from ...core.support import declining
 
 P = TypeVar("P")
 
-_MOST = 4096  # plans per op; a full cache is cleared, because then the op's shapes do not seem to repeat
+_MOST = 4096  # limit of the plans per op. A full cache is cleared: the op's shapes do not seem to repeat
 _forgetting: list[Callable[[], None]] = []
 
 
@@ -26,7 +26,7 @@ def forget() -> None:
 
 
 def keep(cache: dict[Any, P]) -> dict[Any, P]:
-    """The same dict; from now on `forget` empties it."""
+    """Return the cache, after registering it with `forget`, which empties it."""
     _forgetting.append(cache.clear)
     return cache
 
@@ -37,7 +37,7 @@ TENSOR_KEY_BELOW = TENSOR_KEY.replace("{0}.is_neg()", "False")
 
 
 def refuse_negated(*args: Any) -> None:
-    """Refuse a negated view (`z.conj().imag`): memory holds the negatives of its values, and kernels read memory."""
+    """Raise NotSupported for a negated view (`z.conj().imag`): kernels would read the negatives of its values."""
     if any(isinstance(a, Tensor) and a.is_neg() for a in args):
         raise NotSupported("a view that negates what is in memory")
 
@@ -48,7 +48,7 @@ def check(op: str, **args: Any) -> None:
 
 
 def checks(op: Any) -> Callable[..., None]:
-    """The check of an op, `Spec.check_once`, for callers without a plan."""
+    """The function that checks an op's arguments, `Spec.check_once`, for callers without a plan."""
     return op.spec.check_once
 
 
@@ -83,7 +83,7 @@ class Refusal:
 
 
 def or_refusal(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, but returning a `Refusal` if it raises NotSupported: a cached refusal is cheaper than planning again."""
+    """`make`, with a `Refusal` returned where it would raise NotSupported: a cached one is cheaper than a new plan."""
 
     @functools.wraps(make)
     def plan(*args: Any) -> Any:
@@ -96,7 +96,7 @@ def or_refusal(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def decided(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`plans` that also caches refusals."""
+    """The same as `plans`, but caches refusals too."""
     return _cached(make, or_refusal(declining(make)))
 
 
@@ -108,7 +108,7 @@ def willing(plan: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def table(make: Callable[..., Any]) -> dict[str, Any]:
-    """The names that `codegen.lookup` needs: a dict of plans, emptied by `forget`, and the function that fills it."""
+    """The names that `codegen.lookup` needs: a dict of plans (`forget` empties it), and the function that fills it."""
     cache = keep({})
 
     def first(key: Any, *args: Any) -> Any:

@@ -5,8 +5,9 @@ out=y)` writes it to y (in place if y is the first argument). Both take all argu
 signature.
 
 The op itself computes shape, strides and dtype of the result on meta tensors, once per call key (dtypes, shapes,
-strides). If the op raises there, the call falls back to it. Only the types of numbers are in the key: a kernel gets
-them at each call as 64-bit arguments. A 0-dim CPU tensor next to device tensors is such a number, read at the call.
+strides). If torch's op raises for the meta tensors, the call falls back to torch. Of a number only the type is in the
+key: its value is passed to the kernel at each call, as a 64-bit argument. A 0-dim CPU tensor among device tensors is
+treated as a number, and read at each call.
 
     operand's dtype -> dtype ATen computes in (P) -> dtype we compute in (C) -> result's dtype (R) -> dtype of `out`
 
@@ -36,7 +37,7 @@ from .meta import as_meta, call_torch
 from .plans import TENSOR_KEY, TENSOR_KEY_BELOW, keep, or_refusal, refuse_negated, table
 from .rows import OutputSpec
 
-# dtype -> Triton's name, and the dtype we compute in (C)
+# dtype -> (Triton's name for it, the dtype that kernels compute in (C))
 DTYPES = {
     torch.bool: (tl.int1, tl.int32),
     torch.uint8: (tl.uint8, tl.int32),
@@ -60,14 +61,14 @@ class Row:
 
     name: str
     reference: Callable[..., Any]  # torch's own op, with ATen's signature
-    function: Any  # takes the op's arguments, each a block, a number, a constant or None
-    dtypes: frozenset[torch.dtype]  # allowed P; other calls fall back to torch, which may raise
+    function: Any  # the scalar function: takes the op's arguments, each as a block, a number, a constexpr or None
+    dtypes: frozenset[torch.dtype]  # the dtypes that P may be; other calls fall back to torch, which may raise
     typed: bool = False  # the function takes P as its last argument
-    # Values of an argument for which a specialized kernel is compiled, and the function of that kernel.
+    # Argument -> values for which a specialized kernel is compiled; and the scalar function of that kernel.
     baked: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     baked_function: Any = None
     rounds: bool = False  # whether ATen rounds a number to the dtype of 16-bit tensors before computing
-    unless: str = ""  # an expression of the arguments; if true, the call falls back to torch
+    unless: str = ""  # Python source, an expression of the arguments; if it is true, the call falls back to torch
     names: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
@@ -84,7 +85,8 @@ class Row:
 
 
 def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
-    """Compute the op for all its arguments in order; into `out`, cast to its dtype, if that is given.
+    """Compute the op; `args` are all its arguments in order. If `out` is given, cast the result to its dtype and write
+    it there.
 
     Raises NotSupported before anything is written if torch must run the call: unsupported dtypes, an `out` of another
     shape or dtype class, overlapping memory.
@@ -130,7 +132,7 @@ def _role(annotation: Any) -> str:
 
 
 def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
-    """The entry points with exact arity: each finds the plan for its arguments and calls it."""
+    """The entry points, generated with the op's parameters: each looks up the plan for its arguments and calls it."""
     judged = f"if {row.unless}:\n        raise _NotSupported('torch judges these numbers')" if row.unless else ""
     params = [n for n in row.names if n not in row.keywords] + (["*", *row.keywords] if row.keywords else [])
     names: dict[str, Any] = {
@@ -170,12 +172,12 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
 
 
 class Arg(NamedTuple):
-    """An argument as a kernel receives it."""
+    """How a kernel receives one argument of the op."""
 
     name: str
     kind: str  # "t" tensor, "i" integer or bool, "f" float, "c" constant, "-" absent
     value: Any
-    read: str  # expression for its value in the generated call
+    read: str  # the expression for its value in the generated source of the call
     role: str
 
 
@@ -185,7 +187,7 @@ class PointwiseDtypes(NamedTuple):
 
 
 def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
-    """A function of the arguments (and of `out`, if given) for all calls with the same key as this one."""
+    """The function for all calls with the same key as this one. It takes the arguments, and `out` if that is given."""
     refuse_negated(*args, out)
     kernel_args = _kernel_args(row, args)
     tensors = [a.value for a in kernel_args if a.kind == "t"]
@@ -241,15 +243,15 @@ def _kind(value: Any, role: str, home: torch.device) -> str:
 
 
 def _on_meta(row: Row, args: tuple) -> Tensor:
-    """The result of torch's op for such arguments, without contents.
+    """What torch's op returns for these arguments, as a meta tensor.
 
     Shape and strides come from meta tensors. The dtype and errors come from torch's real kernels, on tensors with at
-    most one element: meta functions accept some invalid calls, and promote differently in a few ops. They also cast
-    operands that need promotion, which changes the strides of expanded ones. Real kernels do not, so all meta tensors
-    have one dtype.
+    most one element: meta functions accept some invalid calls, and promote differently in a few ops. Meta functions
+    also cast operands that need promotion, which changes the strides of expanded operands. Real kernels do not cast, so
+    all meta tensors here have the same dtype.
     """
     dtype, shape = _result_dtype(row, args), _common_shape(args)
-    if shape is not None:  # avoids torch's meta functions: some are Python decompositions and take 1 ms
+    if shape is not None:  # skips torch's meta functions: some are Python decompositions and take 1 ms
         return torch.empty(shape, dtype=dtype, device="meta")
     one = next((d for d in (torch.float32, torch.float64, torch.int32) if d in row.dtypes), None)
 
@@ -261,7 +263,7 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
 
 
 def _common_shape(args: tuple) -> torch.Size | None:
-    """The shape of all tensors if they share one and are contiguous; the result then has the same shape and strides."""
+    """The shape that all tensors have, if they are contiguous: the result has it too, and is contiguous. Else None."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     shape = tensors[0].shape
     stride = OutputSpec.of(shape, tensors[0].dtype).stride  # `is_contiguous` ignores strides of size-1 dimensions
@@ -277,7 +279,7 @@ def _result_dtype(row: Row, args: tuple) -> torch.dtype:
     """The dtype of the result, from torch's real kernel on tensors with at most one element; cached."""
 
     def as_few(t: Tensor, name: str) -> Tensor:
-        device = "cpu" if t.is_meta else t.device  # the call is compile-only
+        device = "cpu" if t.is_meta else t.device  # meta tensors: the kernel is only compiled
         return torch.ones([int(n == 1) for n in t.shape], dtype=t.dtype, device=device)
 
     dtype_key = lambda a: (a.dtype, a.device, *(n == 1 for n in a.shape)) if isinstance(a, Tensor) else (a.__class__, a)
@@ -301,7 +303,7 @@ def _call_torch(row: Row, args: tuple, instead: Callable[[Tensor, str], Tensor])
 
 
 def _promoted(kernel_args: list[Arg], result: torch.dtype) -> torch.dtype:
-    """The dtype in which ATen computes: the result's dtype; for a comparison, the promoted dtype of its operands."""
+    """The dtype in which ATen computes: the result's dtype or, for a comparison, the promoted dtype of its operands."""
     if result is not torch.bool:
         return result
     values = [
@@ -358,7 +360,7 @@ def _compiled(text: str) -> types.CodeType:
 
 
 def _apart(y: Tensor, x: Tensor) -> None:
-    """Raise NotSupported if y overlaps x and is not the same elements; torch handles such calls."""
+    """Raise NotSupported if y overlaps x, unless both are the same elements: torch handles such calls."""
     if not y.data_ptr():  # meta tensors have no memory
         return
     if x.data_ptr() != y.data_ptr() or x.dtype != y.dtype or x.shape != y.shape or x.stride() != y.stride():
@@ -396,14 +398,15 @@ def {name}({params}):
 
 
 def _text(row: Row, kernel_args: list[Arg], types: PointwiseDtypes, indexing: Indexing) -> str:
-    """The source of the kernel."""
+    """The source text of the kernel."""
     narrow = DTYPES[types.promoted][0] != DTYPES[types.promoted][1]
     exact = " .to(P).to(C)".strip() if narrow else ""
-    # Round a number to P only if that matters: for `x * 0.1`, ATen keeps 0.1 in float32 (opmath).
+    # Round numbers to P only for integers and comparisons: in `x * 0.1`, ATen keeps 0.1 in float32 (opmath).
     rounded = exact if not types.promoted.is_floating_point or types.result is torch.bool else ""
     pointers, runtime, constants, body, passed = [], [], [], [], []
     *places, last = indexing.places
-    if not any(at for at, _ in places):  # only numbers: make a block, because some functions reduce over one
+    # all operands are single numbers: make a block of the first, because some functions reduce over a block
+    if not any(at for at, _ in places):
         places[0] = (f"({last[0]}) * 0", last[1])
     for i, a in enumerate(kernel_args):
         if a.kind == "t":

@@ -1,4 +1,4 @@
-"""Shared by matrix product kernels: the order of tiles, loads of operands, FP8, and TMA.
+"""Device functions that the matrix product kernels share: the order of tiles, loads of operands, FP8, and TMA.
 
 FP8 operands are multiplied directly if the chip supports it, else converted to bfloat16.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .interpret import interpreting
 
-BLOCK_K = {1: 64, 2: 64, 4: 32, 8: 16}  # bytes of an element -> columns of a tile
+BLOCK_K = {1: 64, 2: 64, 4: 32, 8: 16}  # bytes per element -> columns of K per tile
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def tile(program, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.
 
 @triton.jit
 def at(ptr, i_r, o_k, ld, TRANSPOSED: tl.constexpr):
-    """Pointers to the elements of an operand, as [rows, K]. TRANSPOSED: K has stride ld; else rows have."""
+    """Pointers to the elements of an operand, as [rows, K]. ld is the stride of rows or, if TRANSPOSED, of K."""
     if TRANSPOSED:
         return ptr + o_k.to(tl.int64) * ld + i_r
     else:
@@ -40,7 +40,10 @@ def at(ptr, i_r, o_k, ld, TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def e4m3_numbers(x):
-    """e4m3 bytes to bfloat16. The shifted bits have an exponent that is 120 too small; scaling by 2^120 is exact."""
+    """e4m3 bytes to bfloat16.
+
+    The bits, shifted to bfloat16's fields, have an exponent that is 120 too small; multiplying by 2^120 is exact.
+    """
     b = x.to(tl.int16)
     magnitude = ((b & 0x7F) << 4).to(tl.bfloat16, bitcast=True).to(tl.float32) * 1.329227995784916e36
     magnitude = tl.where((b & 0x7F) == 0x7F, float("nan"), magnitude)
@@ -62,7 +65,10 @@ def factor(ptr, m, NUMBERS: tl.constexpr):
 
 @triton.jit
 def multiply(b_a, b_b, b_y, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
-    """b_y + b_a b_b. EXACT: accumulate FP8 products in float32 every 128 columns; sm_90 keeps fewer bits otherwise."""
+    """b_y + b_a b_b.
+
+    EXACT: add FP8 products to a float32 sum every 128 columns, because the sums of sm_90's matrix unit have fewer bits.
+    """
     if EXACT:
         MOST: tl.constexpr = 128 if b_a.shape[1] >= 128 else b_a.shape[1]
         return tl.dot(b_a, b_b, b_y, input_precision=PRECISION, max_num_imprecise_acc=MOST, out_dtype=WIDE)
@@ -89,7 +95,7 @@ def taken(x, first, begin, TRANSPOSED: tl.constexpr):
 
 
 def precision() -> str:
-    """The precision of float32 operands that torch's setting allows."""
+    """The precision of float32 operands that torch's setting permits."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
@@ -115,7 +121,7 @@ def _view_as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def read_as(kinds: Kinds | None) -> tuple[dict[str, Callable[[Tensor], Tensor]], dict[str, Any]]:
-    """How kernels read FP8 operands: as FP8 views if the chip multiplies FP8, else through conversion functions."""
+    """How kernels read FP8 operands: as FP8 views if the chip multiplies FP8, else as bytes that they convert."""
     if kinds is None:
         return {}, {"A_NUMBERS": None, "B_NUMBERS": None}
     if multiplies_fp8():
@@ -137,6 +143,6 @@ def _moved(x: Tensor) -> Tensor:
     """A copy with the same strides, gaps included: the launch is bound to these strides."""
     size = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride())) if x.numel() else 0
     copy = x.new_empty(size).as_strided(x.shape, x.stride())
-    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())  # expanded dimensions once
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())  # copy expanded dimensions only once
     copy[once].copy_(x[once])
     return copy

@@ -1,8 +1,8 @@
 """Quantize tiles of a matrix to FP8: load or compute, cast, and write with transposes and scales.
 
 The quantized matrix r is a tensor x, an activation of it, the gradient of an activation, or a norm with known
-statistics, selected by the pointers that are not None and by VALUE, SLOPE and GATED. So one kernel per scaling mode is
-enough, whatever it is fused with. With share_ptr, a kernel also writes column sums of its tile for `column_sum`.
+statistics, selected by the pointers that are not None and by VALUE, SLOPE and GATED. So each scaling mode needs only
+one kernel, whatever op it is fused with. With share_ptr, a kernel also writes column sums of its tile for `column_sum`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLOAT_MAX = tl.constexpr(spec.FLOAT_MAX)
 
 @triton.jit
 def top_of(x, AXIS: tl.constexpr):
-    """The largest magnitude along an axis; ignores NaN, as tl.maximum returns the operand that is a number."""
+    """The largest magnitude along an axis. Ignores NaN: tl.maximum returns the other operand."""
     return tl.maximum(tl.max(tl.abs(x), AXIS), 0.0)
 
 
@@ -40,7 +40,7 @@ def scale_of(amax, eps, LARGEST, TOP: tl.constexpr, POW2: tl.constexpr):
     """The scale that maps amax to LARGEST; TOP if that overflows, 1 if amax is 0 or infinite."""
     amax = tl.maximum(amax, eps)
     if POW2:
-        # For powers of two, exponents are enough: the largest number of both formats is 1.75 * 2^k.
+        # Powers of two need no division: the largest number of both formats is 1.75 * 2^k.
         bits = amax.to(tl.int32, bitcast=True)
         largest = (tl.zeros_like(amax) + LARGEST).to(tl.int32, bitcast=True) >> 23
         exponent = largest + 127 - (bits >> 23) - ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)
@@ -81,7 +81,7 @@ def power_of(exponent):
 
 @triton.jit
 def scale_at(scale_ptr, parts_ptr, eps, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr):
-    """The given scale, or the scale for the largest of PARTS partial amaxes."""
+    """The scale in memory; if PARTS > 0, the scale for the largest of PARTS partial amaxes."""
     if PARTS == 0:
         return tl.load(scale_ptr)
     else:
@@ -90,9 +90,12 @@ def scale_at(scale_ptr, parts_ptr, eps, LARGEST: tl.constexpr, POW2: tl.constexp
 
 @triton.jit
 def raise_to(amax_ptr, amax):
-    """Atomic maximum of nonnegative floats. A program without a larger value skips the atomic, as most programs do."""
+    """Atomic maximum of nonnegative floats.
+
+    Most programs skip the atomic, because memory already has a value at least as large.
+    """
     word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
-    word = amax.to(tl.int32, bitcast=True)  # bits of nonnegative floats sort like the floats
+    word = amax.to(tl.int32, bitcast=True)  # nonnegative floats sort like their bits
     if word > tl.load(word_ptr):
         tl.atomic_max(word_ptr, word, sem="relaxed")
 
@@ -130,7 +133,7 @@ def result(
 ):
     """A tile of r [rows, n] before rounding; 0 out of bounds.
 
-    A norm if rstd_ptr is given; else an activation or its gradient if VALUE or SLOPE is given; else x itself. GATED: a
+    With rstd_ptr, r is a norm; else with VALUE or SLOPE an activation or its gradient; else x itself. GATED: a
     row of x is the concatenation of a and b.
     """
     m = m_m[:, None] & m_n[None, :]
@@ -169,7 +172,7 @@ def result(
 
 @triton.jit
 def narrow(b_r, x_ptr, ROUND: tl.constexpr):
-    """r as float32; with ROUND, rounded to the dtype of x first."""
+    """r in float32; with ROUND, first rounded to the dtype of x."""
     if ROUND:
         b_r = b_r.to(x_ptr.dtype.element_ty)
     return b_r.to(tl.float32)
@@ -180,7 +183,7 @@ def summed_tile(
     x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
     VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of r, narrowed. Stores its column sums in row program_id(1) of share_ptr, if that is given."""
+    """A tile of r after `narrow`. If share_ptr is given, stores the tile's column sums in its row program_id(1)."""
     b_r = result(
         x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, i_m, i_n, m_m, m_n, n, offset,
         VALUE, SLOPE, GATED, WIDE,
@@ -209,7 +212,7 @@ def _amax_of(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The largest magnitude of each program's tiles of r."""
+    """Each program writes the largest magnitude of its tiles of r."""
     across = tl.cdiv(n, BLOCK_N)
     b_top = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for at in range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M) * across, tl.num_programs(0)):
@@ -228,7 +231,7 @@ def _cast_transposed(
     CAST: tl.constexpr, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of y = fp8(r * scale), of y^T, or both. scale_ptr: the scale, or PARTS partial amaxes."""
+    """Write a tile of y = fp8(r * scale), of y^T, or both. scale_ptr holds the scale, or PARTS partial amaxes."""
     if noop_set(noop_ptr):
         return
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -361,8 +364,8 @@ def put_blocks(
 ):
     """Store whole rows of y, rounded to the dtype of x, with block scales: MXFP8 if the scales are bytes, else 1x128.
 
-    i_m and m_m are [rows, 1]. The store is three-dimensional, because for a two-dimensional store the compiler would
-    use the layout of the bytes for the rows, and the norm would sum in another order than without quantization.
+    i_m and m_m are [rows, 1]. The store is three-dimensional: with two dimensions, the compiler would give the rows the
+    layout of the stored bytes, and the norm would sum in another order than without quantization.
     """
     ROWS: tl.constexpr = b_y.shape[0]
     SIZE: tl.constexpr = 32 if y_scale_ptr.dtype.element_ty == tl.uint8 else 128
@@ -400,13 +403,13 @@ def amax_of_tiles(dtype: torch.dtype) -> Tiles:
 
 @tunable("quant.turned")
 def transposed_tiles(dtype: torch.dtype) -> Tiles:
-    """64 elements per thread: 14 instructions per element on sm_90 (17 with 32 elements per thread)."""
+    """Each thread has 64 elements, which takes 14 instructions per element on sm_90; 32 elements would take 17."""
     return Tiles(256, BLOCK_M=128, BLOCK_N=128)
 
 
 @tunable("quant.blocks")
 def block_tiles(dtype: torch.dtype) -> Tiles:
-    """23 instructions per element on sm_90 for rows and columns (32 with 512 threads)."""
+    """For rows and columns this takes 23 instructions per element on sm_90; with 512 threads it would take 32."""
     return Tiles(256)
 
 
@@ -422,7 +425,10 @@ def mx_tiles(dtype: torch.dtype) -> Tiles:
 def tiled(
     kernel: Launcher, shape: Any, tiles: Tiles, block: tuple[int, int], numbers: Mapping[str, Any], **constants: Any
 ) -> Launch:
-    """A launch over tiles of `block` (rows, columns). Tiles of one row are adjacent, because they share cache lines."""
+    """A launch over tiles of `block` (rows, columns).
+
+    Consecutive programs have tiles side by side, which share cache lines.
+    """
     m, k = spec.matrix(shape)
     config = tiles.config(FULL=m % block[0] == 0 and k % block[1] == 0, **constants)
     return Launch(
@@ -438,7 +444,7 @@ PLAIN: dict[str, Any] = dict(VALUE=None, SLOPE=None, GATED=False, ROUND=False, W
 
 
 def normed(dtype: torch.dtype) -> dict[str, Any]:
-    """Constants for an r that is a norm of a tensor of this dtype, with known statistics."""
+    """The constants if r is a norm, with known statistics, of a tensor of this dtype."""
     return {**PLAIN, "ROUND": True, "WIDE": wide_of(dtype)}
 
 
@@ -451,7 +457,10 @@ def cast_launch(
     numbers: Mapping[str, Any],
     source: Mapping[str, Any] = PLAIN,
 ) -> Launch:
-    """Cast r with one scale; r is computed from tensors of `dtype`. With `parts`, `scale` holds partial amaxes."""
+    """Cast r with one scale; r is computed from tensors of `dtype`.
+
+    With `parts`, `scale` holds that many partial amaxes.
+    """
     tiles = transposed_tiles(dtype=dtype)
     constants: dict[str, Any] = dict(CAST=cast_of(fp8), LARGEST=spec.FP8_MAX[fp8], POW2=pow2, PARTS=parts, **source)
     return tiled(cast_transposed, shape, tiles, sides(tiles), numbers, **constants)

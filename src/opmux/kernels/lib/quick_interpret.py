@@ -2,8 +2,9 @@
 
 The stock interpreter spends most of its time on types, not numbers: it builds a table of all dtypes for each lookup,
 checks and formats the shape of a block for every value, lists the members of `tl` at every launch, and checks integers
-for overflow without using the result. This module caches the first three and skips the last. It replaces private names
-of Triton, as `interpret` does, whose self-test runs after this in the tests; a Triton without these names is unchanged.
+for overflow without using the result. This module caches the first three and skips the last. Like `interpret`, it
+replaces private names of Triton; a Triton without these names is left unchanged. The tests install it before they run
+the self-test of `interpret`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _installed = False
 
 
 def install() -> None:
-    """Fix and accelerate the interpreter of this process; further calls do nothing."""
+    """Correct and accelerate Triton's interpreter in this process; further calls do nothing."""
     global _installed
     if _installed or not _has_private_names():
         return
@@ -73,7 +74,7 @@ def _remember_shapes() -> None:
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
         sizes = [s.value if type(s) is core.constexpr else s for s in shape]
-        key = (*sizes, *map(type, sizes))  # types too: 8.0 == 8, but Triton rejects 8.0
+        key = (*sizes, *map(type, sizes))  # the types are part of the key: 8.0 == 8, but Triton rejects 8.0
         block = shapes.get(key)
         if block is None:
             stock(self, element_ty, shape)
@@ -108,7 +109,7 @@ def _leave_equal_shapes() -> None:
 
 
 def _remember_builtins() -> None:
-    """Cache which members of `tl` a launch replaces, and by what."""
+    """Cache which members of `tl` a launch replaces, and their replacements."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -122,14 +123,14 @@ def _remember_builtins() -> None:
             return
         members = [(name, m) for name, m in inspect.getmembers(package) if tl.core.is_builtin(m)]
         stock(package, builder, scope)
-        if members:  # empty if a running launch has replaced them already
+        if members:  # a launch that is running has replaced all members already: nothing to cache
             known[package] = [(name, member, getattr(package, name)) for name, member in members]
 
     interpreter._patch_builtin = patch
 
 
 def _leave_out_unused_checks() -> None:
-    """Skip the overflow check of integer sums and products, which recomputes them in int64 for debug mode only."""
+    """Skip the overflow check of integer sums and products, which recomputes them in int64: only debug mode uses it."""
     from triton.runtime import interpreter
 
     semantic = type(interpreter.interpreter_semantic)

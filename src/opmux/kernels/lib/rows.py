@@ -1,4 +1,4 @@
-"""Shared host code of kernels: evenly spaced rows, output specs, and numbers of programs."""
+"""Host code that kernels share: evenly spaced rows, output specs, and numbers of programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Rows:
-        """The rows of a tensor with `even_rows`."""
+        """The rows of a tensor for which `even_rows` is true."""
         n = x.shape[-1]
         if x.is_contiguous():
             return cls(x.numel() // n if n else x.shape[:-1].numel(), n)
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def even_rows(x: Tensor) -> bool:
-    """Whether rows are contiguous, evenly spaced and do not overlap. True for one half of [.., 2n]."""
+    """Whether rows are contiguous, evenly spaced and do not overlap: true, for example, for one half of [.., 2n]."""
     if x.is_contiguous():
         return True
     if x.dim() < 2 or x.stride(-1) != 1:
@@ -50,14 +50,17 @@ def packed(x: Tensor) -> Tensor:
 
 @triton.jit
 def inside(o, n, FULL: tl.constexpr):
-    """The mask o < n. FULL: a constant mask of true, so loads are unmasked; 15 % faster in latency-bound kernels."""
+    """The mask o < n.
+
+    FULL: the mask is constant and true, so loads are unmasked, which makes latency-bound kernels 15 % faster.
+    """
     if FULL:
         return tl.full(o.shape, 1, tl.int1)
     else:
         return o < n
 
 
-# Inductor's allocation function: half the host time of torch.empty. It is private, so it may be missing.
+# Inductor's allocation function takes half the host time of torch.empty. It is private, so it may be missing.
 empty_cuda: Callable[..., Tensor] | None = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None
 )
@@ -123,7 +126,7 @@ def fits(elements: int, dtype: torch.dtype) -> int:
 
 
 def cores(device: torch.device) -> int:
-    """The number of multiprocessors of a device; a guess if unknown."""
+    """The number of multiprocessors of a device, or a guess if it is unknown."""
     if device.type != "meta":
         return _cores(device)
     if not _compiling_only():
@@ -137,5 +140,5 @@ def _cores(device: torch.device) -> int:
 
 
 def programs(device: torch.device, count: int, per_core: int) -> int:
-    """The number of programs for a loop over the work: enough to fill the chip, at most `count`."""
+    """The number of programs that loop over `count` pieces of work: enough to fill the chip, at most `count`."""
     return max(1, min(count, cores(device) * per_core))

@@ -12,7 +12,7 @@ from .maths import div, libdevice, sqrt
 
 INF = tl.constexpr(
     float("inf")
-)  # NaN is INF - INF: Triton compares globals of nested functions, and NaN is never equal
+)  # write NaN as INF - INF: Triton compares globals of nested functions, and NaN never equals itself
 PI = tl.constexpr(3.141592653589793)
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -119,7 +119,7 @@ def spherical_bessel_j0(x):
 
 @triton.jit
 def _scaled_far(x, MU: tl.constexpr):
-    """exp(-x) I(x) for large x: asymptotic series of the Bessel function of order sqrt(MU) / 2."""
+    """exp(-x) I(x) for large x, where I is the Bessel function of order sqrt(MU) / 2: its asymptotic series."""
     t = div(1.0, 8 * x)
     total = tl.full([], 1.0, x.dtype)
     term = total
@@ -159,7 +159,7 @@ def _chebyshev(x, COEFFICIENTS: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def k0(x, SCALED: tl.constexpr = False):
-    """The modified Bessel function K0; SCALED: times exp(x)."""
+    """The modified Bessel function K0; SCALED: multiplied by exp(x)."""
     a = tl.where(x <= 2, x, 1.0)
     near = _chebyshev(a * a - 2, K0_NEAR, 10) - libdevice.log(0.5 * a) * libdevice.cyl_bessel_i0(a)
     b = tl.where(x > 2, x, 2.0)
@@ -170,7 +170,7 @@ def k0(x, SCALED: tl.constexpr = False):
 
 @triton.jit
 def k1(x, SCALED: tl.constexpr = False):
-    """The modified Bessel function K1; SCALED: times exp(x)."""
+    """The modified Bessel function K1; SCALED: multiplied by exp(x)."""
     a = tl.where(x <= 2, x, 1.0)
     near = libdevice.log(0.5 * a) * libdevice.cyl_bessel_i1(a) + div(_chebyshev(a * a - 2, K1_NEAR, 11), a)
     b = tl.where(x > 2, x, 2.0)
@@ -191,8 +191,8 @@ def scaled_k1(x):
 
 @triton.jit
 def digamma(x):
-    """Recurrence psi(x + 1) = psi(x) + 1/x up to 10, then the asymptotic series; reflection for x < 0."""
-    whole = libdevice.rint(x)  # nearest integer: x - whole is exact
+    """Raise x to 10 by psi(x + 1) = psi(x) + 1/x, then use the asymptotic series; x < 0 is reflected."""
+    whole = libdevice.rint(x)  # the nearest integer, so that x - whole is exact
     reflected = (x < 0) & (x != whole)
     a = tl.where(reflected, 1 - x, x)
     total = tl.full([], 0.0, x.dtype)
@@ -207,7 +207,8 @@ def digamma(x):
     y = total + libdevice.log(a) - div(0.5, a) - series * t
     y = tl.where(reflected, y - div(PI, libdevice.tan((x - whole) * PI)), y)
     y = tl.where((x < 0) & (x == whole), INF - INF, y)
-    y = tl.where(x == 0, -libdevice.copysign(tl.full([], INF, x.dtype), x), y)  # not -x: Triton computes 0 - 0 = +0
+    # -x would give +0: Triton computes 0 - x
+    y = tl.where(x == 0, -libdevice.copysign(tl.full([], INF, x.dtype), x), y)
     return tl.where(x == INF, INF, y)
 
 
@@ -232,12 +233,15 @@ def _zeta_above(x, q):
 
 @triton.jit
 def zeta(x, q):
-    """Hurwitz zeta. For q < 0 and integer x, terms with negative and with positive base are summed separately."""
+    """Hurwitz zeta.
+
+    For q < 0 and integer x, terms with a negative base and those with a positive base are summed separately.
+    """
     x, q = tl.broadcast(x, q)
     whole = tl.floor(q)
     y = _zeta_above(x, tl.where(q > 0, q, 1.0))
     if tl.min(q) < 0:
-        f = whole + 1 - q  # the largest negative base is -f
+        f = whole + 1 - q  # the negative base that is nearest to 0 is -f
         f = tl.where((q < 0) & (f > 0) & (f < 1), f, 0.5)
         left = _zeta_above(x, f) - _zeta_above(x, tl.where(q < 0, 1 - q, 1.0))
         left = tl.where(libdevice.fmod(x, tl.full([], 2.0, x.dtype)) == 1, -left, left)
@@ -267,7 +271,7 @@ def polygamma(n: tl.constexpr, x):
 
 @triton.jit
 def _trigamma(x):
-    """Recurrence up to 10, then the asymptotic series; reflection for x < 1/2."""
+    """Raise x to 10 by the recurrence, then use the asymptotic series; x < 1/2 is reflected."""
     reflected = x < 0.5
     a = tl.where(reflected, 1 - x, x)
     total = tl.full([], 0.0, x.dtype)
@@ -292,7 +296,7 @@ def mvlgamma(x, p: tl.constexpr):
     return y
 
 
-MOST_TERMS = tl.constexpr(20000)  # terms of a series; enough for a close to x, up to a million
+MOST_TERMS = tl.constexpr(20000)  # limit of the terms of a series: enough if a is close to x and at most a million
 # B(2k) / (2k (2k - 1)), for Stirling's series
 STIRLING = tl.constexpr((1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156))
 
@@ -304,7 +308,7 @@ def _epsilon(x):
 
 @triton.jit
 def _gamma_density(a, x):
-    """x^a exp(-x) / gamma(a); for large a with Stirling's series, because the exponents would cancel."""
+    """x^a exp(-x) / gamma(a). For large a it uses Stirling's series, because the exponents would cancel."""
     near = libdevice.exp(a * libdevice.log(x) - x - libdevice.lgamma(a))
     b = tl.where(a > 10, a, 10.0)
     t = div(1.0, b)
@@ -318,7 +322,7 @@ def _gamma_density(a, x):
 
 @triton.jit
 def _lower_series(a, x):
-    """Lower incomplete gamma divided by `_gamma_density`: sum of x^k / (a (a + 1) .. (a + k))."""
+    """The lower incomplete gamma divided by `_gamma_density`: the sum of x^k / (a (a + 1) .. (a + k))."""
     term = div(1.0, a)
     total = term
     k = 0
@@ -334,7 +338,7 @@ def _lower_series(a, x):
 
 @triton.jit
 def _upper_fraction(a, x):
-    """Upper incomplete gamma divided by `_gamma_density`: Legendre's continued fraction by Lentz's method."""
+    """The upper incomplete gamma divided by `_gamma_density`: Legendre's continued fraction by Lentz's method."""
     tiny: tl.constexpr = 1e-30
     b = x + 1 - a
     c = tl.full([], 1.0 / tiny, x.dtype) + x * 0
@@ -353,7 +357,8 @@ def _upper_fraction(a, x):
             c = b + div(up, c)
             c = tl.where(tl.abs(c) < tiny, tiny, c)
             step = c * d
-            step = tl.where(tl.abs(step - 1) < 4 * _epsilon(x), 1.0, step)  # rounding errors would prevent convergence
+            # otherwise rounding errors would prevent convergence
+            step = tl.where(tl.abs(step - 1) < 4 * _epsilon(x), 1.0, step)
             y *= step
         more = tl.max((step != 1).to(tl.int32))
     return y
@@ -361,7 +366,7 @@ def _upper_fraction(a, x):
 
 @triton.jit
 def _upper_near(a, x):
-    """Regularized upper incomplete gamma for x < 1; no cancellation for small a."""
+    """The regularized upper incomplete gamma function for x < 1, without cancellation for small a."""
     total = tl.full([], 0.0, x.dtype) + x * 0
     power = total + 1
     for k in tl.static_range(1, 20):
@@ -537,9 +542,9 @@ def airy_ai(x):
 
 @triton.jit
 def _polynomial(x, n, first, KIND: tl.constexpr, closed, value):
-    """The polynomial of degree n, by the recurrence KIND from 1 and `first`; `value` where `closed`.
+    """The polynomial of degree n: `value` where `closed`, elsewhere by the recurrence KIND, from 1 and `first`.
 
-    As in ATen, elements stop as soon as they are NaN.
+    As in ATen, the recurrence of an element stops as soon as it is NaN.
     """
     p = tl.full([], 1.0, x.dtype) + x * 0
     q = first
@@ -568,7 +573,10 @@ def _polynomial(x, n, first, KIND: tl.constexpr, closed, value):
 
 @triton.jit
 def _chebyshev_of(x, n, KIND: tl.constexpr, BEYOND: tl.constexpr):
-    """Chebyshev polynomials of kinds t, u, v and w. Above degree BEYOND, from acos(x) if |x| < 1."""
+    """Chebyshev polynomials of kinds t, u, v and w.
+
+    Above degree BEYOND and for |x| < 1, they are computed from acos(x).
+    """
     x, n = tl.broadcast(x, n)
     n = n.to(tl.int64)
     order = n.to(x.dtype)

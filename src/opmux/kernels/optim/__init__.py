@@ -1,4 +1,4 @@
-"""tex's optimizer kernels: one launch for all tensors of the lists; two for a capturable step, three for a norm."""
+"""tex's optimizers over lists of tensors: one launch for all tensors; two for a capturable step, three for a norm."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _checked: dict[Any, None] = keep({})
 
 
 def _check_key(value: Any) -> Any:
-    """What a check depends on: a float's type, an int's value up to 2, a tensor's dtype, shape and device."""
+    """What the check of an argument depends on: a float's type, min(int, 2), or a tensor's dtype, shape and device."""
     kind = type(value)
     if kind is float:
         return kind
@@ -56,8 +56,8 @@ def _check_key(value: Any) -> Any:
 def check(op: str, *args: Any) -> None:
     """Raise BadArgument if an argument is invalid. `args`: all arguments except tensor_lists, in order.
 
-    Numbers change at every step. So arguments with the same `_check_key` as earlier ones are not checked again: the
-    lookup takes a third of the time of a check.
+    Numbers change at every step. So arguments with the same `_check_key` as earlier ones are not checked again: looking
+    up the key takes a third of the time of a check.
     """
     key = (op, *map(_check_key, args))
     if key in _checked:
@@ -115,7 +115,7 @@ def _norm(
         each = OutputSpec.of((n,), torch.float32).empty(flag)
         third(sums, flag, norm, each)
         return norm, each
-    third(sums, flag, norm, sums)  # norms per tensor are not requested: their values overwrite the sums of squares
+    third(sums, flag, norm, sums)  # norms per tensor were not requested: their values may overwrite the sums of squares
     return norm, NONE.empty(flag)
 
 
@@ -156,7 +156,7 @@ def multi_tensor_unscale_l2norm(
 def _adam(
     op: str, lists: Any, flag: Tensor, options: spec.Adam, weights_in: str, held: Tensor | None = None, fp8: Any = None
 ) -> None:
-    """One step on all tensors. `weights_in`: where the weights are stored: parameter, master or remainder."""
+    """One step on all tensors. `weights_in`: whether the weights are stored as parameter, master or remainder."""
     lr, inv_c1, inv_c2 = 0.0, 1.0, 1.0
     if held is None:
         c1, c2 = options.corrections()

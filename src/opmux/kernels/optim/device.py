@@ -32,7 +32,7 @@ def norms(square_ptr, flag_ptr, norm_ptr, each_ptr, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def joined(high, low):
-    """The bits of a float32, from `high`, bfloat16 bits that were rounded to nearest, and the lower 16 bits."""
+    """The bits of a float32, from its lower 16 bits and `high`, the float32 rounded to the nearest bfloat16."""
     return ((high.to(tl.int32) - (low < 0).to(tl.int32)) << 16) | (low.to(tl.int32) & 0xFFFF)
 
 
@@ -100,7 +100,10 @@ def adam(
     L2: tl.constexpr, WEIGHTS_IN: tl.constexpr, CAST: tl.constexpr, LISTS: tl.constexpr, G: tl.constexpr,
     P: tl.constexpr, S: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One step. If `held_ptr` is given, it holds the numbers that `hold` computed; else they are launch arguments."""
+    """One step.
+
+    The step's numbers are launch arguments or, if `held_ptr` is given, in memory, where `hold` has written them.
+    """
     at, start, n, whole = chunk_of_program(table_ptr, chunk_ptr, LISTS, BLOCK)
     inv_scale = 1.0
     HELD: tl.constexpr = held_ptr is not None
@@ -123,7 +126,7 @@ def adam(
 
 
 def hold(flag_ptr, lr_ptr, step_ptr, scale_ptr, held_ptr, log1: tl.float64, log2: tl.float64, CORRECT: tl.constexpr):
-    """Compute once the values that a capturable step needs from device numbers; in float32, 1 - 0.999 loses digits."""
+    """Compute the numbers of a capturable step once, from values on the device; in float32, 1 - 0.999 loses digits."""
     tl.store(held_ptr, tl.load(lr_ptr))
     inv_c1 = 1.0
     inv_c2 = 1.0

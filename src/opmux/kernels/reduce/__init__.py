@@ -1,12 +1,13 @@
-"""Reductions: each op is a row of `OPS`. Four kernels serve all ops, and a fifth their gradients.
+"""Reductions: each op is an entry of `OPS`. Four kernels serve all ops, and a fifth serves their gradients.
 
-A tensor is viewed as (kept, reduced) with the fastest dimension last. `_rows` holds whole rows in registers. `_pieces`
-loops over a long row, or over a plane: distant rows that are reduced together. `_columns` loops down columns. If there
-are too few results to fill the chip, programs write partial results, which `_finish` combines in a fixed order, so that
-results are deterministic. x is read once.
+A tensor is viewed as a matrix of kept and reduced dimensions; the one with adjacent elements is the last. If that one
+is reduced, `_rows` holds whole rows in registers, and `_pieces` loops over a long row, or over a plane: distant rows
+that are reduced together. If it is kept, `_columns` loops down columns. If there are too few results to fill the chip,
+programs write partial results, which `_finish` combines in a fixed order, so that results are deterministic. x is read
+once.
 
-Gradients that need one pass over x have a kernel. Those that only broadcast a number, or compare for equality, are left
-to torch.
+Gradients that need one pass over x have a kernel. Gradients that only broadcast a number, or compare for equality, are
+left to torch.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ spread = Launcher(device._spread, sizes="")
 
 
 class ReductionForm(NamedTuple):
-    """How elements become pairs (`lift`), are added to pairs (`step`), and how lanes are combined (`settle`).
+    """How the pair (a, b) of a lane is made from an element (`lift`), updated by an element (`step`), and combined over
+    lanes (`settle`).
 
-    `start` names the value of an empty lane; see `limit`.
+    `start` names the value of a lane without elements: see `limit`.
     """
 
     lift: Any
     step: Any
     settle: Any
     start: str
-    side: str = ""  # b: unused, an "index", or a "value"
-    shift: bool = False  # elements are relative to a first element or mean
+    side: str = ""  # what b is: "" (unused), "index" or "value"
+    shift: bool = False  # whether elements are taken relative to a first element or a mean
 
 
 FORMS = {
@@ -69,7 +71,7 @@ FORMS = {
 
 
 class Op(NamedTuple):
-    """A reduction: how elements are mapped, how they are combined, and what is returned."""
+    """A reduction: how elements are mapped, how they are combined (`form`), and what is returned (`give`)."""
 
     form: str
     give: Any
@@ -111,7 +113,7 @@ OF_TL = {v: k for k, v in TL.items() if k is not torch.bool}
 
 
 def limit(name: str, dtype: torch.dtype) -> float | int:
-    """The neutral element of this name."""
+    """The neutral element that `name` stands for."""
     if name in ("zero", "one"):
         return ("zero", "one").index(name)
     if dtype.is_floating_point:
@@ -122,7 +124,7 @@ def limit(name: str, dtype: torch.dtype) -> float | int:
 
 
 class ReductionDtypes(NamedTuple):
-    """The dtypes of a cast element, of a mapped element, of a lane, and of the combined lanes."""
+    """The dtypes of an element after the cast (cast) and the map (work), of a lane, and of the combined lanes (sum)."""
 
     cast: tl.dtype
     work: tl.dtype
@@ -155,7 +157,7 @@ FEW = 256  # fewer programs than this do not fill a chip
 
 @tunable("reduce.rows", free="BLOCK_M BLOCK_N")
 def row_tiles(n: int, rows: int, dtype: torch.dtype, pair: bool, moments: bool) -> Tiles:
-    """Whole rows in registers. If BLOCK_N < n, a program handles one row, in pieces."""
+    """Programs hold whole rows in registers; but if BLOCK_N < n, a program reads one row in pieces."""
     block = triton.next_power_of_2(n)
     held = fits(16384 if pair or moments else 32768, dtype)
     if rows < FEW:
@@ -170,13 +172,13 @@ def row_tiles(n: int, rows: int, dtype: torch.dtype, pair: bool, moments: bool) 
 
 @tunable("reduce.shares", free="BLOCK_N")
 def share_tiles(n: int, dtype: torch.dtype, pair: bool) -> Tiles:
-    """Pieces of a row that several programs share."""
+    """Several programs share a row, in pieces."""
     return Tiles(256 if pair else 512, BLOCK_N=fits(4096 if pair else 8192, dtype))
 
 
 @tunable("reduce.planes", free="BLOCK_M BLOCK_N")
 def plane_tiles(rows: int, n: int, dtype: torch.dtype) -> Tiles:
-    """Planes: distant rows that become one result."""
+    """Tiles of planes: distant rows that are reduced to one result."""
     block = min(triton.next_power_of_2(n), fits(4096, dtype))
     many = min(triton.next_power_of_2(rows), fits(4096, dtype) // block)
     return Tiles(min(256, max(32, many * block // 16)), BLOCK_M=many, BLOCK_N=block)
@@ -184,7 +186,10 @@ def plane_tiles(rows: int, n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("reduce.columns", free="BLOCK_M BLOCK_N")
 def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool, moments: bool) -> Tiles:
-    """256 bytes of a row at a time. With few programs, or for moments, more rows per tile, for more loads in flight."""
+    """A tile is 256 bytes wide.
+
+    It has more rows for moments, or if there are few programs: then more loads are in flight.
+    """
     line = 256 // max(dtype.itemsize, 2)
     down = triton.next_power_of_2(rows)
     few = outer * -(-n // line) < FEW and rows > 64
@@ -197,20 +202,20 @@ def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool, 
 
 @tunable("reduce.finish", free="BLOCK_N")
 def finish_tiles(parts: int, n: int) -> Tiles:
-    """All parts of some results. One compiled kernel serves up to 16 parts."""
+    """A program combines all parts of some results. One compiled kernel serves up to 16 parts."""
     down = max(16, triton.next_power_of_2(parts))
     block = max(1, min(triton.next_power_of_2(n), 4096 // down, 64))
     return Tiles(min(512, max(32, down * block // 8)), BLOCK_M=down, BLOCK_N=block)
 
 
-MOST_PARTS = 1024  # most parts that a program combines at once
+MOST_PARTS = 1024  # at most this many parts, because one program combines all of them at once
 
 
 def split(blocks: int, programs: int, least: int, per_core: int, chip: torch.device) -> int:
-    """The number of parts to cut `blocks` into, so that parts * `programs` fill the chip.
+    """The number of parts into which to split `blocks`, so that parts * `programs` fill the chip.
 
     1 if there is enough work already, or too little for a second kernel to pay off. A core runs `per_core` programs at
-    once; choose few waves, the last of which is nearly full.
+    once. The number is chosen for few waves, with the last wave nearly full.
     """
     full = cores(chip)
     if programs >= 2 * full or blocks <= least:
@@ -229,11 +234,11 @@ def split(blocks: int, programs: int, least: int, per_core: int, chip: torch.dev
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
-Dim = int | list[int] | None  # or a tuple
+Dim = int | list[int] | None  # may also be a tuple
 
 
 class Pass(NamedTuple):
-    """The launch that reads x: its kernel, grid and numbers; `parts` programs share a result."""
+    """The launch that reads x: its kernel, grid and numbers. `parts`: how many programs share a result."""
 
     kernel: Launcher
     tiles: Tiles
@@ -256,7 +261,7 @@ class Task(NamedTuple):
     extra: float
 
     def config(self, kernel: Launcher, tiles: Tiles, **more: Any) -> Any:
-        """The config of a kernel: tiles, constants of the layout (`more`), and the op's constants that it takes."""
+        """The config of a kernel: tiles, constants of the layout (`more`), and those of the op that the kernel has."""
         form, types = self.form, self.types
         known = dict(
             MAP=self.op.map,
@@ -278,7 +283,7 @@ class Task(NamedTuple):
         return tiles.config(**constants, **more)
 
     def fill(self) -> float | int:
-        """The value of masked elements, which has no effect after it is mapped."""
+        """The value of masked elements: after the map, it does not change the result."""
         start = self.form.start
         if self.op is POWER:
             return 0.0 if self.extra > 0 else math.inf
@@ -287,7 +292,7 @@ class Task(NamedTuple):
         return limit(start, self.x.dtype)
 
     def plan(self, makes: Mapping[str, OutputSpec]) -> Plan:
-        """The launches that write the results; or launches that write parts, and one that combines them."""
+        """The plan: one launch that writes the results, or one that writes parts and one that combines them."""
         over = self.columns() if self.view.columns else self.rows()
         order = self.view.copied
         before = {} if order is None else {"x": lambda x: x.permute(order).contiguous()}
@@ -311,13 +316,13 @@ class Task(NamedTuple):
         return Plan({**makes, **held}, steps, before=before)
 
     def rows(self) -> Pass:
-        """The launch if the fastest dimension is reduced."""
+        """The launch if the dimension with adjacent elements is reduced."""
         (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
         dtype, n, out = self.x.dtype, r_1.size, self.view.outputs
         if r_0.size > 1:
             return self.pieces(plane_tiles(rows=r_0.size, n=n, dtype=dtype), planes=True)
         pair = self.form.side != ""
-        # Moments take one value per lane in registers, and two in pieces.
+        # For moments, a lane has one value if rows are in registers, and two if they are read in pieces.
         moments = self.form.shift
         tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=pair and not moments, moments=moments)
         if tiles["BLOCK_N"] < n:
@@ -342,7 +347,7 @@ class Task(NamedTuple):
         if parts > 1 and not planes:
             tiles = share_tiles(n=n, dtype=self.x.dtype, pair=self.form.side != "")
             parts = split(blocks(), out, 1, 3, chip)
-        if not planes:  # BLOCK_M is only for whole rows
+        if not planes:  # the BLOCK_M of `tiles` is meant for whole rows
             tiles = Tiles(tiles.threads, tiles.stages, BLOCK_M=1, BLOCK_N=tiles["BLOCK_N"])
         chunk = -(-blocks() // parts)
         per = self._per_access(tiles, n, r_1, k_0, k_1, r_0)
@@ -364,7 +369,7 @@ class Task(NamedTuple):
         return Pass(pieces, tiles, out, numbers, layout, parts, part)
 
     def columns(self) -> Pass:
-        """The launch if the fastest dimension is kept."""
+        """The launch if the dimension with adjacent elements is kept."""
         (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
         n, down, outer = k_1.size, self.view.elements, k_0.size
         pair, moments = self.form.side != "", self.form.shift
@@ -385,7 +390,8 @@ class Task(NamedTuple):
             chunk=chunk,
             outer=outer,
         )
-        # H200, sum of halves: 76 us with it, 93 us without. Moments have larger tiles instead. Not measured in float32.
+        # AHEAD makes a sum of 16-bit floats take 76 us instead of 93 (H200). Moments have larger tiles instead. Not
+        # measured in float32.
         ahead = (pair or self.x.dtype.itemsize <= 2) and not moments
         layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=k_1.stride == 1, LOOP=chunk > 1, AHEAD=ahead)
         return Pass(columns, tiles, programs, numbers, layout, parts, chunk * tiles["BLOCK_M"])
@@ -405,7 +411,7 @@ def _reduced(
     gives = (asked.gives, torch.int64 if op.give is device.give_both else asked.gives)[: op.outs]
     makes = {out: OutputSpec.of(shape, g) for out, g in zip(getattr(spec, name).spec.out, gives, strict=True)}
     if not math.prod(shape) or not asked.n:
-        value = spec.RULES[name].empty or 0  # the result for no elements
+        value = spec.RULES[name].empty or 0  # the result of reducing no elements
         return Plan(makes, after=dict.fromkeys(makes, lambda y: y.fill_(value)))
     decline(name, asked, extra, x, op)
     form = FORMS[op.form]
@@ -430,7 +436,7 @@ def decline(name: str, asked: spec.ReductionCall, extra: float, x: Tensor, op: O
 
 @tunable("reduce.spread", free="BLOCK_M BLOCK_N")
 def spread_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """16 elements per thread, along rows as far as possible."""
+    """Each thread has 16 elements, along a row as far as possible."""
     block = min(triton.next_power_of_2(n), 2048)
     return Tiles(128, BLOCK_M=max(1, fits(2048, dtype) // block), BLOCK_N=block)
 
@@ -447,7 +453,8 @@ NORM_SLOPES = {1: device.slope_size, 2: device.slope_root}
 
 
 def _gradient(name: str, x: Tensor, dim: Dim, extra: float, names: Mapping[str, str], *per: Tensor) -> Plan:
-    """dx of an op that needs one pass over x. `names`: the op's names for g, h and y, the tensors in `per`.
+    """dx of an op that needs one pass over x. `names`: what the op calls the kernel's g, h and y; `per` has these
+    tensors.
 
     If the kernel cannot read x in place, x is copied first, with the reduced dimensions last.
     """
@@ -492,7 +499,7 @@ def decline_back(name: str, extra: float, x: Tensor, per: tuple[Tensor, ...]) ->
 
 
 def whole(number: float) -> float | int:
-    """An int if the number is integral, because float arguments of a kernel have 32 bits."""
+    """The number as an int if it is integral, because float arguments of a kernel have 32 bits."""
     return int(number) if float(number).is_integer() and abs(number) < 2**31 else float(number)
 
 

@@ -12,7 +12,7 @@ from triton.language.extra import libdevice
 
 from ..lib.interpret import interpreting
 
-# The interpreter runs our combine functions element by element in Python, so there built-in functions are used instead.
+# The interpreter runs our combine functions element by element in Python, so there built-in functions take their place.
 FUSED = tl.constexpr(not interpreting())
 LAST_32 = tl.constexpr(2**31 - 1)
 LAST_64 = tl.constexpr(2**63 - 1)
@@ -115,7 +115,7 @@ def step_first_least(a, b, x, m, at, inv):
 
 @triton.jit
 def step_exps(a, b, x, m, at, inv):
-    """Takes one exponential per element. If both are the same infinity, their difference would be NaN."""
+    """Needs one exponential per element. Two equal infinities are a separate case: their difference would be NaN."""
     d = tl.where(x == a, 0.0, x - a)
     e = tl.exp(-tl.abs(d))
     return tl.where(d > 0, x, a), tl.where(d > 0, b * e + 1.0, b + e)
@@ -203,7 +203,7 @@ def settle_least(a, b, k, n, axis: tl.constexpr):
 
 @triton.jit
 def _first(a, b, y, axis: tl.constexpr):
-    """The first index where a is y, which may be NaN."""
+    """The first index at which a equals y; y may be NaN."""
     y = tl.expand_dims(y, axis)
     hit = (a == y) | ((a != a) & (y != y))
     if b.dtype == tl.int32:
@@ -316,7 +316,7 @@ def _load(p, m, extra, MAP: tl.constexpr, FILL: tl.constexpr, CAST: tl.constexpr
 
 @triton.jit
 def _split(i, d, s_0, s_1, UNIT: tl.constexpr, TWO: tl.constexpr):
-    """The offset of index i in two nested dimensions (TWO; then i fits in 32 bits), or in one dimension."""
+    """The offset of index i in one dimension or, with TWO, in two nested ones (then i fits in 32 bits)."""
     if TWO:
         q = i.to(tl.int32) // d
         return q.to(tl.int64) * (s_0.to(tl.int64) * UNIT) + (i.to(tl.int32) - q * d).to(tl.int64) * (
@@ -344,7 +344,7 @@ def _rows(
     FILL: tl.constexpr, CAST: tl.constexpr, WORK: tl.constexpr, LANE: tl.constexpr, SUM: tl.constexpr,
     UNIT: tl.constexpr, TWO: tl.constexpr, DENSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows in registers."""
+    """A program holds whole rows in registers."""
     first = tl.program_id(0).to(tl.int64) * BLOCK_M
     i_m = first + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
@@ -353,7 +353,7 @@ def _rows(
     x_ptr += _split(i_m, k_1, s_0, s_1, UNIT, TWO)
     p = x_ptr + (o_n if DENSE else o_n * s_n.to(tl.int64))
     b_x = _load(p, m, extra, MAP, FILL, CAST, WORK).to(LANE)
-    if SHIFT:  # two passes over registers: first the mean, then the squares about it
+    if SHIFT:  # two passes over the registers: the mean, then the squares of the differences from it
         a = tl.sum(b_x, 1) / count.to(LANE)
         b_x = tl.where(m, b_x - a[:, None], 0.0)
         b = tl.sum(b_x * b_x, 1)
@@ -374,8 +374,8 @@ def _pieces(
 ):  # fmt: skip
     """One result per program, or with SHARES a part of one result: `chunk` blocks of a row, or of the rows of a plane.
 
-    AHEAD: load the next block while this one is computed. Used for pairs: they take so many registers that a core runs
-    too few programs to hide the loads.
+    AHEAD: load the next block while this one is computed. Used if lanes hold pairs: these take so many registers that a
+    core runs too few programs to hide the loads.
     """
     out = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1).to(tl.int64)
@@ -414,7 +414,7 @@ def _pieces(
         x_ptr += first * step_x
         if SHIFT:
             # Shift by the mean of the first block. If that block is 1/f of the row, its mean is at most sqrt(f)
-            # deviations from the mean of the row, so the squares lose at most a factor f.
+            # standard deviations from the row's mean, so the error of the squares grows at most by a factor f.
             b_x = _load(x_ptr + o_x, o_n < left, extra, MAP, FILL, CAST, WORK).to(LANE)
             c = tl.sum(tl.reshape(b_x, [BLOCK_M * BLOCK_N]), 0) / tl.minimum(left, BLOCK_N).to(LANE)
             c = tl.where(tl.abs(c) < float("inf"), c, 0.0)
@@ -463,7 +463,7 @@ def _columns(
     UNIT: tl.constexpr, TWO: tl.constexpr, DENSE: tl.constexpr, LOOP: tl.constexpr, SHARES: tl.constexpr,
     AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of columns, down all rows, or with SHARES down `chunk` blocks of rows; AHEAD as in `_pieces`."""
+    """Reduce a block of columns over all rows, or with SHARES over `chunk` blocks of rows; AHEAD as in `_pieces`."""
     tiles = tl.cdiv(n * UNIT, BLOCK_N)
     i_k = (tl.program_id(0) // tiles).to(tl.int64)
     part = tl.program_id(1).to(tl.int64)
@@ -584,7 +584,7 @@ def slope_std(x, g, y, mean, n, extra):
 
 @triton.jit
 def _one_of(p, o, m, like):
-    """One number per group; 0 if there are no numbers."""
+    """Load one number per group; 0 if there is no pointer."""
     if p is None:
         return tl.zeros_like(like)
     else:

@@ -1,4 +1,4 @@
-"""The layout of a tensor for a reduction: two kept and two reduced dimensions, and which of these is the fastest."""
+"""The layout of a tensor for a reduction: two kept and two reduced dimensions, one of them with adjacent elements."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ class Level(NamedTuple):
 
 
 ONE = Level(1, 0)
-SMALL = 2**30  # smaller indices fit in 32 bits, even rounded up to whole blocks
+SMALL = 2**30  # indices below this fit in 32 bits, even if rounded up to whole blocks
 
 
 class View(NamedTuple):
-    """Elements of x by (kept outer, kept inner, reduced outer, reduced inner); results in the order of the kept
-    dimensions.
+    """Elements of x are indexed by (outer kept, inner kept, outer reduced, inner reduced); results have the order of
+    the kept dimensions.
 
-    `columns`: the inner kept dimension is the fastest; otherwise the inner reduced one is, and rows are reduced.
+    `columns`: the inner kept dimension has the smallest stride, so columns are reduced; otherwise the inner reduced one
+    has it, and rows are reduced.
     """
 
     columns: bool
     kept: tuple[Level, Level]
     reduced: tuple[Level, Level]
-    copied: tuple[int, ...] | None = None  # the order in which to copy x first, if the kernels cannot read it in place
+    # if kernels cannot read x in place: the order of dimensions in which x is copied first
+    copied: tuple[int, ...] | None = None
 
     @property
     def outputs(self) -> int:
@@ -74,7 +76,7 @@ def fits(kept: list[Level], reduced: list[Level], in_order: bool) -> bool:
     if len(kept) > 2 or len(reduced) > (1 if in_order else 2):
         return False
     if len(kept) == 2:
-        # The outer kept dimension is the fastest: different programs would read neighbouring elements.
+        # If the outer kept dimension has the smallest stride, different programs would read neighbouring elements.
         fast = kept[0].stride
         if 0 < fast < kept[1].stride and fast < min((r.stride for r in reduced), default=fast + 1):
             return False
@@ -91,10 +93,11 @@ def by_columns(kept: list[Level], reduced: list[Level]) -> bool:
 
 
 def unit(n: int, *strides: int, itemsize: int) -> int:
-    """The widest possible load, in elements: the largest power of two that divides all numbers, up to 16 bytes.
+    """The elements of the widest possible load: the largest power of two that divides n and all strides, up to 16
+    bytes.
 
-    1 for a length that does not fit in 32 bits: the kernel would get the quotient in 32 bits, and multiply it in 32
-    bits.
+    For an n that does not fit in 32 bits it is 1: otherwise the kernel would get n / width in 32 bits, and multiply it
+    in 32 bits.
     """
     width = max(1, 16 // itemsize) if n < 2**31 else 1
     for size in (n, *strides):

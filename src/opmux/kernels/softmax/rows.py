@@ -23,16 +23,16 @@ from ..lib.rows import OutputSpec, inside, wide_of
 
 @triton.jit
 def add_piece(b_top, b_sum, b_x):
-    """The running max and the sum of exp(x - max) in each lane, after one more piece of the row."""
+    """Update each lane's running max, and its sum of exp(x - max), with one more piece of the row."""
     b_new = tl.maximum(b_top, b_x, propagate_nan=tl.PropagateNan.ALL)
-    # If all elements so far are -inf, there is nothing to rescale, and -inf - -inf would be NaN.
+    # If all elements so far are -inf, there is no sum to rescale, and -inf - -inf would be NaN.
     b_old = tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - b_new))
     return b_new, b_old + tl.where(b_x == -float("inf"), 0.0, tl.exp(b_x - b_new))
 
 
 @triton.jit
 def merge_lanes(b_top, b_sum):
-    """The max of the row and the sum of exp(x - max), from those of each lane."""
+    """Combine the lanes' max and sum to the row's max and sum of exp(x - max)."""
     top = tl.max(b_top, 0)
     return top, tl.sum(tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - top)), 0)
 
@@ -61,7 +61,7 @@ def _fwd(
 
 
 def _fwd_pieces(x_ptr, y_ptr, x_stride, n_rows, n, LOG: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pass 1: max and sum; pass 2 rereads the row from L2."""
+    """Pass 1 computes max and sum; pass 2 reads the row again, from L2."""
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     x_ptr += row * x_stride
@@ -134,7 +134,7 @@ def _bwd_pieces(
 def _finish(b_x, y_ptr, exchange_ptr, n, o_n, m, member, LOG: tl.constexpr, GROUP: tl.constexpr):
     """Compute and store the softmax of a loaded row, or of this program's part of a shared row."""
     top = tl.max(b_x, 0)
-    b_e = tl.exp(b_x - tl.where(top == -float("inf"), 0.0, top))  # zeros, not NaN, if all are -inf
+    b_e = tl.exp(b_x - tl.where(top == -float("inf"), 0.0, top))  # all are 0, not NaN, if all x are -inf
     total = tl.sum(b_e, 0)
     highest = top
     if GROUP > 1:
@@ -164,7 +164,7 @@ def _fwd_cooperative(
     STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Long rows. A group of programs holds one row in registers, and loads the next row meanwhile.
+    """Long rows. A group of programs holds one row in registers while it loads the next row.
 
     A group of one program loads the next row to shared memory, STAGES ahead, because it has no registers left.
     """
@@ -228,14 +228,14 @@ bwd = Launcher(_bwd, sizes="dy_stride y_stride n")
 bwd_pieces = Launcher(_bwd_pieces, sizes="dy_stride y_stride n")
 
 
-# More 16-bit columns than this: programs share a row if they can cooperate.
+# Rows of more 16-bit columns than this are shared by programs, if these can cooperate.
 COOPERATIVE_FROM, COOPERATIVE_FROM_BWD = 16384, 32768
-LONGEST = {1: 32768, 2: 32768, 4: 16384, 8: 8192}  # most columns that one program holds in registers, by itemsize
+LONGEST = {1: 32768, 2: 32768, 4: 16384, 8: 8192}  # itemsize -> how many columns one program can hold in registers
 
 
 @tunable("softmax.rows")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Whole rows in registers."""
+    """A program holds whole rows in registers."""
     block = max(triton.next_power_of_2(n), 16)
     rows = 1 if block > 4096 else 2 if block >= 2048 else 4096 // block
     return Tiles(min(512, max(128, rows * block // 32)), BLOCK_M=rows, BLOCK_N=block)
@@ -243,13 +243,13 @@ def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("softmax.pieces")
 def piece_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A long row in pieces."""
+    """A program reads a long row in pieces."""
     return Tiles(512, BLOCK_N=LONGEST[dtype.itemsize] // 4)
 
 
 @tunable("softmax.cooperative")
 def cooperative_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
-    """A long row shared by a group of programs; the group has one program if that can hold the row."""
+    """A group of programs shares a long row; if one program can hold the row, the group is that program."""
     size = max(dtype.itemsize, 2)
     if backward:
         return Tiles(512, BLOCK_N=16384 // size, PER_CORE=2)
@@ -259,7 +259,7 @@ def cooperative_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
 
 
 def _along(dim: int, log: bool, **tensors: Tensor) -> Plan:
-    """The plan of the forward of x, or of the backward of dy and y."""
+    """The plan of the forward, given x, or of the backward, given dy and y."""
     *_, like = tensors.values()
     backward, result = len(tensors) > 1, "dx" if len(tensors) > 1 else "y"
     dtype, wide = like.dtype, wide_of(like.dtype)

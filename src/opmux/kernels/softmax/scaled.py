@@ -1,4 +1,4 @@
-"""Softmax of attention logits, in float32: one row per program if it fits, else in pieces.
+"""Softmax of attention logits, in float32: a program holds a row in registers if it fits, else reads it in pieces.
 
 Causally masked columns are not read, except up to the next multiple of 16: a masked load is wide only if its mask
 changes at multiples of 16.
@@ -25,19 +25,22 @@ from .rows import add_piece, merge_lanes
 
 @triton.jit
 def _sum(scale, rest, WIDE: tl.constexpr):
-    """A scale that was passed as two float32 numbers."""
+    """The scale: kernels get it as two float32 numbers."""
     return tl.zeros([], WIDE) + scale + rest
 
 
 @triton.jit
 def _wide(i_r, n, queries, o_n, m):
-    """The columns, among m, to load for rows i_r: the unmasked ones, rounded up to a multiple of 16."""
+    """The mask of columns of m to load for rows i_r: the causally visible ones, rounded up to a multiple of 16."""
     return m & (o_n < (i_r % queries + (n - queries + 16)) // 16 * 16)
 
 
 @triton.jit
 def _covered(mask_ptr, i_r, o_n, m, b_stride, h_stride, i_stride, heads, queries, COLUMNS: tl.constexpr):
-    """Whether the mask hides columns o_n of rows i_r. COLUMNS: its column stride; 0 if all columns share one value."""
+    """Whether the mask hides columns o_n of rows i_r.
+
+    COLUMNS: the mask's column stride, 0 if all columns share a value.
+    """
     i_h = i_r // queries
     at = (i_h // heads).to(tl.int64) * b_stride + (i_h % heads).to(tl.int64) * h_stride
     at += (i_r % queries).to(tl.int64) * i_stride
@@ -46,7 +49,7 @@ def _covered(mask_ptr, i_r, o_n, m, b_stride, h_stride, i_stride, heads, queries
 
 @triton.jit
 def _end(row, n, queries, CAUSAL: tl.constexpr):
-    """The number of columns of a row that the causal mask leaves."""
+    """The number of columns of a row that the causal mask leaves visible."""
     end = n
     if CAUSAL:
         end = tl.minimum(tl.maximum(row % queries + 1 + (n - queries), 0), n)
@@ -58,15 +61,15 @@ def _piece(
     x_ptr, mask_ptr, row, o, n, end, factor, b_stride, h_stride, i_stride, heads, queries,
     COLUMNS: tl.constexpr, WIDE: tl.constexpr, EVICTION: tl.constexpr,
 ):  # fmt: skip
-    """Columns o of a row times the factor, -inf where masked; and whether each column is visible."""
+    """Columns o of a row multiplied by the factor, -inf where masked; and whether each column is visible."""
     m_x = (o < n) & (o < (end + 15) // 16 * 16)
     m_seen = o < end
     b_x = tl.load(x_ptr + o, mask=m_x, other=0.0, eviction_policy=EVICTION).to(WIDE) * factor
     if mask_ptr is not None:
         covered = _covered(mask_ptr, row, o, m_x, b_stride, h_stride, i_stride, heads, queries, COLUMNS)
         m_seen = m_seen & (covered == 0)
-    # The tl.where prevents fusing the product with the subtraction of the maximum. Fused, x * factor - top is not 0 at
-    # the maximum; it has the rounding error of top, which is in the hundreds if x is above 1e10.
+    # The tl.where prevents fusing the product with the subtraction of the maximum. If fused, x * factor - top is not 0
+    # at the maximum, but the rounding error of top, which is in the hundreds if x is above 1e10.
     return tl.where(m_seen, b_x, -float("inf")), m_seen
 
 
@@ -136,7 +139,7 @@ def _fwd_pieces(
     WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Pass 1: max and sum of the visible columns; pass 2 rereads these columns from L2."""
+    """Pass 1 computes max and sum of the visible columns; pass 2 reads these columns again, from L2."""
     row = tl.program_id(0)
     o_n = tl.arange(0, BLOCK_N)
     x_ptr += row.to(tl.int64) * x_stride
@@ -241,13 +244,17 @@ _sizes, _bwd_sizes = "x_stride b_stride h_stride i_stride n", "dy_stride y_strid
 fwd, fwd_pieces = Launcher(_fwd, sizes=_sizes), Launcher(_fwd_pieces, sizes=_sizes)
 bwd, bwd_pieces = Launcher(_bwd, sizes=_bwd_sizes), Launcher(_bwd_pieces, sizes=_bwd_sizes)
 
-# Most columns that one program holds in registers, by itemsize: forward; backward, which reads y and dy.
+# Itemsize -> how many columns one program can hold in registers: in the forward, and in the backward, which reads y and
+# dy.
 LONGEST, LONGEST_BACK = {2: 32768, 4: 16384, 8: 8192}, {2: 16384, 4: 16384, 8: 8192}
 
 
 @tunable("masked_softmax.rows")
 def row_tiles(n: int, dtype: torch.dtype, backward: bool, causal: bool = False) -> Tiles:
-    """Whole rows in registers. Causal rows differ in length: one per program, few threads (H200: 1.2x faster)."""
+    """A program holds whole rows in registers.
+
+    Causal rows differ in length: one row per program and few threads are 1.2x as fast (H200).
+    """
     block = max(triton.next_power_of_2(n), 16)
     if causal and not backward and 512 <= block <= 4096:
         return Tiles(block // 16, BLOCK_M=1, BLOCK_N=block)
@@ -259,12 +266,12 @@ def row_tiles(n: int, dtype: torch.dtype, backward: bool, causal: bool = False) 
 
 @tunable("masked_softmax.pieces")
 def piece_tiles(n: int, dtype: torch.dtype, backward: bool, causal: bool = False) -> Tiles:
-    """A long row in pieces."""
+    """A program reads a long row in pieces."""
     return Tiles(512, BLOCK_N=LONGEST[dtype.itemsize] // 4)
 
 
 def _readable(mask: Tensor, shape: torch.Size) -> Tensor:
-    """The mask, or a copy that the kernel can read: column stride 1 or 0, at most two dimensions before rows."""
+    """The mask, or a readable copy: the kernel needs a column stride of 1 or 0, and <= 2 dimensions before the rows."""
     if len(shape) > 4:
         return mask.expand(shape).contiguous().flatten(0, -3)
     return mask if mask.dim() == 0 or mask.shape[-1] == 1 or mask.stride(-1) == 1 else mask.contiguous()
@@ -279,7 +286,7 @@ def _over_rows(rows: RowSizes, dtype: torch.dtype, backward: bool, numbers: dict
     tiles = choose(n=rows.n, dtype=dtype, backward=backward, causal=causal)
     kernel = (bwd if whole else bwd_pieces) if backward else (fwd if whole else fwd_pieces)
     launch = rows.launch(kernel, tiles, *([] if whole else [rows.count]), WIDE=wide_of(dtype), **constants)
-    # Kernels take no float64 argument here, so the scale is passed as the sum of two float32 numbers.
+    # These kernels have no float64 parameters, so a float64 scale is passed as two float32 numbers, which they add.
     split = {"scale": float32_of, "rest": beyond_float32} if dtype is torch.float64 else {"rest": 0.0}
     return launch._replace(numbers={**launch.numbers, **numbers, **split})
 

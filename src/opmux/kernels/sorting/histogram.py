@@ -1,10 +1,11 @@
 """histc: the number of elements in each of some equal intervals.
 
-A program counts in registers, and then adds its counts to memory. With many bins, every element is added in memory.
-Counts are integers, so the order of additions does not matter.
+A program counts in registers, then adds its counts to memory with atomics. With many bins, each element is an atomic in
+memory. Counts are integers, so the order of additions does not matter.
 """
 
-# No `from __future__ import annotations`: Triton reads tl.float64 of low and high, and would pass float32 without it.
+# No `from __future__ import annotations`: Triton must see the annotations of low and high, tl.float64; without them
+# they would be passed as float32.
 
 from collections.abc import Callable
 from typing import Annotated
@@ -43,7 +44,7 @@ def _histogram(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """SLOTS: a power of two above the number of bins, or 0 if there are too many bins for registers.
+    """SLOTS: a power of two greater than the number of bins, or 0 if there are too many bins for registers.
 
     NaN and elements outside the range are not counted.
     """
@@ -97,7 +98,7 @@ def _counter(
 
 @impl(spec.ops["histc"], devices=DEVICES)
 def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
-    """If min equals max, the range is that of the elements, which the host reads, as torch does."""
+    """If min equals max, the range is that of the elements: the host reads it, as torch does."""
     if torch.are_deterministic_algorithms_enabled():
         raise NotSupported("torch raises while deterministic algorithms are enabled")
     x = self.contiguous()

@@ -29,7 +29,7 @@ NotEmpty = AnyTensor[Tensor, "...", nonempty()]
 
 
 def rows_of(x: Tensor, dim: int) -> Tensor:
-    """x as contiguous rows along a dimension; a 0-d tensor is a row of one."""
+    """x as contiguous rows along a dimension; a 0-d tensor is one row of one element."""
     n = x.shape[dim] if x.dim() else 1
     return (x.movedim(dim, -1) if x.dim() else x).contiguous().view(-1, n)
 
@@ -47,7 +47,7 @@ def _back(y: Tensor, like: Tensor, dim: int) -> Tensor:
 
 
 def _from_first(x: Tensor, dim: int) -> int:
-    """The dimension, counted from the first."""
+    """The dimension as a number >= 0."""
     return dim % max(x.dim(), 1)
 
 
@@ -74,7 +74,7 @@ def sort(self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool 
 
 # ---- selection ------------------------------------------------------------------------------------------------------
 # Which of several equal elements torch returns is undefined and differs between devices. Integers are often equal, so
-# topk, kthvalue and median along a dimension leave integers to torch.
+# topk, kthvalue and median along a dimension leave integers to torch, to return the same indices.
 
 
 @decided
@@ -121,7 +121,7 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair
 def _median(
     x: NotEmpty, ignore_nan: bool, dim: Annotated[int, dim_of("x")] | None, keepdim: bool
 ) -> Callable[[Tensor], Any]:
-    """The lower of the two middle elements. NaN sorts last; if there is one, it is the median, unless ignore_nan."""
+    """The lower of the two middle elements. NaN sorts last. If a row has a NaN, it is the median, unless ignore_nan."""
     check_tensors(x)
     whole = dim is None
     torch_op = torch.ops.aten.nanmedian if ignore_nan else torch.ops.aten.median
@@ -154,7 +154,8 @@ def nanmedian(self: Tensor, dim: int | None = None, keepdim: bool | None = None)
 
 
 # ---- mode -----------------------------------------------------------------------------------------------------------
-# The smallest of the most frequent values, and its largest index: as torch does for rows of up to 2048 elements.
+# Returns the smallest of the most frequent values, and its largest index, as torch does for rows of up to 2048
+# elements.
 
 
 @triton.jit
@@ -170,8 +171,8 @@ def _most_frequent(x_ptr, at_ptr, y_ptr, i_ptr, n, n_rows, BLOCK_M: tl.constexpr
     x = tl.load(x_ptr + row * n + o, mask=m)
     before = tl.load(x_ptr + row * n + o - 1, mask=m & (o > 0))
     begin = tl.associative_scan(tl.where((o == 0) | (x != before), o, 0), 1, _later)
-    # Packs each run's length in the upper 32 bits, and its distance from the end in the lower 32: the maximum is the
-    # first longest run.
+    # Pack the length of each run in the upper 32 bits, and its distance from the end in the lower 32: the maximum of
+    # these is the first of the longest runs.
     longest = tl.max(tl.where(m, ((o - begin + 1).to(tl.int64) << 32) | (BLOCK_N - 1 - o).to(tl.int64), 0), 1)
     last = (BLOCK_N - 1 - (longest & 0xFFFFFFFF))[:, None]
     inside = row < n_rows
@@ -210,7 +211,7 @@ def _mode(x: NotEmpty, dim: Annotated[int, dim_of("x")], keepdim: bool) -> Calla
 
 
 def long(y: Tensor, at: Tensor) -> Pair:
-    """`_most_frequent` for rows that no program can hold: finds the beginning of each run, then the longest run."""
+    """`_most_frequent` for rows too long for one program: finds where each run begins, then the longest run."""
     place = torch.arange(y.shape[1], device=y.device)
     starts = torch.zeros_like(at)
     starts[:, 1:] = torch.where(y[:, 1:] != y[:, :-1], place[1:], 0)

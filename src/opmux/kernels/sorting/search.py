@@ -1,4 +1,4 @@
-"""Lookups in sorted rows: searchsorted, bucketize, isin. Each element is a binary search."""
+"""Lookups in sorted rows (searchsorted, bucketize, isin): a binary search for each element."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _search(
 ):
     """The number of elements of a row that are less than x (RIGHT: or equal to x).
 
-    `each`: the number of elements of x per row. MEMBER: write instead whether x is (1) or is not (-1) in the row.
+    `each`: the number of elements of x per row. MEMBER: write instead whether x is in the row (MEMBER = 1), or whether
+    it is not (-1).
     """
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
@@ -126,7 +127,7 @@ def _lookup(
 
 
 def _side(right: bool, side: str | None) -> bool:
-    """Whether to insert after equal elements."""
+    """Whether elements are inserted after equal ones."""
     if side is not None and (side not in ("left", "right") or (right and side == "left")):
         raise NotSupported(f"side={side!r} and right={right}")
     return right or side == "right"

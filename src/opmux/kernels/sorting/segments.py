@@ -1,10 +1,11 @@
-"""segment_reduce and its gradient: reductions of segments of a dimension, given by lengths or offsets.
+"""segment_reduce and its gradient: a dimension is cut into segments, given by lengths or offsets, and each is reduced.
 
 A program handles one segment and a block of columns, and reads the segment's rows in order. Sums and products are
 computed in float32 (float64 for float64).
 """
 
-# No `from __future__ import annotations`: Triton reads tl.float64 of initial, and would pass float32 without it.
+# No `from __future__ import annotations`: Triton must see initial's annotation, tl.float64; without it initial would be
+# passed as float32.
 
 import math
 from collections.abc import Callable
@@ -29,7 +30,8 @@ from ..lib.plans import decided
 from ..lib.rows import DEVICES, OutputSpec, wide_of
 
 Number = bool | int | float
-EMPTY = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}  # the result for an empty segment
+# reduction -> its result for an empty segment
+EMPTY = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
 
 
 @triton.jit
@@ -39,7 +41,7 @@ def _product(a, b):
 
 @triton.jit
 def bounds(part_ptr, end_ptr, row, count, OFFSETS: tl.constexpr):
-    """Begin and end of a segment. `part` holds offsets; or it holds lengths, and `end` their running sums."""
+    """Begin and end of a segment. `part` has offsets; or `part` has lengths, and `end` has their running sums."""
     batch = row // count
     if OFFSETS:
         begin = tl.load(part_ptr + row + batch)
@@ -115,8 +117,8 @@ def _gradient(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dx of the rows of a segment. Elements that tie for the maximum or minimum share its gradient if it is positive,
-    as in torch."""
+    """dx of the rows of a segment. If several elements are the maximum or minimum, they share a positive gradient, and
+    each gets a negative one in full, as in torch."""
     across = tl.cdiv(n, BLOCK_N)
     row = (tl.program_id(0) // across).to(tl.int64)
     o_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -130,9 +132,10 @@ def _gradient(
         g = div(g, tl.zeros([BLOCK_N], WIDE) + tl.maximum(end - begin, 1).to(WIDE))
     elif HOW != "sum":
         y = tl.load(y_ptr + row * n + o_n, mask=m_n, other=0.0).to(WIDE)
-        zeros = tl.zeros([BLOCK_N], tl.int32)  # prod: zero factors; max, min: elements equal to y
+        zeros = tl.zeros([BLOCK_N], tl.int32)  # counts zero factors (prod), or elements equal to y (max, min)
         nans = tl.zeros([BLOCK_N], tl.int32)
-        rest = tl.zeros([BLOCK_N], WIDE) + tl.full([], initial, WIDE)  # prod: of all factors except 0 and NaN
+        # for prod: the product of all factors except 0 and NaN
+        rest = tl.zeros([BLOCK_N], WIDE) + tl.full([], initial, WIDE)
         for at in range(begin, end, BLOCK_M):
             m = (at + o_m < end) & m_n[None, :]
             x = tl.load(x_ptr + (at + o_m) * n, mask=m, other=1.0).to(WIDE)
@@ -166,7 +169,7 @@ gradient = Launcher(_gradient, sizes="n")
 
 @tunable("sorting.segments", free="BLOCK_M BLOCK_N")
 def segment_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """For narrow rows, many rows at once."""
+    """If rows are narrow, a tile has many of them."""
     across = min(128, triton.next_power_of_2(n))
     return Tiles(128, BLOCK_M=1024 // across, BLOCK_N=across)
 
@@ -187,7 +190,7 @@ class Segments(NamedTuple):
 
 @declining
 def _segments(data: Data, reduce: Reduction, part: Tensor, offsets: bool, axis: int) -> Segments:
-    """The sizes; the axis must be the last dimension of lengths or offsets, as in torch."""
+    """The sizes of the problem. As in torch, the axis must be the last dimension of lengths or offsets."""
     check_tensors(data, indices=(part,))
     axis %= data.dim()
     count, batches = part.shape[-1] - offsets, math.prod(part.shape[:-1])
@@ -198,7 +201,7 @@ def _segments(data: Data, reduce: Reduction, part: Tensor, offsets: bool, axis: 
 
 
 def _parts(lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The offsets; or the lengths and their running sums."""
+    """The offsets and None, or the lengths and their running sums."""
     if (lengths is None) == (offsets is None):
         raise NotSupported("needs exactly one of lengths and offsets")
     if offsets is not None:
@@ -231,7 +234,7 @@ def segment_reduce(
     reduce: str,
     *,
     lengths: Tensor | None = None,
-    indices: Annotated[Any, one_of(None)] = None,  # torch has no reduction by indices
+    indices: Annotated[Any, one_of(None)] = None,  # torch does not implement these
     offsets: Tensor | None = None,
     axis: int = 0,
     unsafe: bool = False,

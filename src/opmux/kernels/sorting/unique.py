@@ -27,7 +27,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 def _starts(x_ptr, g_ptr, n, BLOCK: tl.constexpr):
-    """g[i]: whether element i differs from the previous one."""
+    """Write g[i]: whether element i differs from the previous one."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + o, mask=o < n)
     before = tl.load(x_ptr + o - 1, mask=(o > 0) & (o < n))
@@ -35,7 +35,7 @@ def _starts(x_ptr, g_ptr, n, BLOCK: tl.constexpr):
 
 
 def _ranks(g_ptr, at_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """y[at[i]] = the index of the run that contains element i; g[i]: the number of runs that begin up to i."""
+    """y[at[i]] = the index of the run that contains element i. g[i] is the number of runs that begin at or before i."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     rank = tl.load(g_ptr + o, mask=o < n, other=1) - 1
     if at_ptr is not None:
@@ -86,12 +86,12 @@ def _comparer(x: Tensor, y: Tensor) -> Callable[..., None]:
 
 
 def _runs(x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
-    """The first element of each run of equal elements of x [n], the run of each element, and the length of each run."""
+    """Of the runs of equal elements of x [n]: their first elements, the run of each element of x, and their lengths."""
     return _runs_of(_starter(x)(x), x, at, return_inverse, return_counts)
 
 
 def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
-    """`_runs` if g [n] is known: whether a run begins at each element of x."""
+    """`_runs` for a known g [n], which says for each element of x whether a run begins there."""
     n, nothing = x.numel(), torch.empty(0, dtype=torch.int64, device=x.device)
     ends = ends_of(g)(g)
     count = int(ends[-1].item())
@@ -134,7 +134,7 @@ def unique_consecutive(
     return values, inverse.view(self.shape) if return_inverse else inverse, counts
 
 
-FEW = 8  # most elements of a slice; each one adds a sort
+FEW = 8  # slices may have up to this many elements; each element adds a sort
 
 
 @impl(spec.ops["unique_dim"], devices=DEVICES)
@@ -145,9 +145,9 @@ def unique_dim(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> Three:
-    """Distinct slices along a dimension, in order: stable sorts by their last element first, then by the earlier ones.
+    """Distinct slices along a dimension, in order: stable sorts by a slice's last element, then by the one before, ...
 
-    Slices with more elements are left to torch, which compares whole slices.
+    Slices of more than FEW elements are left to torch, which compares whole slices.
     """
     check_tensors(self)
     moved = self.movedim(dim, 0)
@@ -171,7 +171,7 @@ def unique_dim(
 
 @decided
 def _counter(y: Tensor, x: Tensor, weights: Tensor | None) -> Callable[..., None]:
-    """A launch (y, x, weights), or (y, x, 1), that adds to y[x]."""
+    """A launch (y, x, weights), or (y, x, 1), that adds the weights, or 1, to y[x]."""
     check_tensors(y, indices=(x,))
     return put(of_flat(y, x), y, None if weights is None else weights.stride(), y.dtype, add=True)
 

@@ -1,8 +1,8 @@
-"""GEGLU on Ascend: one program per vector core, each of which loops over blocks that fill its buffer.
+"""GEGLU on Ascend: one program per vector core; a program loops over blocks that fill the core's buffer.
 
-Programs beyond the cores are started one after the other, and starting one costs as much as thousands of elements.
-Offsets within a block have 32 bits, because vector cores add 64-bit integers one by one; the offset of a block is a
-scalar.
+If there are more programs than cores, they start one after another, and one start takes as long as thousands of
+elements. Offsets within a block have 32 bits, because vector cores add 64-bit integers one at a time; the
+offset of a block is a 64-bit scalar.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAR = tl.constexpr(spec.FAR)
 
 @triton.jit
 def gate(x):
-    """sigmoid(k) for gelu_tanh(x) = x * sigmoid(k), and its derivative by k, from one exp that cannot overflow."""
+    """sigmoid(k), where gelu_tanh(x) = x * sigmoid(k), and its derivative by k; one exp, which cannot overflow."""
     k = x * (K1 + K3 * x * x)
     small = tl.exp(-tl.abs(k))
     near = 1.0 / (1.0 + small)  # sigmoid(|k|)
@@ -101,7 +101,7 @@ def _geglu_bwd(
         i_m, i_n, m = block_at(at, n_rows, n, BLOCK_M, BLOCK_N)
         b_dy = tl.load(places(dy_ptr, dy_stride, i_m, i_n, BLOCK_M, BLOCK_N), mask=m, other=0.0).to(WIDE)
         b_a = tl.load(places(a_ptr, a_stride, i_m, i_n, BLOCK_M, BLOCK_N), mask=m, other=0.0).to(WIDE)
-        b_c = tl.where(b_a > FAR, FAR, tl.where(b_a < -FAR, -FAR, b_a))  # beyond FAR: infinity times zero
+        b_c = tl.where(b_a > FAR, FAR, tl.where(b_a < -FAR, -FAR, b_a))  # larger values would give infinity * 0
         s, ds = gate(b_c)
         b_db = (b_dy * b_a * s).to(db_ptr.dtype.element_ty)
         tl.store(places(db_ptr, d_stride, i_m, i_n, BLOCK_M, BLOCK_N), b_db, mask=m)

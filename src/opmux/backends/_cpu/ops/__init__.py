@@ -1,7 +1,7 @@
 """The ops and dtypes for which the CPU has its own kernels: those that are faster than the reference and ATen.
 
-Each cell is the time of the op's reference / of a typical composition of ATen ops, both over our kernel's time, on one
-thread of a Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it on any machine).
+Each cell has two speedups, A/B: our kernel over the op's reference (A) and over a typical composition of ATen ops (B),
+on one thread of a Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it on any machine).
 
                        float32                           bfloat16
                        1x1024     64x1024    1024x4096   1x1024     64x1024    1024x4096
@@ -52,7 +52,7 @@ from .native import function
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 ALL = (F64, F32, F16, BF16)
 
-# Op -> its parameters, and its number of results.
+# Op -> (its parameters, the number of its results).
 OPS = {
     "rms_norm": ("x, weight, eps=1e-6, offset=0.0, casting='gemma'", 2),
     "rms_norm_bwd": ("dy, x, weight, rstd, offset=0.0, casting='gemma'", 2),
@@ -89,5 +89,5 @@ TORCH = (
     "grouped_mm",
     "grouped_mm_bwd",
     "grouped_mm_wgrad",
-)  # loops of torch.mm: the reference multiplies all rows by all matrices
+)  # as a loop of torch.mm; the reference multiplies every row by every matrix
 __all__ += TORCH

@@ -1,4 +1,4 @@
-"""Grouped products, one group after another: on the CPU, reading the groups' ends needs no synchronization."""
+"""Grouped products as a loop over groups: on the CPU, reading the groups' ends needs no synchronization."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The C++ kernels as Python functions. The first call of one loads them, or has another process compile them.
+"""The C++ kernels as Python functions. The first call of any kernel loads all of them, or starts another process that
+compiles them.
 
-A kernel returns None for a call that it does not support (see kernels.cpp), and that becomes NotSupported: the op's
-reference then computes it, or says what is wrong with the arguments. If the kernels cannot be built, one warning says
-why, all of them are skipped from then on, and no second build is tried. With OPMUX_CPP=0 nothing is built or chosen.
+For a call that it does not support, a kernel returns None (see kernels.cpp), which raises NotSupported here; then the
+op's reference computes the result, or raises the error for wrong arguments. If the kernels cannot be built, one warning
+says why, all of them are skipped from then on, and no second build is tried. With OPMUX_CPP=0 nothing is built or
+chosen.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ NAMESPACE = "opmux_cpu"
 OFF = f"C++ is off ({CPP.name}=0)"
 SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "rows.h", "packs.h")]
 
-# The flags for compiling at::vec, by the CPU capability that torch itself uses. An Arm processor needs none.
+# The flags for compiling at::vec, by the CPU capability that torch itself uses. Arm needs no flags.
 CAPABILITY = {
     "AVX2": ("-DCPU_CAPABILITY=AVX2", "-DCPU_CAPABILITY_AVX2", "-mavx2", "-mfma", "-mf16c"),
     "AVX512": (
@@ -47,7 +49,7 @@ class _NativeState:
 
     lock = ForkSafeLock().arm()  # a process may fork while another thread loads
     loaded = False
-    reason: str | None = None  # it cannot be built
+    reason: str | None = None  # why the library cannot be built
     compiling = False  # another process compiles it now
     compiled = False  # another process has compiled it
 
@@ -66,12 +68,12 @@ def openmp() -> tuple[str, ...]:
     """Link against the OpenMP that torch has loaded: a second one would start its own threads, and ignore
     `torch.set_num_threads`.
 
-    Without one, torch's own header runs everything on one thread.
+    If torch has loaded no OpenMP, torch's header runs every loop on one thread.
     """
     loaded = runtimes()
     root = str(Path(torch.__file__).parent)
     library = next((p for p in loaded if p.startswith(root)), loaded[0] if loaded else None)
-    # The compiler appends its own runtime, which the linker drops, as all symbols are defined by then.
+    # The compiler appends its own OpenMP, which the linker drops: torch's library already defines all symbols.
     return () if library is None else ("-fopenmp", "-Wl,--as-needed", library)
 
 
@@ -86,24 +88,27 @@ def runtimes() -> list[str]:
 
 
 def is_built() -> bool:
-    """Whether the kernels are compiled. CannotBuild if they cannot be."""
+    """Whether the kernels are compiled; raises CannotBuild if they cannot be compiled."""
     return build.is_built(NAME, SOURCES, flags=flags())
 
 
 def compile(retry: bool = False) -> Path:
-    """Compile the kernels unless they are compiled; loads nothing. `retry`: even if that failed in the last hours."""
+    """Compile the kernels if they are not compiled yet; do not load them.
+
+    `retry`: also if compiling failed in the last hours.
+    """
     return build.library(NAME, SOURCES, flags=flags(), retry=retry)
 
 
 def available() -> bool | str:
-    """True, or why there are no kernels, as far as known; builds nothing."""
+    """True, or why the kernels cannot be called, as far as is known now; builds nothing."""
     if not CPP.get():
         return OFF
     return COMPILING if _NativeState.compiling else _NativeState.reason or True
 
 
 def load(name: str) -> Callable[..., Any]:
-    """A kernel by its name.
+    """Return the kernel of this name.
 
     If the kernels were never compiled on this machine, another process starts to compile them now. Until it is done,
     this raises NotSupported, and torch's own ops run.
@@ -119,7 +124,7 @@ def load(name: str) -> Callable[..., Any]:
             _choose_again()
         raise NotSupported(str(available()))
     op = getattr(getattr(torch.ops, NAMESPACE), name).default
-    return getattr(op, "_op", op)  # what the OpOverload calls: saves 0.6 us
+    return getattr(op, "_op", op)  # calling what the OpOverload itself calls saves 0.6 us
 
 
 def _load_or_compile() -> None:
@@ -143,7 +148,7 @@ def _compile_elsewhere() -> bool:
 
 
 def _compiled(error: str) -> None:
-    """Called in a thread when the other process has ended."""
+    """Runs in a thread when the compiling process has ended."""
     with _NativeState.lock.held:
         _NativeState.compiling, _NativeState.compiled = False, True
         if error:
@@ -159,7 +164,7 @@ def _choose_again() -> None:
     get_default_manager().invalidate("the cpu kernels were compiled, or cannot be")
 
 
-# Without *args: packing and unpacking them takes as long as everything else here.
+# No *args: packing and unpacking them would take as long as everything else here.
 TEXT = """\
 def {name}({params}):
     {ask}
@@ -176,7 +181,7 @@ def {name}({params}):
 
 
 def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]) -> Callable[..., Any]:
-    """The kernel of an op as a function with the op's own parameters."""
+    """A Python function that calls an op's kernel and has the op's parameters."""
 
     def first(*args: Any) -> Any:
         scope["run"] = load(name)
@@ -196,21 +201,21 @@ def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]
     fn: Any = codegen.function(text, name, f"cpu kernel {name}", scope)
     fn.__module__, fn.__doc__ = __name__, f"{name}, in C++."
     fn.kind, fn.impl_id = BackendImplKind.CPP, "cpp.cpu"
-    fn.op = f"opmux::{name}"  # a name without namespace is looked up in all families: 1 s to import
+    fn.op = f"opmux::{name}"  # without a namespace, lookup would import all spec modules, which takes 1 s
     fn.dtypes, fn._is_available = frozenset(dtypes), available
-    fn.declines_tracers = True  # the gate in rows.h declines them
+    fn.declines_tracers = True  # the C++ check in rows.h declines tensors of tracers
     return fn
 
 
 def _wide(x: Any, casting: Any) -> bool:
-    """Whether an RMS norm of x is the same in all castings: float32 and float64 have nothing to round."""
+    """Whether `casting` makes no difference for an RMS norm of x: with float32 and float64 nothing is rounded."""
     return casting in ("llama", "none") and isinstance(x, torch.Tensor) and x.dtype.itemsize > 2
 
 
 def _look(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    if value.is_nested:  # has no shape
+    if value.is_nested:  # its `shape` raises
         return "a nested tensor"
     dtype = str(value.dtype).removeprefix("torch.")
     return f"{dtype}{list(value.shape)} on {value.device}" + (

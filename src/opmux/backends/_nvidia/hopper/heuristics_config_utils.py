@@ -25,7 +25,7 @@ def product_tiles(m: int, n: int, k: int, dtype: Any, **rest: Any) -> dict[str, 
         return tiles_of(128, 256, deep, warps=8, stages=3, GROUP=16, IN_TURN=True)
     if min(m, n) > 64 and down(128) * right(128) >= CORES // 2:
         return tiles_of(128, 128, deep, warps=4, stages=4, IN_TURN=True)
-    # Few tiles: K is split until every core has one.
+    # If there are few tiles, K is split until every core has one.
     if min(m, n) <= 16:
         sizes = tiles_of(16 if m <= 16 else 64, 32 if m <= 16 else 16, 4 * deep, warps=4, stages=3)
     elif min(m, n) <= 64:
@@ -42,15 +42,15 @@ def tiles_of(m: int, n: int, k: int, *, warps: int, stages: int, **sizes: Any) -
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **sizes}
 
 
-# grouped_tiles, and block_tiles for more than 64 rows, were chosen by their use of registers and shared memory, and not
-# measured yet.
+# grouped_tiles, and block_tiles for more than 64 rows, were chosen by their use of registers and shared memory, and
+# have not been timed.
 
 
 def block_tiles(m: int, n: int, k: int, **rest: Any) -> dict[str, Any]:
     """Tiles of products with block scales: a product and the running sum are both in registers.
 
-    Tiles of 64 rows use the instruction that cuBLAS uses, and give its bits. Fewer than 16 rows that cuBLAS does not
-    take have smaller tiles, so that more of the matrix is in flight: 1x8192x8192 takes 25 us on an H200.
+    Tiles of 64 rows use the instruction that cuBLAS uses, and give its bits. Row counts below 16 that cuBLAS does not
+    support get smaller tiles, so that more of the matrix is in flight: 1x8192x8192 takes 25 us on an H200.
     """
     if m < 16 and m % 4:
         return tiles_of(16, 16, 128, warps=2, stages=8) if n >= 64 else {}
@@ -60,7 +60,7 @@ def block_tiles(m: int, n: int, k: int, **rest: Any) -> dict[str, Any]:
 
 
 def grouped_tiles(rows: int, n: int, groups: int, dtype: Any, **rest: Any) -> dict[str, Any]:
-    """Tiles of grouped products: as high as the average group."""
+    """Tiles of grouped products: BLOCK_M is chosen by the average rows per group."""
     high = rows / max(groups, 1)
     if dtype.itemsize > 2 or high <= 16 or n < 128:
         return {}
@@ -71,19 +71,19 @@ def grouped_tiles(rows: int, n: int, groups: int, dtype: Any, **rest: Any) -> di
 
 
 TILES = "BLOCK_M BLOCK_N num_warps num_stages ENGINE"
-# Attention in 16 bits, causal, 4096 queries, by the dim of heads: [BLOCK_M, BLOCK_N, warps, stages], tuned on an H200.
+# Head dim -> (BLOCK_M, BLOCK_N, warps, stages). Tuned on an H200 for causal attention in 16 bits with 4096 queries.
 ATTENTION = {
     "fwd": {64: (128, 64, 8, 3), 128: (64, 64, 4, 3), 256: (128, 64, 8, 2)},
     "bwd_q": {128: (128, 64, 8, 3), 256: (128, 32, 8, 2)},
     "bwd_kv": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (64, 64, 8, 1)},
 }
-# Dims whose tiles are read by TMA, because pointers to them do not fit into registers. These dims and their tiles were
-# chosen by what the compiler spills, and not timed.
+# Head dims for which TMA loads the tiles, because pointers to them would not fit in registers. These dims and their
+# tiles were chosen by register spills, and were not timed.
 ENGINE = {"bwd_kv": {64, 128}}
 
 
 def attention_tiles(kernel: str, queries: int, dim: int, dtype: Any, extra: bool, **rest: Any) -> dict[str, Any]:
-    """Tiles for heads of this dim, rounded up to a power of two; with a bias or dropout the defaults."""
+    """Tiles for heads of this dim, rounded up to a power of two. With a bias or dropout: the defaults."""
     wide = max(64, 1 << (dim - 1).bit_length())
     sizes = ATTENTION[kernel].get(wide)
     if sizes is None or dtype.itemsize > 2 or queries <= 64 or extra:
@@ -92,9 +92,9 @@ def attention_tiles(kernel: str, queries: int, dim: int, dtype: Any, extra: bool
 
 
 def decode_tiles(rows: int, dim: int, dtype: Any, kept: Any, **rest: Any) -> dict[str, Any]:
-    """Several blocks of keys are loaded ahead, in as much shared memory as allows two or three programs per core.
+    """Load as many blocks of keys ahead as shared memory holds with two or three programs per core.
 
-    Rows of more than 256 numbers are MLA's: 128 heads are two tiles of 64 rows, the matrix unit's height.
+    dim > 256 means MLA: its 128 heads are two tiles of 64 rows, the height of an instruction of the matrix unit.
     """
     if dtype.itemsize > 2:
         return {}

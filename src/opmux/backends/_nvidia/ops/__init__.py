@@ -20,7 +20,7 @@ def get_preferred_ops():
     ours = {cublas.faster: cublas.IMPLS, grouped.faster: grouped.IMPLS, flash.faster: flash.IMPLS}
     ours |= {flash.faster_without_options: flash.GENERAL}
     reasons = {fn.op: faster for faster, impls in ours.items() for fn in impls.values()}
-    # cuBLAS takes FP8 blocks in some sizes only; the reference of the others multiplies in float32.
+    # cuBLAS multiplies FP8 blocks of some sizes only; for other sizes, the reference multiplies in float32.
     return reasons | {cublas.block_scaled_gemm.op: ForSomeCalls(cublas.faster)}
 
 

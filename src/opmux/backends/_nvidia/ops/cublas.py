@@ -1,6 +1,6 @@
 """Matrix products through cuBLAS, as torch calls it.
 
-One call wherever torch has one: a bias is cuBLAS' epilogue, an addition to the output is its beta, and it computes
+One call of cuBLAS computes as much as torch allows: it adds a bias (epilogue), adds to the output (beta), and computes
 float32 results of 16-bit factors. Activations and their derivatives are a separate pass over the product, which is
 rounded first, as in torch: torch does not expose the epilogue of cuBLAS that also returns the values before it.
 """
@@ -36,16 +36,15 @@ check_scaled_gemm, check_block_scaled_gemm = checks(spec.scaled_gemm), checks(sp
 
 
 def faster() -> str | None:
-    """Why cuBLAS comes before our kernels; None if kernels are interpreted or only compiled, which needs ours."""
+    """Why cuBLAS is ranked before our kernels; None if Triton interprets kernels or only compiles them."""
     from ....kernels.lib.launch import runs_on_chip  # only called if there is Triton
 
     return "cuBLAS is faster" if runs_on_chip() else None
 
 
 def _shaped(y: Tensor, x: Tensor) -> Tensor:
-    """A result in the shape of x's rows.
-
-    Not a view: autograd forbids writing to a view that a custom function returns.
+    """y with the leading dimensions of x. Not a view: autograd forbids writing to a view that a custom function
+    returns.
     """
     return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, (*x.shape[:-1], y.shape[-1]))
 
@@ -77,7 +76,7 @@ def linear_act(
     glu: bool = False,
     save: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Two passes at most follow the product: the activation with its gate, and the residual.
+    """At most two passes follow the product: the activation with its gate, and the residual.
 
     For a residual of float32 the product is float32 too, and the values before the activation are rounded after it.
     """
@@ -92,7 +91,7 @@ def linear_act(
     elif act is not None:
         y = getattr(activation, f"{act}_glu" if glu else act)(pre)
     if residual is not None:
-        y.add_(residual)  # in place: y is new, or pre, which is not returned without an activation or a gate
+        y.add_(residual)  # in place: y is new or, without activation and gate, pre, which is not returned then
     return y, pre.to(x.dtype) if save and (glu or act is not None) else x.new_empty(0)
 
 
@@ -100,7 +99,7 @@ def linear_act(
 
 
 def _product(x: Tensor, w: Tensor, bias: Tensor | None, alpha: float, dtype: torch.dtype) -> Tensor:
-    """alpha x w + bias, rounded once, to dtype."""
+    """alpha * (x @ w) + bias in `dtype`, rounded once."""
     if dtype is x.dtype and (bias is None or bias.dtype is dtype):
         if bias is not None:
             return torch.addmm(bias, x, w, alpha=alpha)
@@ -112,7 +111,7 @@ def _product(x: Tensor, w: Tensor, bias: Tensor | None, alpha: float, dtype: tor
 
 
 def _wide_product(x: Tensor, w: Tensor) -> Tensor:
-    """x w, in float32 for 16-bit factors, else in their dtype; written to a new tensor."""
+    """x @ w in a new tensor: float32 for 16-bit factors, else their dtype."""
     if x.dtype not in HALVES:
         return torch.mm(x, w)
     if WIDE_MM is None or not x.is_cuda:
@@ -135,7 +134,8 @@ def gemm(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     check_gemm(a, b, bias, trans_a, trans_b, alpha, out_dtype)
-    if out_dtype is None and alpha == 1.0 and (bias is None or bias.dtype is a.dtype):  # without _product's steps
+    # skips the conversions of `_product`
+    if out_dtype is None and alpha == 1.0 and (bias is None or bias.dtype is a.dtype):
         x = a.t() if trans_a else a
         if trans_b:
             return F.linear(x, b, bias)
@@ -225,7 +225,7 @@ def by_rows(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: t
 
 
 def fp8_limits(a: Tensor, b: Tensor, both_e5m2: bool, bias: Tensor | None, out_dtype: torch.dtype) -> bool | str:
-    """What cuBLAS multiplies in FP8, as torch calls it: rows in multiples of 16 bytes, no two e5m2."""
+    """Whether cuBLAS, as torch calls it, multiplies these in FP8: rows of multiples of 16 bytes, not both e5m2."""
     (m, k), n = a.shape, b.shape[0]
     if k % 16 or n % 16 or not (m and n and k):
         return f"takes an inner size and columns in multiples of 16, and at least one row; there are {k}, {n} and {m}"
@@ -250,7 +250,7 @@ def scaled_gemm(
     out_dtype: torch.dtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
-    if bias is not None and out_dtype is F32:  # torch declines this
+    if bias is not None and out_dtype is F32:  # torch refuses a bias for float32 results
         return _scaled(a.view(a_dtype), b.view(b_dtype), a_scale, b_scale, None, F32, fast).add_(bias)
     return _scaled(a.view(a_dtype), b.view(b_dtype), a_scale, b_scale, bias, out_dtype, fast)
 
@@ -275,7 +275,7 @@ def scaled_gemm_plain(
     out_dtype: torch.dtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
-    """Multiplies in bfloat16, which represents every FP8 number: for sizes, dtypes and chips without FP8 products."""
+    """For sizes, dtypes and chips without FP8 products: multiply in bfloat16, which represents every FP8 number."""
     check_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
     y = _wide_product(a.view(a_dtype).to(torch.bfloat16), b.view(b_dtype).to(torch.bfloat16).t())
     y = y.mul_(a_scale.reshape(-1, 1) * b_scale.reshape(1, -1))
@@ -317,7 +317,7 @@ def blockwise(
     dtype: torch.dtype,
     device: torch.device,
 ) -> bool:
-    """Whether torch multiplies such blocks here: versions differ in the layout of 128x128 scales that they take."""
+    """Whether torch multiplies such blocks on this machine: the layout of 128x128 scales depends on torch's version."""
     if device.type != "cuda":
         return False
     n, k = 256, 512 if whole else 384  # two blocks in each dimension: with one, strides do not matter
@@ -340,8 +340,8 @@ def _block_scaled(
 def _cublas_layout(scale: Tensor, rows: int) -> tuple[Tensor, Any]:
     """Scales in cuBLAS's layout, and torch's name for them.
 
-    Scales of 1x128 blocks are [rows, blocks of K] with adjacent rows; those of 128x128 blocks are [blocks of K, blocks
-    of rows] with adjacent blocks of K, whose number is padded to a multiple of four.
+    Scales of 1x128 blocks are [rows, blocks of K] with adjacent rows; scales of 128x128 blocks are [blocks of K, blocks
+    of rows] with adjacent blocks of K, padded to a multiple of four of these.
     """
     count, blocks = scale.shape
     if rows == 1:
@@ -399,10 +399,10 @@ def block_scaled_gemm_plain(
     b_rows: int = 128,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """Without FP8 products: in bfloat16, which is exact if scales are powers of two, as they usually are.
+    """Multiply dequantized factors in bfloat16, or in float32 if the result has more bits than bfloat16.
 
-    If the result has more bits than bfloat16, in float32. The sums have more bits than those of FP8 products on Hopper,
-    whose matrix unit adds 128 of them in about 14 bits: 4 % of the bfloat16 results differ by one unit.
+    That is exact if scales are powers of two, as they usually are. FP8 products on Hopper have less precise sums: the
+    matrix unit adds 128 products in about 14 bits, so 4 % of the bfloat16 results differ by one unit in the last place.
     """
     compute_dtype = torch.bfloat16 if out_dtype is torch.bfloat16 else F32
     x = _dequantized(a.view(a_dtype), a_scale, a_rows, compute_dtype)

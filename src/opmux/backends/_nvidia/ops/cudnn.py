@@ -12,14 +12,17 @@ DTYPES = frozenset({torch.float16, torch.float32})
 
 
 def cudnn(oldest: int = 8) -> bool | str:
-    """Whether torch has a cuDNN, and one that is new enough."""
+    """Whether torch has a cuDNN that is new enough."""
     version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     major = (version or 0) // (10_000 if (version or 0) >= 90_000 else 1000)  # 8907 is 8.9.7, 90100 is 9.1.0
     return True if major >= oldest else f"needs cuDNN {oldest}; torch has {f'cuDNN {major}' if version else 'none'}"
 
 
 def limits(x: Tensor, eps: float = 1.0) -> bool | str:
-    """True, or why not. cuDNN's backward of channels-last needs a buffer of its forward, which our op does not save."""
+    """True, or why not.
+
+    For channels-last, cuDNN's backward needs a buffer from its forward, which our op does not save.
+    """
     if x.dtype not in DTYPES or x.dim() not in (4, 5) or not x.is_contiguous():
         return "takes contiguous float16 and float32 of 4 and 5 dimensions"
     if x.shape[1] < 2 or x.shape[2:].numel() < 2 or not x.numel() or x.shape[0] > 65535 or eps <= 0:
@@ -46,7 +49,7 @@ def batch_bwd_when(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, r
 
 
 def _filled(t: Tensor | None, value: float, x: Tensor) -> Tensor:
-    """A float32 number for each channel, as cuDNN needs: t, or `value` everywhere."""
+    """One float32 number per channel, as cuDNN needs: t, or a tensor filled with `value`."""
     return x.new_full((x.shape[1],), value, dtype=torch.float32) if t is None else t.to(torch.float32).contiguous()
 
 
@@ -62,7 +65,7 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     old = (running_mean, running_var)
     new = [x.new_zeros(x.shape[1], dtype=torch.float32) if t is None else t.to(torch.float32, copy=True) for t in old]
-    rate = 1.0 if running_mean is None else momentum  # without running statistics the new ones are the batch's
+    rate = 1.0 if running_mean is None else momentum  # without running statistics, the new ones are the batch's
     y, mean, rstd, _ = torch.ops.aten.cudnn_batch_norm.default(
         x, _filled(weight, 1.0, x), _filled(bias, 0.0, x), new[0], new[1], True, rate, eps
     )

@@ -1,6 +1,6 @@
 """Attention through the flash kernels that are part of torch; and code that the attention of all libraries shares.
 
-`when` checks the arguments first, so that an invalid one raises the reference's error there.
+`when` checks the arguments before it decides, so that an invalid argument raises the reference's error.
 """
 
 import math
@@ -23,7 +23,7 @@ check_varlen, check_varlen_bwd = checks(spec.attention_varlen), checks(spec.atte
 check_general = checks(general_spec.attention_general)
 check_general_bwd = checks(general_spec.attention_general_bwd)
 HALVES = frozenset({torch.float16, torch.bfloat16})
-GRID = 65535  # limit of batches and heads, which are dimensions of a grid
+GRID = 65535  # limit of the batch size and of the number of heads, which become grid dimensions
 
 Limits = Callable[..., bool | str]
 
@@ -96,7 +96,8 @@ def limits(
 ) -> bool | str:
     """Whether a library's kernels support these tensors: True, or why not. They support any scale and gradient.
 
-    `square`: the kernels align a causal mask to the top left, which equals our mask only for as many keys as queries.
+    `square`: the kernels align a causal mask to the top left, which equals our mask only if there are as many keys as
+    queries.
     """
     b, h, sq, d = q.shape
     sk = k.shape[2]
@@ -113,15 +114,15 @@ def limits(
 
 
 def aligned(t: Tensor) -> Tensor:
-    """t, or a copy for 16-byte loads, with the batch outermost or between the sequence and the heads."""
+    """t if it allows 16-byte loads, and the batch is outermost or between sequence and heads; else a copy."""
     b, h, s, d = t.stride()
     if d == 1 and b >= h and (b >= s or h) and not (b | h | s | t.storage_offset()) & 7:
         return t
-    return t.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a start that is not aligned
+    return t.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a misaligned storage offset
 
 
 def as_layout_of(t: Tensor, like: Tensor) -> Tensor:
-    """A tensor with the dtype and memory layout of another; itself if it has both."""
+    """t in the dtype and memory layout of `like`; t itself if it has both."""
     packed = t.permute(spec.order(like))
     return t if t.dtype == like.dtype and packed.is_contiguous() else spec.empty_result(like, t.shape[3]).copy_(t)
 
@@ -169,7 +170,7 @@ def attention_bwd(
         lse,
         scale=scale,
     )
-    # lse is passed as the generator's state too, which is not read without dropout
+    # lse also takes the place of the generator's state, which is not read without dropout
     return as_layout_of(grads[0], q), as_layout_of(grads[1], k), as_layout_of(grads[2], v)
 
 
@@ -199,7 +200,10 @@ def aligned_rows(t: Tensor) -> Tensor:
 
 
 def window_options(left: int, right: int) -> tuple[bool, dict[str, Any]]:
-    """Whether the mask is only causal; if not, the window. Both are aligned to the bottom right, like our op's."""
+    """(True, no options) for a causal mask, else (False, torch's options for the window).
+
+    Both align masks to the bottom right, as our op does.
+    """
     if left < 0 and right == 0:
         return True, {}
     return False, {n: None if w < 0 else w for n, w in (("window_size_left", left), ("window_size_right", right))}
@@ -241,7 +245,7 @@ def _forward_packed(
     )
     if lse.shape != (q.shape[1], q.shape[0]):
         raise NotSupported(f"torch's flash attention has lse as {tuple(lse.shape)} here, not by tokens")
-    return o.contiguous(), lse.masked_fill(lse == math.inf, -math.inf)  # a fully masked query has +inf there
+    return o.contiguous(), lse.masked_fill(lse == math.inf, -math.inf)  # flash gives fully masked queries +inf
 
 
 def _backward_packed(
@@ -281,7 +285,7 @@ def _backward_packed(
         scale=spec.scale_of(q, scale),
         **window,
     )
-    # lse is passed as the generator's state too, which is not read without dropout
+    # lse also takes the place of the generator's state, which is not read without dropout
     return [t.contiguous() for t in grads]
 
 
@@ -325,7 +329,7 @@ def no_options(
     dropout_p: float,
     *rest: Any,
 ) -> str:
-    """Why a call of `attention_general` with these options is refused; an empty string if it has none."""
+    """Why a call of `attention_general` with these options is refused; empty if it uses no option."""
     used = {"bias": bias, "slopes": slopes, "sink": sink, "q_sizes": q_sizes, "k_sizes": k_sizes}
     named = [name for name, value in used.items() if value is not None]
     named += [name for name, value in (("softcap", softcap), ("dropout_p", dropout_p)) if value]
@@ -360,14 +364,14 @@ def general_limits(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> bool | str
 class SequencePacking(NamedTuple):
     """How tensors [batch, heads, seq, dim] are passed as packed sequences.
 
-    The rows of the batch follow one another; or, if `by_heads`, there is one sequence with batch x heads heads, which
-    is a view of [seq, batch, heads, dim] tensors. A kernel computes each head of each sequence on its own, so both give
-    the same bits.
+    By default each element of the batch is one sequence. If `by_heads`, there is one sequence with batch x heads heads,
+    which is a view if the memory is [seq, batch, heads, dim]. A kernel computes each head of each sequence on its own,
+    so both give the same bits.
     """
 
     batch: int
     by_heads: bool
-    packed: bool = False  # the batch is 1, and its sequences are given
+    packed: bool = False  # the caller packed them: the batch is 1
 
     @classmethod
     def of(cls, q: Tensor, cu_q: Tensor | None) -> "SequencePacking":
@@ -390,7 +394,7 @@ class SequencePacking(NamedTuple):
         return t.unflatten(0, (self.batch, -1)).transpose(1, 2)
 
     def offsets(self, t: Tensor) -> Tensor:
-        """Where the sequences of a dense tensor begin, and where the last one ends."""
+        """cu_seqlens of a dense tensor: where each sequence begins, and where the last one ends."""
         count, length = (1, t.shape[2]) if self.by_heads else (self.batch, t.shape[2])
         return torch.arange(0, (count + 1) * length, length, dtype=torch.int32, device=t.device)
 
@@ -435,7 +439,7 @@ def attention_general_bwd(
 
 
 def faster() -> str | None:
-    """Why torch's attention comes before our kernels; None if kernels are interpreted or only compiled."""
+    """Why torch's attention is ranked before our kernels; None if Triton interprets kernels or only compiles them."""
     from ....kernels.lib.launch import runs_on_chip  # only called if there is Triton
 
     return "flash attention is faster" if runs_on_chip() else None
@@ -443,7 +447,7 @@ def faster() -> str | None:
 
 @ForSomeCalls
 def faster_without_options() -> str | None:
-    """Why flash comes before our kernels of `attention_general` for the calls that it takes.
+    """Why flash is ranked before our kernels of `attention_general`, for the calls that flash supports.
 
     None on Hopper, where ours are 1.3 to 2 times as fast for heads of 64, 128 and 256 numbers (H200).
     """

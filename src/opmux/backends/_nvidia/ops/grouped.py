@@ -1,7 +1,7 @@
 """Products of groups of rows through torch's grouped kernels (CUTLASS), which read the groups' ends on the device.
 
-torch also has a form for other dtypes and chips, a loop over groups that copies their ends to the host: `when` leaves
-those to our kernels, which never wait for the device.
+For other dtypes and chips torch loops over groups and copies their ends to the host: `when` declines such calls, and
+our kernels, which never wait for the device, run.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ MOST = 1024  # limit of groups: torch prepares them in one thread block
 
 
 def faster() -> str | None:
-    """Why torch's kernels come before ours; None if kernels are interpreted or only compiled, which needs ours."""
+    """Why torch's kernels are ranked before ours; None if Triton interprets kernels or only compiles them."""
     from ....kernels.lib.launch import runs_on_chip  # only called if there is Triton
 
     return "torch's kernels for Hopper and Blackwell are faster" if runs_on_chip() else None

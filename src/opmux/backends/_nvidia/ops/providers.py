@@ -1,8 +1,8 @@
 """Kernels of other installed libraries: a table of the functions that each library has for our ops.
 
-A library is imported when one of its rows is first called. Our own modules under a library's name do not count. Rows
-have a lower priority than torch's libraries: they are for `vendor:nvidia` and `impl:vendor.nvidia.<library>`.
-None of them writes to a caller's tensor.
+A library is imported when one of its rows is first called. A module of opmux that has a library's name does not count
+as that library. These impls rank below torch's libraries; a policy selects them by `vendor:nvidia` or
+`impl:vendor.nvidia.<library>`. No impl writes to a caller's tensor.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ OURS = Path(__file__).parents[3]
 
 
 def places(spec: ModuleSpec | None) -> list[Path]:
-    """The files of a module; empty if its name is taken by this process or by opmux."""
+    """The files of a module; empty if the name belongs to a placeholder module or to a module of opmux."""
     if spec is None:
         return []
     paths = [Path(p) for p in ([spec.origin] if spec.has_location else spec.submodule_search_locations or ()) if p]
@@ -45,7 +45,7 @@ def find(module: str) -> ModuleSpec | None:
     top, *below = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # a placeholder without a spec
+    except ValueError:  # a placeholder in sys.modules, without a spec
         return None
     for n in range(len(below)):
         if spec is None or not places(spec):
@@ -68,11 +68,11 @@ def loaded(module: str) -> ModuleType:
 
 @functools.cache
 def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(getattr(fn, "_init_fn", fn)).parameters  # torch's custom ops hide theirs
+    return inspect.signature(getattr(fn, "_init_fn", fn)).parameters  # torch's custom ops hide their signature
 
 
 def by_name(fn: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call a function with those values that are in its signature, which differs between versions."""
+    """Call a function with those of the values that its signature has: it differs between versions."""
     known = parameters(fn)
     unknown = [p.name for p in known.values() if p.default is p.empty and p.name not in arguments]
     if unknown:
@@ -95,7 +95,7 @@ LIBRARIES = {
 
 
 class LibraryFunction(NamedTuple):
-    """A library's function for an op: where it is, and how it is called with the op's arguments."""
+    """A library's function for an op: where to import it from, and how to call it with the op's arguments."""
 
     library: str
     op: str
@@ -119,7 +119,7 @@ class LibraryFunction(NamedTuple):
 
         def run(*args: Any) -> Any:
             first: Tensor = args[0]
-            # Triton launches on the current device, wherever the tensors are
+            # Triton launches on the current device, even if the tensors are on another one
             with torch.cuda.device_of(first) if first.is_cuda else contextlib.nullcontext():
                 return call(fetch(), *args)
 
@@ -139,8 +139,8 @@ def packed(*tensors: Tensor) -> tuple[Tensor, ...]:
 def fits(
     full: tuple[int, ...], cols: tuple[int, ...] = (), rows: tuple[int, ...] = (), zero: int | None = None
 ) -> Callable[..., bool | str]:
-    """A `when` for an op on rows. The numbers are positions of arguments: `full` have one shape, `cols` have a number
-    for each column, `rows` one for each row, and `zero` is an offset that must be 0.
+    """A `when` for an op on rows. The numbers are positions of arguments: all `full` tensors have the same shape,
+    `cols` have one element per column, `rows` one per row, and `zero` is an offset that must be 0.
 
     These libraries do not check shapes: a wrong one would be read out of bounds. Such calls are declined, and the next
     impl raises the error.
@@ -166,7 +166,7 @@ def fits(
 
 def flash_fwd(fn: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     results = by_name(fn, _flash_arguments(q, k, v, causal, scale) | {"return_softmax": False})
-    lse = results[1] if len(results) == 4 else results[5]  # before 2.7 padded inputs are returned too
+    lse = results[1] if len(results) == 4 else results[5]  # versions before 2.7 also return the padded inputs
     return as_layout_of(results[0].transpose(1, 2), q), lse
 
 
@@ -190,7 +190,7 @@ def flash_bwd(
 
 
 def _flash_arguments(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
-    """Arguments under every name that versions of flash_attn had; its tensors are [batch, seq, heads, dim]."""
+    """Arguments by every name that a version of flash_attn uses; its tensors are [batch, seq, heads, dim]."""
     return {
         **{n: aligned(t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v))},
         "dropout_p": 0.0,
@@ -204,7 +204,7 @@ def _flash_arguments(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
     }
 
 
-GEMMA = 1  # Liger's casting mode that rounds once, as ours does
+GEMMA = 1  # Liger's casting mode that rounds once, as our op does
 
 
 def liger_rms_fwd(fn: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""How a function of a vendor library is marked as an impl of an op."""
+"""Decorators that mark a function of a vendor library as an impl of an op."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +20,6 @@ def library(op: str, name: str, **tags: Any) -> Callable[[Callable[..., Any]], A
 
 
 def torchs(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call torch's own kernel of an op. Ignores overrides, because an override of the op may lead here."""
+    """Call torch's own kernel of an op and ignore overrides: an override of the op may itself call this function."""
     guard = core_library.reference_guard
     return (fn if guard is None else guard(fn))(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Elements as integers that sort in torch's order: -inf < ... < -0 = 0 < ... < inf < NaN."""
+"""Converts elements to integers that sort in torch's order: -inf < ... < -0 = 0 < ... < inf < NaN."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.in
 
 
 class Bits(NamedTuple):
-    """The integer dtype that kernels read a dtype as, and constants of its order."""
+    """The integer dtype as which kernels read elements of a dtype, and constants of the sort order."""
 
     dtype: torch.dtype
     infinity: int  # the bits of infinity; 0 for integers
@@ -30,7 +30,7 @@ class Bits(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """The mask that turns a signed order into an unsigned one; 0 for unsigned dtypes."""
+        """The mask to XOR with, so that signed integers sort as unsigned ones; 0 for unsigned dtypes."""
         return -self.largest - 1 if self.dtype.is_signed else 0
 
     @property

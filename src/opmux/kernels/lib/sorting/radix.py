@@ -1,7 +1,8 @@
 """A stable radix sort of long rows, eight bits per pass from the lowest.
 
-A pass has three steps. Each block counts its digits. A scan of the counts, by digit and then block, gives the start of
-each digit of each block. Each block sorts its elements by digit, so that stores of equal digits are contiguous.
+A pass has three steps. First, each block counts its digits. Second, a scan of the counts, by digit and then by block,
+gives the position where each block stores its elements of each digit. Third, each block sorts its elements by digit, so
+that stores of equal digits are contiguous.
 """
 
 from __future__ import annotations
@@ -48,13 +49,14 @@ def _digit(key_ptr, o, n, shift, DIGITS: tl.constexpr):
 
 
 def _count(key_ptr, count_ptr, start_ptr, n, blocks, shift, DIGITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Per block: the count of each digit [digit, block], and the count of smaller digits [block, digit]."""
+    """For each block: how often each digit occurs [digit, block], and how often smaller ones do [block, digit]."""
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     o = block * BLOCK + tl.arange(0, BLOCK)
     digit = _digit(key_ptr + row * n, o, n, shift, DIGITS)
     counts = tl.histogram(digit, DIGITS)
     o_d = tl.arange(0, DIGITS)
-    counts -= tl.where(o_d == 0, tl.sum((o >= n).to(tl.int32), 0), 0)  # out-of-bounds elements have digit 0
+    # do not count out-of-bounds elements, whose digit is 0
+    counts -= tl.where(o_d == 0, tl.sum((o >= n).to(tl.int32), 0), 0)
     tl.store(count_ptr + row * DIGITS * blocks + o_d * blocks + block, counts)
     tl.store(start_ptr + (row * blocks + block) * DIGITS + o_d, tl.cumsum(counts, 0) - counts)
 
@@ -112,7 +114,7 @@ def radix_tiles(dtype: torch.dtype) -> Tiles:
 
 @decided
 def order(keys: Tensor, bits: int) -> Callable[[Tensor], Tensor]:
-    """A function of integer keys [rows, n] that returns int64 indices in sorted order of the lowest `bits` bits."""
+    """A function of integer keys [rows, n]: returns the int64 indices that sort each row by the lowest `bits` bits."""
     rows, n = keys.shape
     tiles = radix_tiles(dtype=keys.dtype)
     blocks = -(-n // tiles["BLOCK"])
@@ -148,7 +150,7 @@ def order(keys: Tensor, bits: int) -> Callable[[Tensor], Tensor]:
 
 @decided
 def sorter(x: Tensor, descending: bool) -> Callable[[Tensor], Tensor]:
-    """A function of contiguous rows [rows, n] that returns int64 indices in sorted order."""
+    """A function of contiguous rows [rows, n] that returns the int64 indices that sort each row."""
     bits, n = bits_of(x.dtype), x.numel()
     width = 8 if x.dtype.itemsize == 8 else 4
     keys = OutputSpec.of(x.shape, torch.int64 if width == 8 else torch.int32)

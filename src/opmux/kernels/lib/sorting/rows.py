@@ -1,7 +1,8 @@
 """Sort rows that fit in one program: key and index are packed in one integer, and sorted by a bitonic network.
 
 The integer has 32 bits for elements of up to 16 bits, else 64. 64-bit elements are sorted twice, by their low and their
-high half. `chooser` finds the first k of a row; it splits a long row into chunks, and their candidates form a new row.
+high half. `chooser` finds the first k of a row. It splits a long row into chunks; the first k of each chunk form a new
+row.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ..plans import decided
 from ..rows import OutputSpec
 from .keys import as_bits, bits_of, key_of
 
-LONGEST = 4096  # elements of a row that one program sorts
-MOST = 1024  # largest k that `chooser` supports; for a larger one, sort
+LONGEST = 4096  # one program sorts rows of up to this many elements
+MOST = 1024  # `chooser` supports k up to this; for a larger k, sort the row
 
 
 def _sorted(
@@ -83,11 +84,11 @@ def _first(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The first KEEP elements of each chunk, from x or from given candidates. Writes candidates to `found`, or, in the
-    last step, elements and indices.
+    """Find the first KEEP elements of each chunk of x, or of candidates from an earlier step. Writes candidates to
+    `found` or, in the last step, elements and indices.
 
-    A candidate packs an inverted key and an inverted index: the largest candidate comes first, and among equal elements
-    the one with the smallest index.
+    A candidate is an integer that packs an inverted key and an inverted index, so that the largest candidate is the
+    first element and, among equal elements, the one with the smallest index.
     """
     lane = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     row, chunk = lane // chunks, (lane % chunks).to(tl.int32)

@@ -21,7 +21,7 @@ def _picker(x: Tensor, at: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def picked(x: Tensor, at: Tensor) -> Tensor:
-    """Gather from rows [rows, n] at int64 indices [rows, k]."""
+    """Gather the elements of rows [rows, n] at int64 indices [rows, k]."""
     return _picker(x, at)(x, at)
 
 

@@ -1,4 +1,4 @@
-"""Ops for Hopper: the exported functions come before the vendor's."""
+"""Ops for Hopper: the exported functions come before those of `_nvidia/ops`."""
 
 from .cudnn import attention, attention_bwd, attention_general, attention_general_bwd
 from .gluon_attention import (

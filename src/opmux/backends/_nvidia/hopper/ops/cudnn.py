@@ -1,7 +1,7 @@
 """Attention through cuDNN: its kernels are made for Hopper, flash's for Ampere.
 
-`attention_general` comes after our kernels, and runs only if a policy names it: cuDNN takes only dense batches here,
-and packed sequences must give the same bits as dense ones.
+`attention_general` comes after our kernels, and runs only if a policy names it: it takes only dense batches here, and
+the op must give the same bits for packed and dense sequences.
 """
 
 import os
@@ -29,7 +29,7 @@ WIDEST = 128
 
 
 def usable() -> bool | str:
-    """True, or why not: needs cuDNN 9, and not torch's setting that changes the layout of lse."""
+    """True, or why not: needs cuDNN 9, and torch's setting that changes the layout of lse must be off."""
     if os.environ.get("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "0") not in ("", "0"):
         return "TORCH_CUDNN_SDPA_AVOID_RECOMPILE is set"
     return cudnn(9)
@@ -80,7 +80,7 @@ def attention_bwd(
         causal,
         scale=scale,
     )
-    # lse is passed as the generator's state too, which is not read without dropout
+    # lse also takes the place of the generator's state, which is not read without dropout
     return as_layout_of(grads[0], q), as_layout_of(grads[1], k), as_layout_of(grads[2], v)
 
 
@@ -100,7 +100,7 @@ def cudnn_general_bwd_when(
 
 
 def dense(*options: Any) -> str:
-    """Why a call with these options of `attention_general` is refused; an empty string if it is one of `attention`."""
+    """Why a call with these options of `attention_general` is refused; empty if plain `attention` computes the same."""
     cu_q, left, right = (options[i] for i in (4, 10, 11))
     if cu_q is not None:
         return "takes dense batches; these sequences are packed"

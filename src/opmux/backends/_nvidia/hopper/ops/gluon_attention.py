@@ -24,10 +24,10 @@ from ...ops.flash import HALVES, conditions, varlen_conditions
 
 DIMS = (64, 128)
 ROWS = 128  # rows of a tile of the result: 64 for each of two consumers
-# Limit of strides, in elements. A descriptor takes strides below 2**40 bytes; for packed sequences, half of 2**34.
+# Limit of strides, in elements: half of WRAP, for packed sequences; a descriptor takes strides below 2**40 bytes.
 FARTHEST = 2**33
 SECTION = {"forward": 32, "backward_q": 32, "backward_kv": 16}  # heads that share L2 (H200, measured)
-FEW = 16  # with fewer tiles per program, their distribution matters more than L2 (causal tiles differ)
+FEW = 16  # with fewer tiles per program, balance matters more than L2: causal tiles differ in work
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def fits_window(left: int, right: int) -> str:
 def supports(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None, do: Tensor | None = None, causal: bool = False
 ) -> bool | str:
-    """True, or why not; with and without a causal mask."""
+    """Whether these kernels support the tensors: True, or why not. The same for causal and full masks."""
     if do is not None and do.dtype != q.dtype:
         return f"takes gradients of q's dtype; they are {do.dtype}"
     dim, dim_v = q.shape[-1], v.shape[-1]
@@ -113,7 +113,7 @@ def _launch(
     """A persistent launch: one program per core, each of which loops over tiles.
 
     Only the device knows the lengths of packed sequences, so the number of tiles is an upper bound over all lengths.
-    Each sequence may have one empty tile, and so may the tokens before the first one and after the last one.
+    Each sequence may add one empty tile; so may the tokens before the first sequence, and those after the last.
     """
     rows, heads = (p.keys, p.kv_heads) if name == "backward_kv" else (p.queries, p.heads)
     sections = heads if packed else p.batch * heads
@@ -215,7 +215,7 @@ def attention_bwd_in_gluon(
 def _packed(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, left: int, right: int, scale: float | None
 ) -> tuple[AttentionProblem, OutputSpec]:
-    """The problem, in which all tokens are queries and keys, and the output spec of the statistics of each row."""
+    """The problem, with all tokens as queries and keys; and the output spec of the statistics (one per row)."""
     p = AttentionProblem.of(q, k, v, left, right, scale, "ieee", (cu_q.shape[0] - 1, q.shape[0], k.shape[0]))
     return p, OutputSpec.of((q.shape[1], q.shape[0]), spec.stats_dtype(q))
 

@@ -1,4 +1,4 @@
-"""Attention for Hopper in Gluon, Triton's language below its tiles: a warp copies, two warpgroups multiply.
+"""Attention for Hopper in Gluon, Triton's lower-level language: one warp copies, two warpgroups multiply.
 
 Three parts of a program work concurrently. The producer is one warp: it lets TMA load tiles into rings of shared
 memory, and waits only for a free slot of a ring. Each of the two consumers has 64 rows of the tile: while one computes
@@ -7,13 +7,13 @@ one that both consumers have read. Programs are persistent: one per core loops o
 sections that fit L2.
 
 Dense batches and packed sequences use the same kernel: `cu_q_ptr` and `cu_k_ptr` are None, or say where a sequence
-begins. `_describe` says how TMA is kept to the rows of one sequence.
+begins. `_describe` explains how TMA is restricted to the rows of one sequence.
 
-ptxas moves a wait for products up to where they are issued, before the exponentials that should run meanwhile; but it
-moves nothing across a branch. `_over` is such a branch: a wait for a barrier that has already completed.
+ptxas would move a wait for products up to where they are issued, before the exponentials that should overlap with them;
+but it moves nothing across a branch. `_over` is such a branch: a wait for a barrier that has already completed.
 """
 
-# ruff: noqa: RUF059 - each part of a program unpacks everything that is shared
+# ruff: noqa: RUF059 - each part of a program unpacks all shared values
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from .....kernels.lib.launch import Launcher
 HALF = gl.constexpr(64)  # rows of a consumer
 FAR, WRAP = gl.constexpr(2**30), gl.constexpr(2**34)  # see _describe
 LOG2_E = gl.constexpr(1.4426950408889634)
-PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # Triton 3.6 has it with an underscore
+# in Triton 3.6 the name begins with an underscore
+PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 LN_2 = gl.constexpr(0.6931471805599453)
 # renamed in Triton 3.9
 _copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -69,7 +70,7 @@ def _nth(turn, SNAKE: gl.constexpr):
 
 @gluon.jit
 def _place(tile, rows, all_heads, SECTION: gl.constexpr):
-    """The row of tiles and the head of a tile. Tiles are numbered by section of heads, then by row, then by head."""
+    """A tile's row of tiles, and its head. Tiles are numbered by section of heads, then by row, then by head."""
     section = tile // (rows * SECTION)
     inside = tile % (rows * SECTION)
     wide = gl.minimum(SECTION, all_heads - section * SECTION)
@@ -78,17 +79,20 @@ def _place(tile, rows, all_heads, SECTION: gl.constexpr):
 
 @gluon.jit
 def _begin(cu_ptr, i, batch, rows):
-    """The first token of sequence i. Sequence 0 is the tokens before `cu_ptr[0]`, batch + 1 those after the last."""
+    """The first token of sequence i.
+
+    Sequence 0 has the tokens before `cu_ptr[0]`, sequence batch + 1 those after `cu_ptr[batch]`.
+    """
     at = gl.load(cu_ptr + gl.minimum(gl.maximum(i - 1, 0), batch)).to(gl.int32)
     return gl.where(i == 0, 0, gl.where(i > batch + 1, rows, at))
 
 
 @gluon.jit
 def _sequence(at, cu_ptr, batch, rows, BLOCK: gl.constexpr):
-    """The sequence of a row of tiles, how many rows of tiles it has after this one, and whether `cu_ptr` lists it.
+    """The sequence of a row of tiles, how many rows of tiles follow in that sequence, and whether `cu_ptr` lists it.
 
-    The rows of tiles of sequence i begin at begin // BLOCK + i: enough for its length, and at most one too many, which
-    sees no key and writes nothing.
+    Sequence i has the rows of tiles from begin // BLOCK + i on. They cover the sequence; at most one of them is left
+    over, which sees no key and writes nothing.
     """
     low = 0
     high = batch + 2
@@ -103,13 +107,13 @@ def _sequence(at, cu_ptr, batch, rows, BLOCK: gl.constexpr):
 
 @gluon.jit
 def _describe(ptr, cu_ptr, batch, heads, rows, z, h, r, BLOCK: gl.constexpr, DIM: gl.constexpr):
-    """A TMA descriptor of a tensor [batch, heads, rows, DIM]: rows out of bounds are read as zero, and not written.
+    """A TMA descriptor of a tensor [batch, heads, rows, DIM]: rows out of bounds read as zero and are not written.
 
-    Packed sequences: one dimension is the token at which a sequence ends, one counts the `FAR` rows before that end: a
-    sequence of n rows is the last n of these, so TMA's bounds check stops at its end. Otherwise 0 times a NaN of the
-    next sequence would be NaN. The first dimension, whose index is always FAR, subtracts the FAR rows: addresses are
-    modulo 2**64, and FAR * WRAP * 2 bytes are 0. (A base address FAR rows before the tensor would do as well, but TMA
-    faults if there is no memory at it.)
+    Packed sequences: one dimension is the token at which a sequence ends; another one counts the `FAR` rows before that
+    end. A sequence of n rows is the last n of these rows, so TMA's bounds check stops at its end. Otherwise 0 times a
+    NaN of the next sequence would be NaN. The first dimension, whose index is always FAR, subtracts FAR rows from the
+    address: addresses are modulo 2**64, and FAR * WRAP * 2 bytes are 0. (A base address FAR rows before the tensor
+    would do as well, but TMA faults if there is no memory at it.)
     """
     if cu_ptr is None:
         layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
@@ -179,8 +183,8 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 def _fwd_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SECTION: gl.constexpr):
     """A tile's first query, its head, how many blocks of keys it sees, and its sequence. The longest tiles come first.
 
-    The sequence: its number of queries and keys, its coordinates in descriptors, the offset of its lse, and whether it
-    is listed.
+    Of the sequence: the number of queries and keys, the coordinates in descriptors, the offset of lse, and whether
+    `cu_q_ptr` lists it.
     """
     queries, keys, heads, batch, group, tiles, cu_q_ptr, cu_k_ptr = sizes
     if cu_q_ptr is None:
@@ -243,7 +247,7 @@ def _fwd_produce(
 
 @gluon.jit
 def _softmax(s, top, total, scale, row, key, keys, shift, MASK: gl.constexpr, CAUSAL: gl.constexpr):
-    """Exponentials of a block of scores, the maximum and the sum so far, and the factor that rescales earlier sums."""
+    """Exponentials of a block of scores, the new maximum and sum, and the factor that rescales earlier sums."""
     if MASK:
         at = key + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
         visible = at[None, :] < keys
@@ -252,7 +256,7 @@ def _softmax(s, top, total, scale, row, key, keys, shift, MASK: gl.constexpr, CA
         s = gl.where(visible, s, -float("inf"))
     new = gl.maximum(top, gl.max(s, 1) * scale)
     base = new
-    if MASK:  # a row without a visible key so far
+    if MASK:  # a row may have no visible key so far
         base = gl.where(new == -float("inf"), 0.0, new)
     p = gl.exp2(s * scale - base[:, None])
     factor = gl.exp2(top - base)
@@ -264,7 +268,7 @@ def _fwd_step(
     q, smem, bars, state, count, row, key, keys, shift, scale, WHICH: gl.constexpr, MASK: gl.constexpr,
     CAUSAL: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The scores of a block of keys; meanwhile the values of the block before are accumulated."""
+    """Compute the scores of a block of keys, while the product with the values of the previous block is accumulated."""
     q_smem, k_smem, v_smem, o_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = bars
     o, p, top, total = state
@@ -355,7 +359,7 @@ def _fwd_consume(
         total = gl.where(total > 0.0, total, 1.0)
         lse = (top + gl.log2(total)) * LN_2
         if cu_q_ptr is not None:
-            lse = gl.where(listed, lse, 0.0)  # o is 0 there, because no key is visible
+            lse = gl.where(listed, lse, 0.0)  # tokens outside of the listed sequences see no key, so their o is 0
         gl.store(lse_ptr + at_row + row, lse, mask=row < queries)
         o = o * gl.convert_layout(1.0 / total, gl.SliceLayout(1, result))[:, None]
         mine = o_smem.index(WHICH)
@@ -586,9 +590,8 @@ def _bwd_q(
 
 @gluon.jit
 def _kv_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SECTION: gl.constexpr):
-    """A tile's first key, its head, the first block of queries that sees it and the end of those, and its sequence.
-
-    The sequence: its number of queries and keys, its coordinates in descriptors, and the offset of its lse for head 0.
+    """A tile's first key, its head, the range of blocks of queries that see the tile, and its sequence. Of the
+    sequence: the number of queries and keys, the coordinates in descriptors, and the offset of lse for head 0.
     """
     queries, keys, kv_heads, batch, group, tiles, cu_q_ptr, cu_k_ptr = sizes
     if cu_k_ptr is None:
@@ -657,7 +660,7 @@ def _kv_produce(
 
 @gluon.jit
 def _kv_step(k, v, smem, bars, dk, dv, count, row, key, scale, shift, MASK: gl.constexpr, STAGES: gl.constexpr):
-    """Accumulate dk and dv of 64 keys over a block of queries. Scores are transposed: a row of them is a key."""
+    """Accumulate dk and dv of 64 keys over a block of queries. Scores are transposed: each row belongs to a key."""
     q_smem, do_smem, k_smem, v_smem, lse_smem, delta_smem, d_smem = smem
     full, empty, row_full, kv_full, kv_empty = bars
     BLOCK_M: gl.constexpr = q_smem.shape[1]

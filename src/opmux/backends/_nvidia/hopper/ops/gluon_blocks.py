@@ -17,7 +17,7 @@ from .....specs import gemm as spec
 from .gluon_attention import usable
 
 ROWS = 128  # rows of a tile of the result: 64 for each of two consumers
-# The most blocks of K that shared memory holds, by the columns of a tile and the bytes per element of the result.
+# (columns of a tile, bytes per element of the result) -> how many blocks of K shared memory can hold.
 STAGES = {(128, 2): 6, (128, 4): 5, (256, 2): 4, (256, 4): 3}
 
 check = checks(spec.block_scaled_gemm)
@@ -59,7 +59,8 @@ def block_scaled_gemm_in_gluon(
 ) -> Plan:
     m, n, k = spec.sizes_of(a, b, False, True)
     tiles = lambda width: -(-m // ROWS) * -(-n // width)
-    width = 256 if tiles(256) >= 0.75 * cores(a.device) else 128  # wide tiles read less, if there are enough of them
+    # wide tiles read less in total, but need enough tiles for all cores
+    width = 256 if tiles(256) >= 0.75 * cores(a.device) else 128
     config = Config({"BLOCK_N": width, "GROUP": 8, "STAGES": STAGES[width, out_dtype.itemsize]})
     steps = dict(zip(("a_down", "a_right", "b_down", "b_right"), (*a_scale.stride(), *b_scale.stride())))
     kernel = importlib.import_module(".gluon_blocks_kernels", __package__).blocks

@@ -1,8 +1,7 @@
 """FP8 products with block scales for Hopper, in Gluon: one warp copies, two warpgroups multiply.
 
-A product of 128 columns of K must be finished before it is multiplied by its scales, and the matrix unit idles
-meanwhile, unless another warpgroup has products for it. Triton's own kernel keeps its warpgroups in step; here they run
-independently.
+A product of 128 columns of K must be finished before it is multiplied by its scales; meanwhile the matrix unit idles,
+unless another warpgroup issues products. Triton's own kernel keeps its warpgroups in step; here they run independently.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def write(y, y_tile, bias_ptr, b_y, first_m, first_n, n):
 
 @gluon.jit
 def sums(b_y, b_z, ring, step, scales, CONSUMER: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
-    """b_y, and b_z for the second 128 of 256 columns, plus one block's products times its scales."""
+    """Add one block's products times its scales to b_y, and to b_z for the second 128 of 256 columns."""
     b_as, b_bs, full, empty = ring
     b_sa, b_sb, b_sc = scales
     stage = step % STAGES
@@ -99,7 +98,7 @@ def sums(b_y, b_z, ring, step, scales, CONSUMER: gl.constexpr, BLOCK_N: gl.const
 
 @gluon.jit
 def scales_of(sa, sb, b_down, m_m, m_n, there, BLOCK_N: gl.constexpr):
-    """The scales of a block of K: of 64 rows of a, and of the first and the second 128 columns of the result."""
+    """The scales of a block of K: those of 64 rows of a, and those of the result's first and second 128 columns."""
     b_sa, b_sb = gl.load(sa, mask=m_m & there, other=0.0), gl.load(sb, mask=m_m & there, other=0.0)
     b_sc = gl.load(sb + b_down, mask=m_m & m_n & there, other=0.0) if BLOCK_N == 2 * BLOCK else b_sb
     return b_sa, b_sb, b_sc
@@ -120,7 +119,8 @@ def products(
 ):
     """Multiply 64 rows of each tile. BLOCK_N is 128, or 256 as two halves, one after the other.
 
-    Blocks go in pairs, whose scales have separate registers: moving a scale would wait until it is loaded.
+    Blocks are processed in pairs, and the scales of each have their own registers: moving a scale to another register
+    would wait for its load.
     """
     a_scale_ptr, b_scale_ptr, a_down, a_right, b_down, b_right = scales
     m, n, k = sizes
@@ -133,7 +133,8 @@ def products(
         i_m = first_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         m_m, m_n = i_m < m, first_n + BLOCK < n
         sa = a_scale_ptr + i_m.to(gl.int64) * a_down
-        # i_m >> 31 is a tensor of zeros: the compiler would move a scalar to a uniform register, and wait for its load.
+        # Adding i_m >> 31, a tensor of zeros, keeps the scale a tensor: the compiler would move a scalar to a uniform
+        # register, and wait for its load.
         sb = b_scale_ptr + (first_n // BLOCK).to(gl.int64) * b_down + (i_m >> 31)
         b_y = gl.zeros([ROWS, BLOCK], gl.float32, layout)
         b_z = gl.zeros([ROWS, BLOCK], gl.float32, layout)
