@@ -1,8 +1,8 @@
 """Locks that are replaced after a fork, and core's lock: held while registrations or bindings change, but never
 during an op's call or a compilation.
 
-Use it as `with lock.held:`, which enters the C lock directly. Then Ctrl-C cannot arrive between acquiring the lock and
-the first line of the block, which would leave it locked forever.
+Use it as `with lock.held:`, which enters the C lock directly. With a Python `__enter__`, a Ctrl-C between acquiring the
+lock and the first line of the block would leave it locked forever.
 """
 
 from __future__ import annotations

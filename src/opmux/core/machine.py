@@ -14,8 +14,8 @@ from .. import wiring
 if TYPE_CHECKING:
     from .choosing import Speeds
 
-# The reason why a vendor's impls of an op come first; or a function that returns the reason, or None if they do not.
-# The function may have an attribute `always`: the reason for ops whose impls have no `when` to decide call by call.
+# Why a vendor's impls of an op come before our kernel: the reason, or a function that returns it (None: they do not).
+# The function's attribute `always`, if set, is the reason for ops whose impls have no `when` to decide per call.
 Preferred = str | Callable[[], str | None]
 
 
@@ -35,7 +35,7 @@ class Machine:
         return None
 
     def vendors(self) -> Iterable[str]:
-        """Every vendor whose chips are supported, also those that this machine does not have."""
+        """Every vendor whose chips are supported, whether or not this machine has one."""
         return ()
 
     def unused(self, device_type: str) -> Mapping[str, str]:
@@ -47,7 +47,7 @@ class Machine:
         return {}
 
     def speeds(self, key: str, device_type: str) -> Speeds | None:
-        """An op's measured times on a device; None if there are none and no vendor's libraries come first."""
+        """An op's measured times on a device; None if nothing was measured and no vendor's libraries are preferred."""
         return None
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:

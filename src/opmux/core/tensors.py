@@ -47,7 +47,7 @@ def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
         return ()
     try:
         return _classes(tensor.shape)
-    except (RuntimeError, AttributeError, TypeError):  # nested tensors and others without plain sizes
+    except (RuntimeError, AttributeError, TypeError):  # nested tensors, and others whose sizes are not plain ints
         return (-1,)
 
 
@@ -86,7 +86,7 @@ def is_real(tensor: Tensor | None) -> bool:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor has data in its own storage, unlike a wrapper around other tensors."""
+    """Whether a tensor has data in its own storage. A wrapper around other tensors has none."""
     if not is_real(tensor) or (tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() == 0):
         return False
     try:
