@@ -79,7 +79,7 @@ class Grant:
     # Called for modules of the layer that are not ours, with the name and the spec that other finders return. Returns a
     # changed spec, or None to leave the spec unchanged.
     change: Callable[[str, ModuleSpec | None], ModuleSpec | None] = lambda name, spec: None
-    distributions: Callable[..., Iterable[Any]] = lambda context: ()  # find_distributions of importlib.metadata
+    distributions: Callable[..., Iterable[Any]] = lambda context: ()  # for importlib.metadata
     thread: int | None = None  # the thread that will remove the grant; a child forked by another thread removes it
 
 
@@ -213,7 +213,7 @@ def _table(row: ForeignModule) -> Mapping[str, str | types.ModuleType]:
 
 
 def _ours(name: str) -> str | types.ModuleType | None:
-    """Our module for a foreign name, or the module's name; "" for an empty package, None if there is none."""
+    """Our module for a foreign name, or the module's name. "" is an empty package; None: we have no such module."""
     row = _row(name)
     table, ancestor = _table(row) if row is not None else {}, name
     while ancestor and ancestor not in table:
@@ -241,7 +241,7 @@ _FROM_START = Grant((*PLUGINS, "backend_utils"))
 
 
 def at_start(name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """Find one of the names above; `opmux_startup` calls this at the first import. Later imports find them directly."""
+    """Find a module of `_FROM_START`. `opmux_startup` calls this for the first import; later ones use the finder."""
     if _FROM_START not in finder.grants:
         finder.add(_FROM_START)
     return finder.find_spec(name, path, target)

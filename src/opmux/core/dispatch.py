@@ -161,7 +161,7 @@ class Chain:
         return (first.call, self._direct[True]) if one_condition else None
 
     def _raise_final(self, error: Exception, args: tuple, kwargs: dict) -> Any:
-        """The `recover` of a target that handles its own fallback. A bound method, so that `__self__` gives the chain."""
+        """The `recover` of a target that handles its own fallback. It is a bound method: `__self__` is the chain."""
         try:
             raise error
         finally:

@@ -17,7 +17,7 @@ class Namespace:
 
     @property
     def primitive(self) -> bool:
-        """Whether its ops are in torch.ops. Such an op is always called with its own signature, and traced as one op."""
+        """Whether its ops are in torch.ops, always called with their own signature, and traced as one op."""
         return self.ours or self.torchs
 
     @classmethod

@@ -245,7 +245,7 @@ def _processor() -> str:
 
 
 def _open_verified(target: Path, *, warn: bool) -> BinaryIO | None:
-    """The library, if it exists and its bytes match its record; else None, with a log line if `warn`."""
+    """The open library if its bytes match its record, else None. With `warn`, the reason for None is logged."""
     file = None
     try:
         file = cache_dir.open_file(target)

@@ -255,7 +255,7 @@ class LaunchRecorder:
         return self._watch.pure
 
     def describe(self, into: Recorded) -> bool:
-        """Describe the launches for C++; False if the call did anything else, or not all are plain Triton launches."""
+        """Describe the launches for C++. Returns False if the call did anything else or C++ cannot repeat a launch."""
         record = self.record
         if not self.pure or not 0 < len(record.launches) <= _MOST_LAUNCHES:
             return False

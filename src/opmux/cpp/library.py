@@ -42,7 +42,7 @@ class Library:
     """The functions of the library, by their names in C++ without `opmux_`."""
 
     def __init__(self, loaded: ctypes.CDLL):
-        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL: for calls that take nanoseconds
+        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL; for fast functions
 
         def function(name: str, returns: Any, *takes: Any, of: ctypes.CDLL = holding) -> Any:
             bound = getattr(of, f"opmux_{name}")

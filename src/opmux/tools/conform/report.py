@@ -1,4 +1,4 @@
-"""Prints a run: a table per family, where ops run, and last the failures, each with a command that reproduces it."""
+"""Prints a run: a table per family, where ops run, and the failures, each with a command that reproduces it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MARKS = {
 }
 PLACES = {OWN: "chip's own", TRITON: "triton", PLUGIN: "plugin", NATIVE: "torch's own", CPU: "CPU", NOWHERE: "nowhere"}
 PLACE_STYLES = {OWN: "magenta", CPU: "yellow"}
-SHOWN = 12  # the most entries of a list that are printed
+SHOWN = 12  # entries of a list that are printed at most
 
 
 def report(record: ConformRecord, known: list[Gap]) -> Group:
@@ -181,7 +181,7 @@ def _gaps(record: ConformRecord) -> list[Any]:
 
 
 def failures(record: ConformRecord) -> list[tuple[CheckResult, bool]]:
-    """Each failure, and whether the check also fails through dispatch, which means that a user's call fails."""
+    """Each failure, and whether the check also fails through dispatch; if so, users' calls are wrong too."""
     own = {(r.key, r.check) for r in record.failures if r.own}
     through = {(r.key, r.check) for r in record.failures if r.impl == DISPATCH}
     distinct = [r for r in record.failures if r.impl != DISPATCH or (r.key, r.check) not in own]
