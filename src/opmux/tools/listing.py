@@ -54,7 +54,7 @@ class ListingRow:
 
 
 def rows(manager: OpManager) -> list[ListingRow]:
-    """Every op that has an impl, by family, in the order of declaration; ops without a spec come last."""
+    """Every op that has an impl, sorted by family, then in the order of declaration. Ops without a spec come last."""
     manager.prepare()  # loads the plugins
     keys = [*(s.key for s in specs), *sorted(k for k in manager.registry if k not in specs.by_key)]
     listed = []
@@ -121,7 +121,7 @@ def run(named: list[str], family: str | None, glob: str | None, as_json: bool) -
 
 
 def _show_families(rows: list[ListingRow], console: Console) -> None:
-    """One line per family. Small families share one line, as do those of an extension's space, such as tex."""
+    """Print one line per family. Small families share one line, and so do the families of a namespace such as tex."""
     by_family: dict[str, list[ListingRow]] = {}
     for row in rows:
         by_family.setdefault(row.family, []).append(row)
@@ -146,7 +146,7 @@ def _show_families(rows: list[ListingRow], console: Console) -> None:
 
 
 def _examples(ops: list[ListingRow], width: int) -> str:
-    """As many of the first names as fit."""
+    """The first names, as many as fit."""
     names = [r.name.rpartition("::")[2] for r in ops]
     shown = [n for i, n in enumerate(names) if len(", ".join(names[: i + 1])) <= width - 5]
     return ", ".join(shown) + (", ..." if len(shown) < len(names) else "")
@@ -190,7 +190,7 @@ def _is_here(package: Package) -> bool:
 
 
 def impl_text(verdict: Verdict) -> Text:
-    """An impl in short form: its id, its kind and vendor if the id does not contain them, and its origin."""
+    """An impl in short form: its id, its kind and vendor if the id does not contain these, and where it comes from."""
     impl, origin = verdict.impl, verdict.origin
     style = "dim" if verdict.status == "refused" else screen.KIND_STYLES[impl.kind.value]
     text = Text("*" if verdict.status == "chosen" else "", "bold green")

@@ -110,7 +110,7 @@ class ConformPlan:
     # -- checks
 
     def run(self, subject: Subject) -> tuple[list[CheckResult], Covered | None]:
-        """Run every check of a subject; for dispatch, also find where its first sample ran."""
+        """Run every check of a subject. For dispatch's choice, also find out where the first sample ran."""
         with policy():  # one scope around all checks; otherwise each scope would update every op
             return self._run(subject)
 

@@ -219,7 +219,7 @@ def _channels_last(sample: Sample, shape: tuple[int, ...]) -> Sample:
 
 
 def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device: torch.device) -> str:
-    """Check every default kernel of an op on one row: its results, and its gradient through autograd."""
+    """Check the results of every kernel of ours for an op on one row, and the gradient through autograd."""
     sample = sample_of(spec, row, dtype, device)
     impls = our_impls(spec, device)
     if not impls:

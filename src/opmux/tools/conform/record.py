@@ -94,7 +94,7 @@ class Covered:
 class ConformRecord(RunRecord):
     results: list[CheckResult] = field(default_factory=list)
     coverage: list[Covered] = field(default_factory=list)
-    rest_of_aten: dict[str, int] = field(default_factory=dict)  # where they run -> number of overloads not ours
+    rest_of_aten: dict[str, int] = field(default_factory=dict)  # place -> number of other overloads that run there
     unchecked: list[Unchecked] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0

@@ -68,7 +68,7 @@ def report(record: ConformRecord, known: list[Gap]) -> Group:
 
 
 def _family(family: str, results: list[CheckResult]) -> Any:
-    """One line for each vendor's impl and for each impl with a problem; one line for all others together."""
+    """A family's table: a line for each vendor's impl and each impl with a problem, one line for all others."""
     rows: dict[tuple[str, str], list[CheckResult]] = {}
     for result in results:
         rows.setdefault((result.op, result.impl), []).append(result)

@@ -177,7 +177,7 @@ def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
 
 
 def subjects(spec: Spec, target: ConformTarget) -> Iterator[Subject]:
-    """Dispatch and each impl of the vendor; for direct calls, the vendor's impls and our default kernel."""
+    """Dispatch's choice and each impl of the vendor. If impls are called directly: those, and our kernel."""
     if not target.direct:
         yield Subject(spec, None, False)
         for impl in own_impls(spec, target):

@@ -128,7 +128,7 @@ def _with_valid_index(device: torch.device) -> torch.device:
 
 @contextmanager
 def ready(target: ConformTarget) -> Iterator[ConformTarget]:
-    """Set the device up: simulate it if necessary, and select the vendor if several share the device type."""
+    """Set up the device for a block: simulate it if necessary, and select the vendor if several share it."""
     if target.interpreted:
         if launch.compiles():
             raise NeedsFreshProcess
