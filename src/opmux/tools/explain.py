@@ -140,7 +140,7 @@ def _goes(make: Callable[[], Any]) -> bool:
 def nearest_sample(
     spec: Spec | None, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Sample, str | None]:
-    """Arguments in that shape. If the op's samples have fixed shapes: the first sample, and a note."""
+    """Arguments in the given shape. If the op's samples have fixed shapes: the first sample, and a note about it."""
     samples = getattr(spec, "samples", None)
     if shape is None or samples is None or takes_shape(samples, dtype):
         return sample_of(spec, name, shape, dtype, device), None

@@ -66,7 +66,7 @@ def rows(manager: OpManager) -> list[ListingRow]:
 
 
 def select(rows: list[ListingRow], named: list[str], family: str | None, glob: str | None) -> list[ListingRow]:
-    """The rows that `named` (families, ops, or globs of either), the family and the glob all select."""
+    """The rows that match all given selectors: `named` (families, ops, or globs of either), `family` and `glob`."""
     if named:
         keys = {row.key for name in named for row in _named(rows, name)}
         rows = [r for r in rows if r.key in keys]
@@ -153,7 +153,7 @@ def _examples(ops: list[ListingRow], width: int) -> str:
 
 
 def _table(family: str, rows: list[ListingRow], width: int) -> Any:
-    """A screen of fewer than 120 columns shows no space and no backward op, so that names and ids are not cut."""
+    """The table of a family. Below 120 columns it omits namespaces and backward ops, so that ids are not cut."""
     wide = width >= 120
     name, arguments = ("op", {"no_wrap": True}), ("arguments -> results", {"style": "dim"})
     more = [("space", {"style": "dim"})] if wide else []
@@ -185,7 +185,7 @@ def vendor_rows() -> list[dict[str, Any]]:
 
 
 def _is_here(package: Package) -> bool:
-    """Whether the vendor's device is present. Queries only available devices, because a query may run a command."""
+    """Whether the vendor's device is present. Checks only available devices, as detection may run a command."""
     return package.device in HERE.devices() and devices.vendor_of(package.device) == package
 
 

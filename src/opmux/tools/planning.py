@@ -428,7 +428,7 @@ class Worker:
 
 
 def _entry(overload: overloads.Overload) -> Callable[..., Any]:
-    """The override that the gate calls for an overload; it raises NotLaunchable if torch's own kernel would run."""
+    """The override that the C++ gate calls for an overload. It raises NotLaunchable if torch's kernel would run."""
 
     def native(*args: Any, **kwargs: Any) -> Any:
         raise NotLaunchable("torch's own kernel runs it")

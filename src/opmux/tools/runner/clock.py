@@ -76,7 +76,7 @@ def host_us(
 class Clock:
     """Times single calls on one device type, with a cold cache.
 
-    All calls are queued before the first one runs, so that host time is not measured.
+    All calls are queued before the first one runs, so that host time does not count.
     """
 
     def __init__(self, device: str):

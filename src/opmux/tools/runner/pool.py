@@ -168,7 +168,7 @@ class Workers:
         inherited = [*self._members, own_end] if self._context.get_start_method() == "fork" else []
         process = self._context.Process(target=_work, args=(self._tasks, child_end, inherited), daemon=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: none holds a lock of a task
+            warnings.simplefilter("ignore", DeprecationWarning)  # no thread holds a lock that a task needs
             process.start()
         child_end.close()
         self._members[own_end] = Member(process, queue)
