@@ -80,7 +80,7 @@ class Grant:
     # changed spec, or None to leave the spec unchanged.
     change: Callable[[str, ModuleSpec | None], ModuleSpec | None] = lambda name, spec: None
     distributions: Callable[..., Iterable[Any]] = lambda context: ()  # for importlib.metadata
-    thread: int | None = None  # the thread that will remove the grant; a child forked by another thread removes it
+    thread: int | None = None  # the thread that removes the grant; if another thread forks, the child removes it
 
 
 class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -89,7 +89,7 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self) -> None:
         self.grants: tuple[Grant, ...] = ()
         self.given: dict[str, types.ModuleType] = {}  # the modules that were put in sys.modules
-        self._parents: dict[str, types.ModuleType] = {}  # the modules of which these became a new attribute
+        self._parents: dict[str, types.ModuleType] = {}  # name -> the parent of which the module became an attribute
 
     def add(self, grant: Grant) -> None:
         with lock.held:
@@ -276,7 +276,7 @@ lock.after_fork.append(_after_fork)
 
 
 def _tolerant(name: str, spec: ModuleSpec | None) -> ModuleSpec | None:
-    """Make a failing import of the installed layer give an empty package; None if the layer has plugins of its own."""
+    """The installed layer's spec; a failing import then gives an empty package. None if the layer has plugins."""
     if name != LAYER or spec is None or spec.loader is None:
         return None
     if finder.others(PLUGINS[0], spec.submodule_search_locations or []) is not None:

@@ -9,7 +9,8 @@ attribute per op (`call.rms_norm`), and all of these are references, or all are 
 `names` maps the ops' argument names to the function's. An argument with the same or a mapped name inherits the op's
 rules, and an error of the op is raised with the function's names.
 The function's own annotations and `where` add more rules. Arguments are checked before a reference runs and after an
-implementation has failed; with `checks`, before every call, for functions that write before they could fail.
+implementation has failed. With `checks`, they are checked before every call, which is needed if the function writes
+before it could fail.
 """
 
 from __future__ import annotations

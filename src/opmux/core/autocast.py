@@ -48,7 +48,7 @@ def _common_dtype(spec: Spec, args: tuple, kwargs: dict) -> torch.dtype | None:
     dtype = dtype_on(floats[0].device.type)
     if dtype is None or spec.flops is not None:
         return dtype
-    return torch.float32  # also for float16 with bfloat16, of which neither holds all values of the other
+    return torch.float32  # also for a mix of float16 and bfloat16: neither has all values of the other
 
 
 def dtype_on(device: str) -> torch.dtype | None:

@@ -1,4 +1,4 @@
-"""The argument contract of an op: read from its signature, checked, and raised as an error.
+"""The argument contract of an op: is read from the op's signature, checks arguments, and raises errors.
 
     def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, "n"], eps: Annotated[float, at_least(0)] = 1e-6)
 
@@ -695,7 +695,7 @@ class Contract:
     def _wrong(self, a: Argument, value: Any, good: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for rule in a.rules:
             for word, wrong in rule.wrong(value):
-                if not rule.late or rule.problem(wrong, good) is not None:  # a size may be unconstrained
+                if not rule.late or rule.problem(wrong, good) is not None:  # the rule may accept this size
                     yield word, wrong
         if a.form is None:
             return

@@ -175,7 +175,7 @@ class DefaultManager(OpManager):
         return impls
 
     def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> list[OpImpl]:
-        """An op's compositions: one impl for each kind or vendor that implements a part, and prefers those parts."""
+        """An op's compositions: one impl for each kind or vendor that implements a part. It tries those parts first."""
         taken = {i.impl_id for i in own}
         lifted = []
         for token, kind, vendor in sorted({t for p in spec.parts.values() for t in self._tokens(p, policy)}, key=str):

@@ -599,7 +599,7 @@ class Fallback:
         return chain._fake_fails(self.args, self.kwargs)
 
     def _raise_bad_argument(self) -> None:
-        """Raise BadArgument if an argument is invalid: an impl's own error may not name the argument."""
+        """Raise BadArgument if an argument is invalid, because an impl's own error may not name the argument."""
         spec = self.chain.spec
         if spec is not None and self.chain._typed and not spec.namespace.torchs:
             try:
@@ -609,7 +609,7 @@ class Fallback:
 
 
 def _by_torchs_kernels(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Run `fn` with ATen's own kernels: an overridden `copy_` on trial would itself take a snapshot."""
+    """Make `fn` run ATen's own kernels, because an overridden `copy_` on trial would itself take a snapshot."""
     guard = library.reference_guard
     return fn if guard is None else guard(fn)
 

@@ -1,4 +1,4 @@
-"""Every setting of opmux. One line declares its name, its type and its meaning.
+"""Every setting of opmux. One line for each declares the name, the type and the meaning.
 
 A setting is read from the environment variable of its name, then from its aliases, then from a TOML file, where its
 name is in lower case and without `OPMUX_`. `OPMUX_CONFIG` names the file. Without it, `opmux.toml` in the current
@@ -72,7 +72,7 @@ class Knob(Generic[T]):
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The names under which programs for other libraries set this."""
+        """Other names of this setting, used by programs for other libraries."""
         return tuple(alias for e in extensions() for alias, name in e.aliases.items() if name == self.name)
 
     def look(self) -> Setting[T]:

@@ -66,7 +66,9 @@ class DeclaringImport:
 
 
 class Declarations(dict[str, T]):
-    """What modules declare, by name, each name once; a declaration is void if its module's import failed."""
+    """The declarations of modules, by name. Each name is declared once. If a module's import fails, its declarations
+    are void.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -39,11 +39,11 @@ class Machine:
         return ()
 
     def unused(self, device_type: str) -> Mapping[str, str]:
-        """The ops (by key) for which a device's vendor disables our kernels, and the reason."""
+        """Key of an op -> why a device's vendor disables our kernels for it."""
         return {}
 
     def preferred(self, device_type: str) -> Mapping[str, Preferred]:
-        """The ops (by key) for which a device's vendor puts its impls before our generic kernels, and the reason."""
+        """Key of an op -> why a device's vendor puts its impls before our generic kernels."""
         return {}
 
     def speeds(self, key: str, device_type: str) -> Speeds | None:
@@ -59,7 +59,7 @@ class Machine:
         return contextlib.nullcontext()
 
     def register_vendor(self, plugin: Any, origin: Any) -> bool:
-        """Register the object of an entry point if it is a vendor's package; returns whether it was."""
+        """Register the object of an entry point if it is a vendor's package. Returns whether it is one."""
         return False
 
     def register(self, registry: Any) -> None:

@@ -449,7 +449,7 @@ class OpManager:
         return policies.get_global_policy()
 
     def _registered(self, keys: set[str]) -> None:
-        """Forget the failures and successes of removed impls: a new impl under the same id starts without them."""
+        """Forget the failures and successes of removed impls. A new impl with the same id then starts without them."""
         self.memory.forget(
             lambda key, impl_id: key in keys and all(i.impl_id != impl_id for i in self.registry.impls(key))
         )

@@ -387,8 +387,8 @@ def live_scopes() -> int:
 
 
 def scopes_watched() -> bool:
-    """Whether the last notification told the watchers that a scope is live. Read it under the lock, so that the
-    watchers know the same.
+    """Whether the last notification told the watchers that a scope is live. Read it under the lock to get the state
+    that the watchers know.
 
     This can be True while `live_scopes()` is 0: the thread that freed the last scope may still wait for the lock to
     notify the watchers. If a new scope is created before that, the watchers are not notified of either event.

@@ -30,7 +30,7 @@ Available = Callable[[], "bool | str"]
 class OpImpl:
     """One implementation of an op, and when it applies.
 
-    `when(*args)` returns True or None if the impl applies, and otherwise the reason; it must not write.
+    `when(*args)` returns True or None if the impl applies, and otherwise the reason why not. It must not write.
     `supported_dtypes` is compared with the dtype of the call's first tensor, `min_arch` ("sm_90", "gfx942") and
     `devices` ("cuda",) with its device. Calls that violate a rule in the annotations of `fn` are declined (see
     `support`).

@@ -579,8 +579,8 @@ def op(
     The public function has `.spec`, `.reference` and `.check(x=..., ...)`, which raises BadArgument.
 
     Only ops of the namespace `opmux` get a torch schema and a fake kernel. An op of the namespace `aten` is an op of
-    torch, with ATen's name and signature. If a gradient is needed, torch's own kernel runs; also in compiled code,
-    where the compiler can fuse it.
+    torch, with ATen's name and signature. Torch's own kernel runs if a gradient is needed. It also runs in compiled
+    code, where the compiler can fuse it.
     """
 
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,7 +39,8 @@ def first_tensor(args: tuple, kwargs: dict) -> Tensor | None:
 
 
 def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
-    """The rank, then the power-of-two bucket of each dimension: 0 for 0, 1 for 1, and n for (2^(n-2), 2^(n-1)].
+    """The rank, then the power-of-two bucket of each size. Size 0 has bucket 0, size 1 has bucket 1, and bucket n has
+    the sizes in (2^(n-2), 2^(n-1)].
 
     Sizes with the same next power of two share a class, because they share a Triton block size.
     """

@@ -153,7 +153,7 @@ def _is_busy(imports: dict[str, float]) -> bool:
         return True
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.library":  # it may hold the dispatcher's lock
+        if frame.f_globals.get("__name__") == "torch.library":  # it may warn while it has torch's dispatcher lock
             return True
         frame = frame.f_back
     now = time.monotonic()

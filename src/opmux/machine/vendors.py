@@ -52,7 +52,7 @@ class Autograd(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """The sizes of a chip. If a field is None, the device is asked, or the size is unknown."""
+    """The sizes of a chip. If a field is None, the size is read from the device, or is unknown."""
 
     cores: int | None = None  # multiprocessors, compute units or vector cores
     shared_memory: int | None = None  # bytes available to one program

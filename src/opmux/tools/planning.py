@@ -2,9 +2,9 @@
 
 A request is the key of a call, as 64-bit words (`CallKey` in native/launches.h): the dtype, sizes and strides of each
 tensor and the value of every other argument. The planner runs the implementation for the chip on meta tensors, with
-Triton's compiler and without a device. The answer lists the launches and, for each pointer, its tensor, or it says that
-C++ cannot launch the call. If an earlier key differs from this one in only one size, a size class follows, from which
-C++ computes the launches of other sizes without a request (size_classes.py).
+Triton's compiler and without a device. The answer lists the launches and the tensor of each pointer. If C++ cannot
+launch the call, the answer says so. If an earlier key differs from this one in only one size, a size class follows,
+from which C++ computes the launches of other sizes without a request (size_classes.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ARGUMENT, RESULT, SPACE, NUMBER = range(4)  # LaunchRecord::Kind in launches.h
 MOST = 1 << 17  # maximum length of a message in bytes
 PREFIX = "opmux-planner-"  # prefix of the folders of compiled kernels
 NEW = 60.0  # seconds; leave a younger folder alone, because it may not be locked yet
-RESTARTS = 16  # killed workers that are replaced at most; then the planner ends
+RESTARTS = 16  # at most this many killed workers are replaced; then the planner ends
 PR_SET_PDEATHSIG = 1  # a prctl option: kill a worker when its parent process ends
 # c10::ScalarType, whose numbers are part of torch's file format
 DTYPES: dict[int, torch.dtype] = {

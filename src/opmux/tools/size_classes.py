@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 MOST_TWOS = 13  # the largest block is 2^13, so a multiple of 2^13 is one of every block
-MOST_SIZES = 256  # sizes of one class at most; planning a size takes 0.3 to 1 ms
-MOST_CALLS = 40  # calls that are planned at most to find the formulas
-MOST_FORMULAS = 1000  # candidate formulas that are compared at most for one word
+MOST_SIZES = 256  # at most this many sizes are in a class; planning a size takes 0.3 to 1 ms
+MOST_CALLS = 40  # at most this many calls are planned to find the formulas
+MOST_FORMULAS = 1000  # at most this many candidate formulas are compared for one word
 LIMIT = 1 << 62  # all computed values stay below this
 
 Words = list[int]

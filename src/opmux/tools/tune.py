@@ -36,7 +36,7 @@ GAIN = 0.02  # a gain below 2 % is noise and is not stored
 LONG_SUM = 10.0  # factor on the tolerance for long float32 sums, used if the current tiles need it
 SHAPES, DTYPES = ("4096x8192",), ("bfloat16",)
 STAND_IN = "sm_90"  # the chip to assume in a dry run on a machine without an accelerator
-SHOWN = 12  # trials in a table at most; slower ones are only counted
+SHOWN = 12  # at most this many trials are in a table; slower ones are only counted
 
 Bench = Callable[[Call], float]
 
@@ -57,7 +57,7 @@ class TuneOutcome:
 
     call: TunableCall
     trials: list[TileTrial]  # the current tiles come first
-    best: TileTrial | None = None  # if two measurements showed a gain of at least GAIN
+    best: TileTrial | None = None  # faster than the current tiles by GAIN in two measurements
     times: tuple[float, float] = (0.0, 0.0)  # ms of the current and of the fastest other tiles
 
 
@@ -230,7 +230,7 @@ class Tuner:
 def run(
     op: str, shapes: Sequence[str], dtypes: Sequence[str], device: str | None, dry_run: bool, chip: str | None
 ) -> int:
-    specs.find(op, NAME_LOOKUP["ops"])  # first, to report an unknown op
+    specs.find(op, NAME_LOOKUP["ops"])  # first, so that an unknown op is reported
     at = arguments.device(device)
     if chip is not None and not dry_run:
         raise arguments.BadOption("--chip names a chip that is not present: nothing can be timed. Add --dry-run")

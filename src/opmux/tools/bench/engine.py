@@ -75,7 +75,7 @@ class Bench:
     choice: ProviderChoice
 
     def rows(self, cases: list[BenchCase], started: Started) -> Iterator[list[BenchRow]]:
-        """Yields the rows of each case when it is done."""
+        """Yields the rows of each case as soon as the case is done."""
         last = None
         providers: list[BenchProvider] = []
         for case in cases:
@@ -112,7 +112,7 @@ class Bench:
         return BenchRow(*shown, provider.name, impl=provider.impl or None)
 
     def _truth(self, case: BenchCase, sample: Sample) -> Truth:
-        """The reference's results for the case. If these would not fit in memory, for a case with only FEW rows."""
+        """The reference's results for the case, or for only FEW rows of it if all rows would not fit in memory."""
         if measure.fits(case.spec, sample, self.device) or len(case.shape) < 2:
             try:
                 return Truth.of(case.spec, sample)

@@ -122,7 +122,7 @@ def _tolerance(spec: Spec, *dtypes: torch.dtype) -> Tol:
 
 
 def fits(spec: Spec, sample: Sample, device: torch.device) -> bool:
-    """Whether the reference fits in memory: its arguments, and its temporaries in float32 or wider."""
+    """Whether the reference's arguments, and its temporaries in float32 or wider, fit in memory together."""
     tensors = tensors_in((sample.args, sample.kwargs))
     largest = max((t.numel() * max(t.itemsize, 4) for t in tensors), default=0)
     return 12 * largest < free_bytes(device)  # norms' backwards have eight such temporaries

@@ -1,4 +1,6 @@
-"""Torch's own call for an op, as a user would write it. For a backward op, only autograd's backward of that call."""
+"""Torch's own call for an op, as a user would write it. For a backward op, this is only autograd's backward of the
+forward's call.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .record import LEVEL, BenchRecord
 
 STATUS = {"wrong": ("WRONG", "bold red"), "failed": ("failed", "red"), "declined": ("declined", "dim")}
 STATUS["skipped"] = ("skipped", "dim")
-SHOWN = 12  # entries of a list that are printed at most
+SHOWN = 12  # at most this many entries of a list are printed
 
 
 class Lines:

@@ -45,7 +45,7 @@ def scaled(call: ModelCall, most: int) -> ModelCall | None:
     if dim is None:
         return None
     before = largest.shape[dim]
-    after = max(min(before, 2), most * before // largest.numel)  # two rows, as a variance needs them
+    after = max(min(before, 2), most * before // largest.numel)  # keep two rows, which a variance needs
     if largest.numel // before * after > 16 * most:
         return None
 

@@ -97,7 +97,7 @@ def of_aten(target: ConformTarget, chosen_overloads: Iterable[Overload]) -> Iter
 
 
 def rest_of_aten(target: ConformTarget) -> dict[str, int]:
-    """Where the overloads of ATen run that we do not compute: counts for a kernel of the device, the CPU, and nowhere.
+    """For the overloads of ATen that we do not compute: place -> the number of overloads that run there.
 
     Composite overloads are not counted, because they run where the ops that they call run.
     """

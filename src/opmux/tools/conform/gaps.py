@@ -7,10 +7,10 @@
     impl = "default.flagos.acme"
     reason = "no double precision on the chip"
 
-A table's header names an op and a check. The op is a name, a key such as `"aten::add"` or a glob, in quotes where TOML
-requires them. The check may be `"*"` for all checks. `reason` is required; `impl` limits the table to one impl.
-Failures that a table covers are expected. If it covers only passed checks, these are reported, so that the table can be
-removed.
+The header of a row (a TOML table) names an op and a check. The op is a name, a key such as `"aten::add"` or a glob, in
+quotes where TOML requires them. The check may be `"*"` for all checks. `reason` is required; `impl` limits the row to
+one impl. Failures that a row covers are expected. If it covers only passed checks, these are reported, so that the row
+can be removed.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def cut(shape: tuple[int, ...], limit: int) -> tuple[int, ...] | None:
     if n <= limit:
         return shape
     row_size = n // shape[0]
-    first = max(min(shape[0], 2), limit // row_size)  # two rows, as a variance needs them
+    first = max(min(shape[0], 2), limit // row_size)  # keep two rows, which a variance needs
     if shape[0] % 32 == 0 and 32 * row_size <= 4 * limit:
         first = max(32, first // 32 * 32)
     return (first, *shape[1:]) if row_size * first <= 16 * limit else None
@@ -256,7 +256,7 @@ class Comparison:
     native: dict[str, Any]
     largest: tuple[int, ...]  # the shape of the largest argument
     size: float
-    fp8: torch.dtype | None  # if results are float8 as bytes, computed and then rounded: their dtype
+    fp8: torch.dtype | None  # the float8 dtype to which byte results are rounded; None if there are none
 
     @classmethod
     def of(cls, spec: Spec, sample: Sample, device: torch.device) -> Comparison:
@@ -343,7 +343,7 @@ def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
         truth = _by_the_references(spec, moved(sample, device, torch.float64))
         native_grads = _by_the_references(spec, moved(sample, device))
     except (TypeError, ValueError, RuntimeError):
-        return  # as with a dtype argument; the backward op itself is checked as an op
+        return  # for example, it has a dtype argument; then only the backward op is compared
     with poisoned():
         got = backward(spec, specs.functions[spec.key], moved(sample, device), _weights)[1]
     floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
@@ -445,7 +445,7 @@ def cases(selection: CaseSelection, device: torch.device) -> list[RealCase]:
 
 
 def _laps(rows: Sequence[Any], dtypes: Sequence[torch.dtype], start: int) -> Iterator[tuple[int, Any, torch.dtype]]:
-    """Yield every row once, each in the next dtype; then every row again in its following dtype, and so on."""
+    """Yield every row with one dtype, alternating between dtypes. Then yield every row with its next dtype, etc."""
     for lap in range(len(dtypes)):
         for at, row in enumerate(rows):
             yield at + lap * len(rows), row, dtypes[(start + at + lap) % len(dtypes)]

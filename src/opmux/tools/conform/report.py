@@ -43,7 +43,7 @@ MARKS = {
 }
 PLACES = {OWN: "chip's own", TRITON: "triton", PLUGIN: "plugin", NATIVE: "torch's own", CPU: "CPU", NOWHERE: "nowhere"}
 PLACE_STYLES = {OWN: "magenta", CPU: "yellow"}
-SHOWN = 12  # entries of a list that are printed at most
+SHOWN = 12  # at most this many entries of a list are printed
 
 
 def report(record: ConformRecord, known: list[Gap]) -> Group:

@@ -35,7 +35,7 @@ from .target import ConformTarget
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool)
-MOST = 40  # calls that are tried per function and dtype at most, unless the run is full
+MOST = 40  # at most this many calls are tried per function and dtype, unless the run is full
 FEW = 2  # samples per op that are run to find calls of an overload in other ops
 # Errors with which torch refuses arguments. AssertionError comes from samples that need another device.
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)

@@ -177,7 +177,7 @@ def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
 
 
 def subjects(spec: Spec, target: ConformTarget) -> Iterator[Subject]:
-    """Dispatch's choice and each impl of the vendor. If impls are called directly: those, and our kernel."""
+    """Dispatch's choice and the vendor's impls. If impls are called directly: the vendor's impls and our kernel."""
     if not target.direct:
         yield Subject(spec, None, False)
         for impl in own_impls(spec, target):

@@ -163,7 +163,7 @@ def _install_interpreter() -> None:
 
 
 def _tiles_of(target: ConformTarget) -> AbstractContextManager[None]:
-    """Use the vendor's tiles for interpreted kernels, because the interpreter has no chip to take tiles for."""
+    """Use the vendor's tiles for interpreted kernels, because no chip is present whose tiles would apply."""
     if not target.interpreted or importlib.util.find_spec("triton") is None:
         return nullcontext()
     from ...kernels.lib import config

@@ -16,10 +16,10 @@ from ...core.spec import Tol
 from .compare import first_of, numbers
 
 TIMES = 2.0
-FEW = 64  # the rms of this few results may be small by chance, so use at least that of a sum
-MANY = 64  # more terms may cancel, so the scale is at least 1 / MANY of a term's size
+FEW = 64  # the rms of up to this many results may be small by chance; use at least the rms of a sum of the terms
+MANY = 64  # a sum of more terms may cancel, so use at least 1 / MANY of a term's size as rms
 ROUNDINGS = 8.0  # allowed roundings, in the compute dtype
-LEAST = 1e-12  # allowed error in float64, where torch's own result counts as the truth
+LEAST = 1e-12  # least allowed error in float64: the truth is torch's own result, and algorithms round differently
 FP8_STEPS = {torch.float8_e4m3fn: 2.0**-3, torch.float8_e5m2: 2.0**-2}  # largest relative distance of adjacent numbers
 FP8_RARE = 1e-4  # share of results that may be rounded in the other direction
 

@@ -36,7 +36,7 @@ class RunRecord:
 
 
 def made_with() -> dict[str, Any]:
-    """opmux, python, torch, triton, platform; the commit and the date."""
+    """The versions of opmux, python, torch and triton, the platform, the commit and the date."""
     return {**doctor.versions(), "commit": commit(), "date": date.today().isoformat()}
 
 

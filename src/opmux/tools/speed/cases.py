@@ -21,7 +21,7 @@ from ...faces.aten.overloads import Overload, functional
 from ..runner.check import in_one_line
 from .programs import PROGRAMS, REFUSALS, Program
 
-CASES = 3  # cases of an overload at one size at most: rows, columns, another layout
+CASES = 3  # at most this many cases of an overload per size: along rows, along columns, another layout
 SMALL = 1 << 13  # elements of the tensors with which programs are tried
 
 
@@ -277,7 +277,7 @@ class Sources:
         return self._sources[overload.name]
 
     def _find(self, overload: Overload) -> dict[torch.dtype, list[CaseSource]]:
-        reached = {} if _pointwise(overload) else self._reached.get(overload.name, {})  # a program's layout may be any
+        reached = {} if _pointwise(overload) else self._reached.get(overload.name, {})  # programs' layouts vary
         by_dtype = {d: _different(d, sources)[:CASES] for d, sources in reached.items()}
         for dtype in self._dtypes:
             case = None if dtype in by_dtype else by_schema(overload, sized(SMALL, dtype, self._device))

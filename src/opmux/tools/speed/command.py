@@ -24,7 +24,7 @@ from ..runner.pool import Lost, Workers
 from .measure import tasks
 
 WARM_SHARE = 0.45  # compiling may take this share of the time limit
-WORKERS = 16  # processes that compile at most; each has its own context on the device
+WORKERS = 16  # at most this many processes compile; each has its own context on the device
 SLOW = 0.8  # overloads with a smaller ratio are listed
 QUIET_S = 120.0  # a process that takes longer for one overload is killed
 

@@ -17,7 +17,7 @@ E4M3 = torch.float8_e4m3fn
 Sizes = tuple[int, ...]
 
 ROWS = (1, 16, 512, 4096, 8192)
-# outputs and inputs of the linear layers of Llama 3: q, k and v; o; gate and up; down
+# (outputs, inputs) of the four linear layers of Llama 3: qkv, o, gate with up, down
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LLAMA_70B = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
 SQUARES = ((4096, 4096, 4096), (8192, 8192, 8192))

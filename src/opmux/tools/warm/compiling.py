@@ -69,12 +69,12 @@ class Result:
 
 
 class Workload(NamedTuple):
-    """The model or script that is run to find the kernels that it uses."""
+    """A model or script, which is run to find the kernels that it launches."""
 
     name: str
     step: Callable[[], None]
     passes: int = PASSES
-    may_stop: bool = False  # whether it is expected not to run to its end
+    may_stop: bool = False  # whether it may stop before its end
 
 
 def compile_for(
@@ -237,7 +237,7 @@ def check_installed() -> None:
 
 
 def check_triton() -> None:
-    """Raise if kernels cannot be compiled, or cannot be kept for later processes."""
+    """Raise if kernels cannot be compiled, or if later processes could not use them."""
     from triton import knobs
 
     if knobs.runtime.interpret:
