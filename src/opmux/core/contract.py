@@ -1,4 +1,4 @@
-"""The argument contract of an op: is read from the op's signature, checks arguments, and raises errors.
+"""The argument contract of an op: reads the op's signature, checks arguments against it, and raises errors.
 
     def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, "n"], eps: Annotated[float, at_least(0)] = 1e-6)
 
