@@ -634,8 +634,8 @@ def {name}({params}):
         return _recover(_e, {packed})
 """
 LOGS = "        _log()"
-# A guard's first call goes through the fallback, which logs why the candidates before this one are skipped. That takes
-# 40 us on a 2.5 GHz Xeon.
+# The first call of a later candidate's guard goes through the fallback, which logs why the candidates before it are
+# skipped. That takes 40 us on a 2.5 GHz Xeon, once per guard.
 LOGS_BY_FALLBACK = "        return _fall_back({packed})"
 FOLLOWING = "        if type(_answer) is str:\n            return _next({passed})\n"
 

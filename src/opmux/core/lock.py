@@ -48,7 +48,7 @@ class Attempt:
         self.threads = WeakSet(threading.enumerate())  # the threads that existed when the attempt began
 
     def is_running(self) -> bool:
-        return self.held.locked() and self.thread in threading.enumerate()  # False in a child forked elsewhere
+        return self.held.locked() and self.thread in threading.enumerate()  # False in a fork made by another thread
 
 
 if TYPE_CHECKING:

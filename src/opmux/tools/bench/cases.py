@@ -32,7 +32,7 @@ VARIANTS: dict[str, Callable[[tuple], tuple]] = {
 
 
 class QuickDraw(Draw):
-    """Draws random numbers on the device, because drawing 128 M numbers on a CPU takes 2 s."""
+    """Draws numbers on the device, as a CPU takes 2 s for 128 M numbers. (Copying such a tensor takes 0.1 ms.)"""
 
     def _new(self, shape: Shape, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         if self.device.type == "cpu" or math.prod(shape) < 2**16:

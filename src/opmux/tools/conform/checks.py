@@ -25,7 +25,7 @@ from .subject import Called, Crashed, Declined, Subject
 
 # The factor for a gradient's tolerance, as a gradient has the rounding errors of a forward and of a backward.
 SLACK = 4.0
-# The devices for which opcheck can run test_autograd_registration, which knows only these dispatch keys.
+# The devices for which opcheck can run test_autograd_registration, which needs one of torch's own dispatch keys.
 REGISTRATION = ("cpu", "cuda", "xpu")
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 

@@ -47,7 +47,7 @@ def chosen(known: Mapping[str, Overload], forms: Mapping[str, str], only: Iterab
     """The overloads to measure. Those that models call come first. Overloads for which a functional one decides are
     left out.
 
-    If `only` names overloads or ops (`add_`: all its overloads), exactly these are measured.
+    If `only` names overloads or ops (`add_`: all its overloads), these are measured instead.
     """
     called = {forms.get(n, n) for calls in decisions.traces().values() for n in calls}
     names = sorted(known, key=lambda n: (n not in called, _foreach(known[n]), ORDER.get(known[n].shape.kind, 3), n))
