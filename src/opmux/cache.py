@@ -96,9 +96,7 @@ def _open_to_others(status: os.stat_result) -> bool:
 
 
 def _is_our_own_group(gid: int) -> bool:
-    """Whether this user is the group's only member. Many systems give each user a group of the same name, and umask
-    002.
-    """
+    """Whether this user is the group's only member, as on systems that give each user a group and umask 002."""
     assert grp is not None and pwd is not None
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
@@ -262,8 +260,7 @@ def _wait(take: Callable[[Path], Callable[[], None] | None], path: Path, timeout
 def _flock(path: Path) -> Callable[[], None] | None:
     if fcntl is None:
         raise _NoLocks("not a Unix")
-    # Use a file object, not a descriptor: if Ctrl-C arrives before it is returned, its destructor closes and unlocks
-    # it.
+    # A file object, not a descriptor: if Ctrl-C arrives before it is returned, its destructor unlocks the file.
     lock = open(path, "rb", buffering=0, opener=_open_lock)  # noqa: SIM115
     _held.add(lock)
     try:

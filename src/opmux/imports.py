@@ -146,18 +146,14 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self._changed(fullname, path, target) if fullname.partition(".")[0] == LAYER else None
 
     def _changed(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
-        """The spec of the layer's own module with the changes of all grants, the oldest first; None if no grant changes
-        it.
-        """
+        """The spec of the layer's module with the changes of all grants, oldest first; None if there is no change."""
         spec, changed = self.others(name, path, target), None
         for grant in self.grants:
             changed = grant.change(name, changed or spec) or changed
         return changed
 
     def others(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The spec that the other finders return. Except for the layer, opmux_startup's finder is skipped: it calls
-        this one.
-        """
+        """The spec of the other finders. Except for the layer, opmux_startup's is skipped, as it calls this one."""
         for other in list(sys.meta_path):
             calls_us = name != LAYER and getattr(other, "__module__", "") == "opmux_startup"
             if other is self or calls_us or not hasattr(other, "find_spec"):
@@ -184,9 +180,7 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.exec_module(importlib.util.module_from_spec(ModuleSpec(name, self, is_package=True)))
 
     def give(self, name: str, ours: str | types.ModuleType) -> None:
-        """Put our module in sys.modules under `name`. If `ours` is a name, it is imported first, so that there is one
-        copy.
-        """
+        """Put our module in sys.modules under `name`. If `ours` is a name, import it, so that there is one copy."""
         module = importlib.import_module(ours) if isinstance(ours, str) else ours
         above, _, last = name.rpartition(".")
         parent = sys.modules.get(above)

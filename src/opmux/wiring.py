@@ -36,8 +36,7 @@ class Provider(Generic[T]):
         return self._make()
 
 
-# {package whose modules declare ops: prefix of their families' names}, and the packages with one module of kernels per
-# family.
+# {package whose modules declare ops: prefix of their families' names}, packages with one kernel module per family.
 op_packages: Provider[tuple[Mapping[str, str], tuple[str, ...]]] = Provider("the packages of ops")
 machine: Provider[Machine] = Provider("the machine")
 manager: Provider[OpManager] = Provider("the default manager")

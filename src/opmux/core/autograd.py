@@ -99,9 +99,7 @@ def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Calla
 def with_gradient(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any], args: tuple, kwargs: dict
 ) -> Any:
-    """The slow path: for an active policy scope, an impl that is an autograd.Function, or a call with the impl's
-    signature.
-    """
+    """The slow path, for an active policy scope, an impl that is an autograd.Function, or an impl's own signature."""
     if transforms_active() or not _all_plain((args, kwargs)):
         return traced(*args, **kwargs)
     _, recover = followed(entry.pair(), args, kwargs)
@@ -167,9 +165,7 @@ def name_of(spec: Spec) -> str:
 
 
 def _kinds(spec: Spec) -> dict[str, str]:
-    """The kind of each argument: "tensor", "optional" (tensor or None), "mixed" (may be a tensor) or "plain" (never
-    one).
-    """
+    """The kind of each argument: "tensor", "optional" (tensor or None), "mixed" (tensor or other) or "plain"."""
     kinds = {}
     for p in spec.signature.parameters.values():
         if is_tensor(p.annotation):
@@ -196,9 +192,7 @@ def _all_plain(value: Any) -> bool:
 
 
 class Saved:
-    """What an op's forward saves. Tensors go through `save_for_backward`; other arguments are attributes of the
-    context.
-    """
+    """What an op's forward saves: tensors by `save_for_backward`, other arguments as attributes of the context."""
 
     def __init__(self, spec: Spec):
         self.kinds = _kinds(spec)
@@ -289,8 +283,7 @@ def _backward_text(spec: Spec, saved: Saved) -> str:
     results = [f"_d_{spec.names[i]}" for i in plan.targets]
     returned = ["None"] * (1 + len(spec.names))
     for i, result in zip(plan.targets, results, strict=True):
-        # autograd ignores a gradient for a tensor that needs none, but raises on a gradient for an argument that is
-        # None
+        # autograd ignores a gradient for a tensor that needs none, but raises on a gradient for None
         sure = saved.kinds[spec.names[i]] == "tensor"
         returned[1 + i] = result if sure else f"{result} if _ctx.needs_input_grad[{1 + i}] else None"
     unneeded = []

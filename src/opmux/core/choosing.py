@@ -44,9 +44,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Preference:
-    """For one op, the chip's vendor wants its libraries to run before our kernels, unless ours were measured to be
-    faster.
-    """
+    """The vendor's wish that its libraries run before our kernels of an op, unless ours were measured to be faster."""
 
     vendor: str
     why: str

@@ -1,5 +1,4 @@
-"""Functions compiled from source text, used where a loop over arguments or `*args` would cost more than the call
-itself.
+"""Functions compiled from source text, for cases where a loop over arguments or `*args` would cost more than the call.
 
 The source is stored in `linecache`, so that tracebacks, debuggers and `inspect.getsource` show its lines.
 """

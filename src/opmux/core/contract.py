@@ -748,9 +748,7 @@ def name_of(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as text for an error message: a tensor's shape, a number or a short string itself, otherwise the type's
-    name.
-    """
+    """A value in an error message: a tensor's shape, a number or short string itself, otherwise its type's name."""
     if isinstance(value, Tensor):
         return str(tuple(value.shape)) if value.dim() else "a 0-dim tensor"
     if (

@@ -1,6 +1,4 @@
-"""Plugins: found by entry point or by name, and loaded into a copy of the registry, which is merged completely or not
-at all.
-"""
+"""Plugins: found by entry point or by name, and loaded into a copy of the registry, which is merged as a whole."""
 
 from __future__ import annotations
 
@@ -228,9 +226,7 @@ def _module_of(value: Any) -> str:
 
 
 def _blocked(plugin: Plugin) -> str | None:
-    """Why the allow and block lists exclude a plugin; None if they do not. The lists are checked before the plugin is
-    imported.
-    """
+    """Why the allow and block lists exclude a plugin; None if they do not. Called before the plugin is imported."""
     names = _names_of(plugin)
     if names & _normal(knobs.BLOCK_PLUGINS.get() or ()):
         return "named in OPMUX_BLOCK_PLUGINS"
@@ -241,8 +237,7 @@ def _blocked(plugin: Plugin) -> str | None:
 
 
 def _names_of(plugin: Plugin) -> set[str]:
-    """The names by which the lists identify a plugin. It is the distribution's name, as entry point names are not
-    unique.
+    """The names by which the lists identify a plugin: the distribution's, as entry point names are not unique.
 
     A module from OPMUX_PLUGIN_MODULES has no distribution, so its own name or that of a parent package is used.
     """

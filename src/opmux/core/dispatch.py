@@ -121,8 +121,7 @@ class Chain:
         # The measured times, if they are why the first candidate comes before one that the policy ranks higher.
         self._why = next((c.after[self.order[0]] for c in candidates if self.order[0] in c.after), None)
         # Dtypes and shapes for which the first candidate is called directly, because it is proven and has not failed.
-        # The first set is for calls that write nothing (an output buffer may be optional), the second for calls that
-        # write.
+        # The first set is for calls that write nothing (output buffers may be optional), the second for the others.
         self._direct: tuple[set[Any], set[Any]] = (set(), set())
         self._typed = typed  # whether calls have all arguments of the op's own signature
         self._logged: set[str] = set()
@@ -132,8 +131,7 @@ class Chain:
     def pair(self, as_part: bool = False) -> Pair:
         """The target and its recovery. Called when an op is about to run, so it logs the choice.
 
-        It is possible that a composition never calls a part. So with INFO enabled, a part logs its choice at its first
-        call.
+        A composition may not call all its parts. So with INFO enabled, a part logs its choice at its first call.
         """
         if self.barred is not None or not self.candidates:
             return self._refuse, reraise
@@ -149,8 +147,7 @@ class Chain:
         return first.call, self.recover
 
     def known_calls(self) -> tuple[Callable[..., Any], set[Any]] | None:
-        """Only for an op without a spec: the first candidate, and the dtypes and shapes for which it may be called
-        directly.
+        """For an op without a spec: the first candidate, and the dtypes and shapes for which to call it directly.
 
         None if calls need other checks.
         """
@@ -241,8 +238,7 @@ class Chain:
         return codegen.function(guard, form.name, f"guard of {self.name}", names)
 
     def _next(self, index: int) -> Callable[..., Any] | None:
-        """The guard of the next candidate, called if this one's `when` refuses; None if that candidate needs the
-        fallback.
+        """The guard of the next candidate, for calls that this one's `when` refuses; None: use the fallback.
 
         A reference needs the fallback, which handles tracers: kernels decline them by themselves, a reference does not.
         """
@@ -494,9 +490,7 @@ def by_class(form: CallingConvention, speeds: Speeds, pair_for: Callable[[Measur
 
 
 class Fallback:
-    """One call that tries the candidates in order. Stores the arguments that the call may write, and the failures so
-    far.
-    """
+    """One call that tries the candidates in order. It stores what the call may write, and the failures so far."""
 
     def __init__(self, chain: Chain, args: tuple, kwargs: dict):
         self.chain, self.args, self.kwargs = chain, args, kwargs
@@ -579,9 +573,7 @@ class Fallback:
         return None
 
     def _stops_at(self, candidate: Candidate, error: Exception, first_error: Exception | None) -> bool:
-        """Whether no other candidate may be tried: the policy is strict, writes cannot be undone, or an argument is
-        invalid.
-        """
+        """Whether to try no other candidate: strict policy, writes that cannot be undone, or an invalid argument."""
         chain = self.chain
         if self.strict:
             return True

@@ -135,9 +135,7 @@ def reraise(error: Exception, args: tuple, kwargs: dict) -> Any:
 
 @dataclass
 class CallingConvention:
-    """The calling convention of an op as source text: its parameters, the arguments of the inner call, its first
-    tensor.
-    """
+    """The calling convention of an op as source text: parameters, arguments of the inner call, first tensor."""
 
     name: str
     params: str
@@ -265,9 +263,7 @@ class CallingConvention:
         return replace(self, gate="", codes={}) if self.gate else self
 
     def layer(self, plan: EntryPlan) -> Callable[..., Any]:
-        """A function that looks up its pair in a plan, calls it, and falls back. It is used as the target of another
-        pair.
-        """
+        """A function that looks up a pair in a plan, calls it, and falls back. It is the target of another pair."""
         names = self.globals({slot(plan.key): plan.table, "_miss": plan.miss})
         layer: Any = self.ungated.function(names, grad=False, tracers=plan.tracers, key=plan.key)
         layer.follow = plan.follow  # lets autograd find the pair before the call

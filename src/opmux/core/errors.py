@@ -152,9 +152,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def suggestion(name: str, known: Iterable[str], text: str = "; did you mean '{}'?") -> str:
-    """A suggestion for the end of a message: `text` with the known name closest to a misspelt one, or "" if none is
-    close.
-    """
+    """The end of a message: `text` with the known name closest to a misspelt one; "" if no name is close."""
     close = nearest(name, known)
     return text.format(close) if close else ""
 

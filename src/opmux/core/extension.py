@@ -30,8 +30,7 @@ class Extension:
     """One layer's additions. Every field is optional; functions are called on first use."""
 
     space: str = ""  # a namespace in which unqualified op names are looked up too
-    # Returns the tokens for the ops of the namespace, from settings. Its argument is a function: setting -> value or
-    # None.
+    # Returns the tokens for the namespace's ops from settings. Its argument is a function: setting -> value or None.
     order: Callable[[Callable[[Any], Any]], SpaceOrder] | None = None
     # Raises if a token for the ops of the namespace cannot be used on this machine.
     check_token: Callable[[OpManager, str], None] | None = None
@@ -42,8 +41,7 @@ class Extension:
     prefixes: tuple[str, ...] = ()  # unknown environment variables with these prefixes are reported
     plugin_groups: tuple[str, ...] = ()  # entry point groups
     register_names: tuple[str, ...] = ()  # other names of a plugin's register(registry)
-    # Returns the key of a derived op (`Derived`) with this name, which the layer makes on demand; None if there is
-    # none.
+    # Returns the key of a derived op (`Derived`), which the layer makes on demand, for a name; None if it has none.
     find_derived: Callable[[str], str | None] = lambda name: None
     # Returns a remark for `explain`, from the op's key, device type, impl_id of the choice, and first tensor or None.
     remark: Callable[[str, str, str | None, Any], str] = lambda key, device, chosen, first: ""

@@ -30,9 +30,7 @@ def on_empty_cache(release: Callable[[], None]) -> None:
 
 
 class HeldTensors(Generic[V]):
-    """A cache of at most `most` keys with their tensors. `empty_cache` drops all tensors that no CUDA graph was
-    captured with.
-    """
+    """A cache of tensors for at most `most` keys. `empty_cache` drops those that no CUDA graph was captured with."""
 
     def __init__(self, most: int = 256):
         self.most = most
@@ -41,9 +39,7 @@ class HeldTensors(Generic[V]):
         on_empty_cache(self.cached.clear)
 
     def get(self, key: Hashable, make: Callable[[], V], *, cuda: bool) -> V:
-        """The cached tensors of this key; if there are none, those that `make` returns. `cuda`: whether they are on a
-        CUDA device.
-        """
+        """The cached tensors of this key, else those that `make` returns. `cuda`: whether they are on a CUDA device."""
         capturing = cuda and torch.cuda.is_current_stream_capturing()
         value = self.cached.get(key)
         if value is None:

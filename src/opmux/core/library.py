@@ -39,9 +39,7 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
         return wiring.manager().typed_pair(spec, entry, policy)
 
     def differentiable(*args: Any, **kwargs: Any) -> Any:
-        """Runs for the first call that needs a gradient. By now the backward is declared, so its source can be
-        generated.
-        """
+        """Runs at the first call that needs a gradient: the backward is declared, so source can be generated."""
         entry.globals["_g"] = made = autograd.make_call(spec, entry, entries[spec.gradient.backward.key], traced)
         return made(*args, **kwargs)
 

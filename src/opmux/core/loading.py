@@ -2,8 +2,7 @@
 
 `DeclaringImport` is the import during which something was declared. The declaration takes effect if the import
 succeeds. `all_or_nothing` undoes the changes that a thread made in a block that raised. `Once` is work that one thread
-does
-while the others wait. After a fork, the child drops other threads' unfinished work: see `_forget_other_threads`.
+does while the others wait. After a fork, the child drops other threads' unfinished work: see `_forget_other_threads`.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class DeclaringImport:
         if module is None:
             return True
         names = getattr(module, "__dict__", {})
-        # A module may replace itself in sys.modules by an object of its own. An object from the same file is a second
-        # import.
+        # A module may replace itself in sys.modules by another object. An object from the same file is a second import.
         return names is not self._names and names.get("__file__") == self._names.get("__file__")
 
     @property
@@ -66,9 +64,7 @@ class DeclaringImport:
 
 
 class Declarations(dict[str, T]):
-    """The declarations of modules, by name. Each name is declared once. If a module's import fails, its declarations
-    are void.
-    """
+    """Declarations by name, each declared once. If a module's import fails, its declarations are void."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,9 +134,7 @@ def current() -> Transaction | None:
 
 
 def on_failure(undo: Callable[[], Any], declared_in: DeclaringImport | None = None) -> None:
-    """Register the undo step of a change that this thread is about to make. It runs if the surrounding transaction
-    fails.
-    """
+    """Register how to undo a change that this thread is about to make, should the surrounding transaction fail."""
     open_here = current()
     if open_here is not None:
         open_here.note(undo, declared_in)

@@ -73,8 +73,7 @@ class OpManager:
         return self._open_entry(self._key(op_name)).fn
 
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:
-        """The impls that may run under the current policy, in order. Impls that have failed and never succeeded come
-        last.
+        """The impls that may run under the current policy, in order. Those that have only failed come last.
 
         Conditions on tensors are not evaluated.
         """
@@ -168,9 +167,7 @@ class OpManager:
         return [f for cases in list(self.memory.failures.values()) for f in list(cases.values())]
 
     def clear_quarantine(self, op_name: str | None = None) -> int:
-        """Remove the failed impls of one op from quarantine, or those of all ops. Returns the number of entries
-        removed.
-        """
+        """Remove the failed impls of one op, or of all ops, from quarantine. Returns the number of removed entries."""
         key = None if op_name is None else self._key(op_name)
         with lock.held:
             keys = [k for k in self.memory.failures if key is None or k[0] == key]
@@ -234,9 +231,7 @@ class OpManager:
         return entry
 
     def _with_gradient(self, spec: Spec | None, *args: Any, **kwargs: Any) -> Any:
-        """Run a differentiable op that was called by name. If its backward has no impl, autograd records what the impl
-        does.
-        """
+        """Run a differentiable op that was called by name. If its backward has no impl, autograd records the impl."""
         assert spec is not None
         entry, backward = self._open_entry(spec.key), spec.gradient.backward.key
         if not self.registry.impls(backward):
@@ -285,8 +280,7 @@ class OpManager:
         def leaf(x: Any) -> Pair:
             at = device or default_device()
             if by_device and x is not None:
-                # With one accelerator the table's key is `is_cpu`, so a meta tensor counts as a tensor on the
-                # accelerator.
+                # With one accelerator the table's key is `is_cpu`, so a meta tensor counts as an accelerator's.
                 at = "cpu" if x.is_cpu else chips[0] if len(chips) == 1 else x.device.type
             dtype = x.dtype if by_dtype and x is not None else ...
             pairs: dict[tuple[str, ...], Pair] = {}  # keyed by order, because most classes share one of a few orders

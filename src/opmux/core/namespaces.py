@@ -1,6 +1,4 @@
-"""The namespaces of ops: `opmux::` for our own, `aten::` for torch's, any other for functions with another library's
-signatures.
-"""
+"""The namespaces of ops: `opmux::` for our own, `aten::` for torch's, others for other libraries' signatures."""
 
 from __future__ import annotations
 

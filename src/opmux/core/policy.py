@@ -104,9 +104,7 @@ class SelectionPolicy:
         return replace(self, by_space={**dict(self.by_space), space: changed})
 
     def preferring(self, space: str, token: str) -> SelectionPolicy:
-        """This policy with one token first for all ops of a namespace. Orders given for single ops of the namespace are
-        dropped.
-        """
+        """This policy with one token first for all ops of a namespace. Orders for single ops of it are dropped."""
         others = tuple((op, order) for op, order in self.per_op_order if not _is_of(op, space))
         return replace(self, per_op_order=others).with_space_order(space, first=token)
 

@@ -60,8 +60,7 @@ def _adopt(tables: list[dict[str, tuple[str, ...]]], rank: int, group: Any) -> N
     missing = {
         op: sorted(set(ids) - set(own.get(op, ()))) for op, ids in rank_0.items() if set(ids) - set(own.get(op, ()))
     }
-    # Every rank must know whether all ranks can adopt the order. Otherwise some would wait forever in the next
-    # collective.
+    # Every rank must know whether all can adopt the order. Otherwise some would wait forever in the next collective.
     missing_by_rank: list[Any] = [None] * len(tables)
     dist.all_gather_object(missing_by_rank, missing, group=group)
     short = {r: m for r, m in enumerate(missing_by_rank) if m}

@@ -53,11 +53,9 @@ class OpImpl:
     below: Callable[..., Any] | None = None
     # into(out, *args) writes the result to `out`, cast to its dtype. For `out=` and in-place overloads.
     into: Callable[..., Any] | None = None
-    # Functions for single overloads of ATen, with ATen's signature. A function returns None to leave a call to the
-    # adapter.
+    # Functions for single overloads of ATen, with ATen's signature. One may return None to leave a call to the adapter.
     aten: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
-    # Whether fn itself declines fake tensors, wrapped tensors and active modes, so that the entry need not check for
-    # them.
+    # Whether fn itself declines fake and wrapped tensors and active modes, so that the entry need not check for them.
     declines_tracers: bool = False
     # For a composition: the keys of the ops that it calls, each with a token for the impls that it prefers.
     parts: tuple[tuple[str, str], ...] = ()
@@ -258,9 +256,7 @@ class OpRegistry:
         return sorted({i.vendor for i in self.all_impls() if i.vendor})
 
     def set_origin(self, key: str, impl_id: str, origin: Origin) -> None:
-        """Record where an impl comes from. Called after the import, because a plugin's modules do not know the plugin's
-        name.
-        """
+        """Record where an impl comes from. Called after the import, as a plugin's modules do not know its name."""
         self._origins[key, impl_id] = origin
 
     def origin(self, key: str, impl_id: str) -> Origin:
@@ -391,8 +387,7 @@ def _lacks(spec: Spec, params: list[inspect.Parameter]) -> list[str]:
 
 
 def _plan_call(spec: Spec, params: list[inspect.Parameter], names: list[str]) -> str:
-    """The source of the argument list with which to call an impl with these parameters; a _Refusal if that is
-    impossible.
+    """The source of the argument list for an impl with these parameters; a _Refusal if there is none.
 
     Positional parameters are filled in order, whatever their names are. But if the impl has the op's names in another
     order, arguments are passed according to their names.
@@ -432,9 +427,7 @@ def _finish(call: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
 
 
 class Tagged(NamedTuple):
-    """A function tagged by @impl, and the import during which that happened. It is registered once the import has
-    succeeded.
-    """
+    """A function tagged by @impl, and the import that did it. It is registered once the import has succeeded."""
 
     impl: OpImpl
     origin: Origin

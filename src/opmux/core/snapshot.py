@@ -1,4 +1,4 @@
-"""Copies everything that a call may write, so that the writes of a failed implementation are undone before the next one
+"""Copies everything that a call may write, so that a failed implementation's writes are undone before the next one
 runs.
 
 Everything reachable from an argument is copied: tensors with their storage, shape, version counter, `.grad` and

@@ -128,8 +128,7 @@ class Spec:
     recompute: Callable[..., tuple] | None = None  # recomputes the results from saved values by name
     where: tuple[Where, ...] = ()  # checks of the arguments beyond their annotations
     adapter: Adapter | None = None  # for a function with a foreign signature: the ops it calls
-    # Arguments that were added to the op later. An impl without such a parameter is used for calls that pass its
-    # default.
+    # Arguments that were added to the op later. An impl without such a parameter gets only calls that pass its default.
     added: tuple[str, ...] = ()
 
     @property
@@ -232,9 +231,7 @@ class Spec:
         return bound.args, bound.kwargs
 
     def tolerance(self, dtype: torch.dtype) -> Tol:
-        """The tolerance for results of a dtype. Complex results have the tolerance of their real dtype; integers must
-        be equal.
-        """
+        """The tolerance for results of a dtype. A complex dtype has that of its real dtype; integers must be equal."""
         return self.tol.get(dtype.to_real() if dtype.is_complex else dtype, EXACT)
 
     @cached_property
@@ -275,9 +272,7 @@ class Spec:
         return codegen.lookup(signature, CHECKED, {"_found": passed, "_make": first}, "type({0}), {0}")
 
     def errors(self, device: torch.device | str) -> Iterator[BadSample]:
-        """Calls that must raise. Each argument is made invalid in every way that its rules exclude; `bad_samples`
-        follow.
-        """
+        """Calls that must raise: with each argument invalid in every way that its rules exclude, then `bad_samples`."""
         device = torch.device(device)
         valid = list(self.samples(torch.float32, device)) if self.samples is not None else []
         complete = [{**dict(zip(self.names, s.args, strict=False)), **s.kwargs} for s in valid]
@@ -460,8 +455,7 @@ class Specs:
         if family in self._loaded:
             return
         try:
-            # Disable tracers: they would record the tensors that a module creates, or turn these constants into
-            # FakeTensors.
+            # Disable tracers: they would record the constants of a module, or turn them into FakeTensors.
             with _disable_current_modes():
                 module = importlib.import_module(self._modules[family])
         except BaseException:
@@ -573,8 +567,7 @@ def op(
     space: str = OURS.name,
     name: str | None = None,
 ) -> Callable[..., Any]:
-    """Declare an op. The decorated function is the op's reference. Returns the public function, which is in
-    `opmux.ops`.
+    """Declare an op. The decorated function is the op's reference. Returns the public function in `opmux.ops`.
 
     The public function has `.spec`, `.reference` and `.check(x=..., ...)`, which raises BadArgument.
 

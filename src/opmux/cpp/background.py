@@ -163,6 +163,5 @@ def _is_busy(imports: dict[str, float]) -> bool:
         del imports[name]
     for name in unfinished:
         imports.setdefault(name, now)
-    # Ignore other imports after `LONG` seconds: the module may be the program itself, whose import ends with the
-    # program.
+    # Ignore other imports after `LONG` seconds: the module may be the program itself, which is imported until it ends.
     return any(name.partition(".")[0] in OURS or now - since < LONG for name, since in imports.items())

@@ -75,8 +75,7 @@ class Compiler(NamedTuple):
 
 
 def library(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = (), retry: bool = False) -> Path:
-    """The path of the shared library of these sources, which is compiled now if there is no valid one. It is not
-    loaded.
+    """The path of the shared library of these sources, which is compiled now if there is no valid one.
 
     Headers in `sources` are not compiled, but changing one causes a rebuild. `flags` are appended to the default ones.
     `retry` starts the compiler even if it has failed within the last six hours.
@@ -110,8 +109,7 @@ def load(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> 
     except OSError as error:
         file.close()
         raise CannotBuild(f"{file.name} was built, but cannot be loaded: {error}") from error
-    # Never close the file. If its descriptor number were reused, the dynamic loader would take the next library for
-    # this.
+    # Never close the file: if its descriptor were reused, the loader would take the next library for this one.
     _loaded.append(file)
     return loaded
 
@@ -196,9 +194,7 @@ def _version(*command: str) -> str:
 
 
 def _torch() -> tuple[str, ...]:
-    """Compiler flags for torch's headers and libraries. No rpath, as the process that loads the result has loaded
-    torch.
-    """
+    """Compiler flags for torch's headers and libraries. No rpath, as the loading process has loaded torch."""
     root = Path(torch.__file__).parent
     include = root / "include"
     # -isystem, so that warnings in these headers are not shown.
@@ -227,9 +223,7 @@ def _digest(sources: Sequence[Path], flags: tuple[str, ...], used: Compiler) -> 
 
 @functools.cache
 def _processor() -> str:
-    """A description of this processor, needed with `-march=native` because different machines may share a home
-    directory.
-    """
+    """A description of this processor, for `-march=native`, because different machines may share a home directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -118,8 +118,7 @@ def attach(library: Any) -> None:
 
 
 def drives() -> bool:
-    """Whether C++ can launch on CUDA: cuLaunchKernel and torch's current stream are found, and Triton's version is
-    tested.
+    """Whether C++ can launch on CUDA: cuLaunchKernel and torch's stream are found, and Triton's version is tested.
 
     The native library checks torch's version itself, before it is compiled.
     """
@@ -323,8 +322,7 @@ def describe(launch: launches.TritonLaunch, into: RecordedLaunch) -> bool:
 
 
 def parameters(launch: launches.TritonLaunch) -> list[tuple[str, Any]]:
-    """The parameters of a launch in order: (Triton's type, value). Pointers are tensors or None, numbers are their
-    bytes.
+    """The parameters of a launch: (Triton's type, value). A pointer is a tensor or None, a number is its bytes.
 
     Raises ValueError if C++ cannot pass one of them.
     """

@@ -1,6 +1,4 @@
-"""The names in `liger_kernel.ops`. Vendors' packages that were written for Liger export implementations under these
-names.
-"""
+"""The names in `liger_kernel.ops`, under which vendors' packages written for Liger export implementations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Reads a vendor's `ops/`: impls of our ops, functions for ATen's overloads, unused ops, preferred ops, and extra
-names.
+"""Reads a vendor's `ops/`: impls of our ops, functions for ATen's overloads, unused and preferred ops, extra names.
 
 `__all__` names ops. Each name is looked up in our ops, then in tex's, then in ATen's; the first op that has all
 parameters of the function is used. `get_specific_ops()` gives rows for ATen (`("add.Tensor", add, Autograd.disable)`),
@@ -295,9 +294,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _misspelt(name: str) -> str | None:
-    """The op or Liger name of which `name` seems to be a misspelling by one letter; None for the name of a new
-    function.
-    """
+    """The op or Liger name of which `name` seems to be a misspelling; None for the name of a new function."""
     ours = (k.removeprefix("opmux::") for k in specs.by_key if k.startswith("opmux::"))
     close = nearest(name, (*ours, *liger_names.NAMES))
     if close is None or len(name) < 5 or any(c.isdigit() for c in name):

@@ -95,8 +95,7 @@ class VendorInfoBase:
     bf16_enabled: bool = True
     int64_enabled: bool = True
     targets: Mapping[str, Target] = field(default_factory=dict, hash=False)  # by arch; "" is any chip of the vendor
-    # What was run on the hardware. A mapping has the vendor's name as key, so that the statement is void in a copied
-    # file.
+    # What was run on the hardware. A mapping has the vendor's name as key, which voids the statement in a copied file.
     verified: str | Mapping[str, str] = field(default=NOT_VERIFIED, hash=False)
 
     def __post_init__(self) -> None:

@@ -76,9 +76,7 @@ Device = Annotated[
 
 
 def _op_names(incomplete: str) -> list[str]:
-    """For shell completion: ops whose names begin with `incomplete`. Read from the type stubs, as importing torch is
-    slow.
-    """
+    """For shell completion: ops whose names begin with `incomplete`. Reads type stubs, as importing torch is slow."""
     from . import completion
 
     return completion.ops(incomplete)

@@ -1,5 +1,4 @@
-"""Where a program's ops run: counts the calls of ATen's ops that ran the chip's own kernels, ours, torch's, or the
-CPU's.
+"""Where a program's ops run: counts calls of ATen's ops that ran the chip's kernels, ours, torch's, or the CPU's.
 
 with coverage.watch("npu") as seen:
     train()

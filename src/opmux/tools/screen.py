@@ -149,8 +149,7 @@ def progress(*more: str) -> Iterator[Progress]:
     )
     before = sys.stderr
     with Progress(*columns, console=err()) as bar:
-        # While the bar is live, sys.stderr is rich's proxy, which prints above the bar. Let our log handler write to
-        # it.
+        # While the bar is live, sys.stderr is rich's proxy, which prints above it. Let our log handler use the proxy.
         ours = [h for h in log.logger.handlers if isinstance(h, logging.StreamHandler) and h.stream is before]
         for handler in ours:
             handler.setStream(sys.stderr)

@@ -110,8 +110,7 @@ def _through(v: int, w: int, a: int, b: int) -> Formula | None:
 
 
 def fit(within: SizeClass, v: int, planned: Words, free: Set[int], plan: Plan) -> SizeClass | None:
-    """The class around the size v, with formulas that give the planned words for each of its sizes; None if there is
-    none.
+    """The class around the size v, with formulas that give the planned words of each size; None if there is none.
 
     Args:
         within: the largest class that may be returned.

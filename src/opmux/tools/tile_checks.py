@@ -63,9 +63,7 @@ def chips(package: Package) -> list[Chip]:
 
 
 def faults(package: Package) -> list[str]:
-    """All errors in a vendor's tile files, without duplicates. Each names the file, the tunable, the size, and what is
-    allowed.
-    """
+    """The distinct errors in a vendor's tile files. Each names file, tunable and size, and says what is allowed."""
     problems: dict[str, None] = {}
     for chip in chips(package):
         unreadable: list[BadTiles] = []

@@ -90,7 +90,7 @@ class TuneCase:
         return list({call.key: call for call in calls}.values())
 
     def disagreement(self) -> str:
-        """How the result differs from the reference's, or "". Makes two calls, because the second replays a recorded
+        """How the result differs from the reference's, or "". Calls twice, as the second call replays a recorded
         launch.
         """
         if self.expected is None:

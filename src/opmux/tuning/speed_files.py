@@ -1,5 +1,4 @@
-"""Files of measured times, in the folders of a chip's vendor and in the user's cache. The user's times override the
-vendor's.
+"""Files of measured times, in the folders of a chip's vendor and in the user's cache, which overrides the vendor's.
 
 A file has its format, the chip and versions that were measured, remarks about the measurement, and one line per entry.
 
@@ -62,9 +61,7 @@ class SpeedFiles(Generic[T]):
     # -- reading
 
     def measured(self, chip: Chip) -> dict[str, T]:
-        """The entries for a chip: the vendor's, overridden by the user's. A file that cannot be read causes one
-        warning.
-        """
+        """The entries for a chip: the vendor's, overridden by the user's. An unreadable file causes one warning."""
         own, entries = self.path(chip), dict[str, T]()
         for file in (*self._shipped_files(chip), *([] if own is None else [own])):
             with contextlib.suppress(FileNotFoundError):
@@ -133,9 +130,7 @@ class SpeedFiles(Generic[T]):
         return entries
 
     def _entries(self, text: bytes, chip: Chip | None) -> tuple[dict[str, T], dict[str, str]]:
-        """The entries of a file, and its damaged entries with the reasons. With `chip`, the file must be made for that
-        chip.
-        """
+        """The entries of a file, and the damaged ones with the reasons. With `chip`, the file must be made for it."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not text
@@ -177,8 +172,7 @@ class SpeedFiles(Generic[T]):
         try:
             self._merge(file, chip, entries, more or {})
         except OSError as error:
-            # Log the error as text. A stored log record would otherwise keep the error's frames, which may hold the
-            # lock.
+            # Log the error as text: a stored log record would keep the error's frames, which may hold the lock.
             advice = "" if isinstance(error, TimeoutError) else f". Set {CACHE_DIR.name} to a writable folder"
             logger.warning("tuning results are not stored: %s%s", str(error), advice)
             return None

@@ -24,9 +24,7 @@ RULES, TRIALS = "heuristics_config_utils", "tune_configs.yaml"
 
 
 class BadTiles(OpmuxError, ValueError):
-    """Raised for tiles that a kernel does not accept, or a vendor's file that cannot be read. The message names the
-    file.
-    """
+    """Raised for tiles that a kernel does not accept, or an unreadable file of a vendor. The message names the file."""
 
 
 # ---- the folders ----------------------------------------------------------------------------------------------------

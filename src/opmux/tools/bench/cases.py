@@ -257,9 +257,7 @@ def _lines(
 
 
 def _measurable(lines: list[tuple[Spec, Line]], kinds: list[torch.dtype], notes: list[str]) -> list[tuple[Spec, Line]]:
-    """Keep the ops whose samples can have any shape. Add one note for all ops without samples, and one for fixed
-    shapes.
-    """
+    """Keep the ops whose samples can have any shape. Add a note on ops without samples, and one on fixed shapes."""
     ways: dict[str, list[str]] = {"": [], "no samples to measure with": [], "only samples of fixed shapes": []}
     fits, bare, own = ways.values()
     for spec in {s.key: s for s, _ in lines}.values():

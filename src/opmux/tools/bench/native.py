@@ -1,6 +1,4 @@
-"""Torch's own call for an op, as a user would write it. For a backward op, this is only autograd's backward of the
-forward's call.
-"""
+"""Torch's own call for an op, as a user would write it. For a backward op, only autograd's backward is called."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ ACTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _activations() -> Iterator[tuple[str, Native]]:
-    """Torch's call for each activation alone, with a bias, as a gate of two tensors, and as a gate of a tensor's two
-    halves.
-    """
+    """Torch's calls for activations: alone, with a bias, as a gate of two tensors, and of a tensor's two halves."""
     for name, act in ACTS.items():
         yield name, Native(act)
         yield f"{name}_bias", Native(lambda x, bias, act=act: act(x + bias))

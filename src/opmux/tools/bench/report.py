@@ -20,9 +20,7 @@ SHOWN = 12  # at most this many entries of a list are printed
 
 
 class Lines:
-    """Prints the table line by line. Columns have a fixed width, so that a line can be printed as soon as its case is
-    done.
-    """
+    """Prints the table line by line. Columns have a fixed width, so each line is printed when its case is done."""
 
     def __init__(self, console: Console, ops: Iterable[str], shapes: Iterable[str], providers: list[str]):
         self.console, self.providers = console, providers

@@ -71,9 +71,7 @@ def scaled(call: ModelCall, most: int) -> ModelCall | None:
 
 @dataclass
 class Arguments:
-    """The arguments of one call; tensors are drawn once. `fresh` returns copies, because a call may write to its
-    arguments.
-    """
+    """The arguments of one call; tensors are drawn once. `fresh` returns copies, because a call may write to them."""
 
     call: ModelCall
     dtype: torch.dtype

@@ -184,8 +184,7 @@ def errors(subject: Subject, device: torch.device, tally: Tally) -> None:
     assert subject.spec.errors is not None
     for bad in subject.spec.errors(device):
         if not bad.typed and (subject.direct or subject.spec.space == "tex"):
-            # A direct call bypasses opmux's entry point, which checks types. tex accepts any value as a flag, as
-            # NVIDIA's does.
+            # A direct call bypasses opmux's entry point, which checks types. tex accepts any flag, as NVIDIA's does.
             continue
         sample = bound(subject.spec, bad)
         watch = Watch(named(subject.spec, sample))

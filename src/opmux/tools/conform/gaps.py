@@ -82,9 +82,7 @@ def _gap(file: Path, op: str, check: str, row: dict[str, Any]) -> Gap:
 
 
 def unknown_ops(gaps: Iterable[Gap]) -> list[str]:
-    """A note for each row whose op does not exist. This is not an error, because several versions may read the same
-    file.
-    """
+    """A note for each row whose op does not exist. It is no error, as several versions may read the same file."""
     names = {n.casefold(): n for s in specs for n in (s.name, s.key)}
     names |= {n.casefold(): n for k in specs.derived for n in (k, k.removeprefix("aten::"))}
     notes = []

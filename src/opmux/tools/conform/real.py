@@ -55,8 +55,7 @@ FP8_SUMS = 2e-3
 TORCH_IS_OFF = "special_bessel_"
 # Ops for which torch sums squares in float32 even for float64 arguments, so the expected values have float32 precision.
 FLOAT32_TRUTH = ("_weight_norm_interface", "_weight_norm_interface_backward")
-# Families whose results depend on single bits. They are compared with the reference in the same dtype, with the spec's
-# tolerance.
+# Families whose results depend on single bits, compared with the reference in the same dtype and the spec's tolerance.
 BITS = ("quant", "random", "dropout", "moe")
 # Families that take any matrix. Their random shapes are two arbitrary sizes.
 FLAT = ("norm", "softmax", "reduce", "scan", "pointwise", "activation", "random")
@@ -162,9 +161,7 @@ def drawn_rows(spec: Spec) -> list[Sized]:
 
 
 def cut(shape: tuple[int, ...], limit: int) -> tuple[int, ...] | None:
-    """The shape with a smaller first size, which stays a multiple of 32 if it was one. None if one row is far too
-    large.
-    """
+    """The shape with a smaller first size, still a multiple of 32 if it was one. None if one row is far too large."""
     n = torch.Size(shape).numel()
     if n <= limit:
         return shape

@@ -121,9 +121,7 @@ def _check(record: RealRecord, options: Any, chosen: list[RealCase], device: tor
 
 
 def _workers(options: Any, chosen: list[RealCase], device: torch.device, until: float, jobs: int) -> Workers:
-    """Worker processes for the cases. All cases of an op run in one process, because most time is spent in compiling
-    kernels.
-    """
+    """Worker processes. All cases of an op run in one process, because compiling its kernels takes most of the time."""
     if jobs == 1:
         return Workers([partial(attempt, case, device) for case in chosen], 1, until)
     position = {op: i for i, op in enumerate(dict.fromkeys(c.op for c in chosen))}

@@ -213,9 +213,7 @@ def _is_plain(t: Tensor) -> bool:
 
 
 def _recorded(shape: OverloadSchema, dtype: torch.dtype) -> Iterator[SampledCall]:
-    """Calls of an overload, from samples of its op; if there are none, of other ops. In-place and `out=` calls are
-    derived.
-    """
+    """Calls of an overload, from samples of its op, else of other ops. In-place and `out=` calls are derived."""
     plain = _plain(shape)
     own = list(_of_own_samples(shape, plain, dtype))
     yield from own or _of_others(shape, plain, dtype)
@@ -283,9 +281,7 @@ def _with_outs(shape: OverloadSchema, plain: OverloadSchema, sample: Sample) -> 
 
 
 def _bound(shape: OverloadSchema, plain: OverloadSchema | None, sample: Sample) -> Sample | None:
-    """The sample itself as a call, if the overload takes its arguments. Needed as calls of composite ops are not
-    recorded.
-    """
+    """The sample as a call, if the overload takes its arguments, because calls of composite ops are not recorded."""
     if plain is None or _truth(plain, sample) is None:
         return None
     return sample if plain == shape else _with_outs(shape, plain, sample)

@@ -73,9 +73,7 @@ class Workers:
     """Processes that work on a list of tasks. They start immediately. `results` yields the outcomes."""
 
     def __init__(self, tasks: Sequence[Task], workers: int, until: float = math.inf):
-        """Fork the workers. With one worker, this process runs the tasks. No task starts after `until` (monotonic
-        clock).
-        """
+        """Fork the workers; if `workers` is 1, this process works. No task starts after `until` (monotonic clock)."""
         self._here, self._until = tasks, until
         self._members: dict[Connection, Member] = {}
         if workers > 1:
@@ -92,9 +90,7 @@ class Workers:
         ends: Callable[[Any], bool],
         patience: float | None = None,
     ) -> Workers:
-        """Start one process per queue of task numbers. After an outcome for which `ends` is true, a new process
-        continues.
-        """
+        """Start a process per queue of task numbers. After an outcome for which `ends` is true, a new one continues."""
         workers = cls((), 1, until)
         workers._start("spawn", tasks, [deque(q) for q in queues if q], ends, patience)
         return workers

@@ -103,8 +103,7 @@ def run(
     limit: float = 300.0,
     start: Callable[..., subprocess.CompletedProcess[str]] | None = None,
 ) -> Any:
-    """Run a program in a new process, with a simulated device if `device` is given. Returns its last line, parsed as
-    JSON.
+    """Run a program in a new process, on a simulated device if `device` is given. Returns its last line as JSON.
 
     Raises RuntimeError with the program's stderr if it fails or takes more than `limit` seconds. `start(command, env=,
     timeout=)`, if given, starts the process instead of `subprocess.run`, and returns the same kind of object.
@@ -174,9 +173,7 @@ def _register(device: str, arch: str | None, name: str, count: int) -> None:
 
 
 def _try_backward(device: str) -> None:
-    """Raise if a backward ran before, because autograd creates its queues, one per device, at a process's first
-    backward.
-    """
+    """Raise if a backward ran before: at a process's first backward, autograd creates its queues, one per device."""
     try:
         torch.ones(1, device=device, requires_grad=True).sum().backward()
     except RuntimeError as error:

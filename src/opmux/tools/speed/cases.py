@@ -78,9 +78,7 @@ class CallCatcher(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False, because True would import torch._dynamo, which takes seconds in each process. Nothing is compiled
-        here.
-        """
+        """False, as nothing is compiled: True would import torch._dynamo, which takes seconds in each process."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -315,7 +315,7 @@ PROGRAMS: tuple[Program, ...] = (
             "max", "min", "median", "norm", "var_mean", "std_mean", "aminmax",
         )),
         *(lambda x, f=f: getattr(torch, f)(x) for f in ("sum", "mean", "var", "max", "min", "prod", "norm", "std")),
-        # Attention on a GPU, in half precision. Each kernel is called by name, because torch's choice depends on its
+        # Attention on a GPU, in half precision. Kernels are called by name, because torch's choice depends on its
         # version.
         lambda x: aten._scaled_dot_product_flash_attention(_heads(x), _heads(x), _heads(x), 0.0, True),
         lambda x: aten._scaled_dot_product_efficient_attention(_heads(x), _heads(x), _heads(x), None, True, 0.0, True),

@@ -1,5 +1,4 @@
-"""Compiles the kernels that a workload launches on a chip. It runs on meta tensors, with the implementations for the
-chip.
+"""Compiles the kernels that a workload launches on a chip: runs it on meta tensors, with the chip's implementations.
 
 A launch whose kernel is not in Triton's cache is listed and skipped (kernels/lib/compile_ahead.py). Several processes
 then compile the list.
@@ -106,8 +105,7 @@ def compile_for(
         todo = list(listed.missing.values())
         if number == 0:
             result.cached = len(listed.cached)
-            # Also cached kernels: if the cache was filled on a machine without the chip, their launchers may be
-            # missing.
+            # Also cached kernels: their launchers are missing if a machine without the chip has filled the cache.
             todo += list(listed.cached.values()) if at.here else []
         known = result.kernels + len(listed.missing)
         show(result.kernels, known, "")

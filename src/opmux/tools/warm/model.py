@@ -64,9 +64,7 @@ def _transformers() -> Any:
 
 
 def model_step(config: Any, batch: int, length: int, dtype: torch.dtype | None, train: bool) -> Callable[[], None]:
-    """A step of a patched model without weights. With `train` it computes loss and gradients, else logits and one
-    token.
-    """
+    """A step of a patched model without weights: loss and gradients with `train`, else logits and one token."""
     model = _model(config, dtype)
     try:
         patch_model(model.train(train))
