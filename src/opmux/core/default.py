@@ -260,7 +260,7 @@ def _reference_origin(spec: Spec) -> Origin:
 def _token(impl: OpImpl) -> tuple[str, BackendImplKind, str | None]:
     if impl.kind is BackendImplKind.VENDOR:
         return f"vendor:{str(impl.vendor).casefold()}", impl.kind, impl.vendor
-    kind = BackendImplKind.DEFAULT if impl.kind is BackendImplKind.CPP else impl.kind  # both are ours
+    kind = BackendImplKind.DEFAULT if impl.kind is BackendImplKind.CPP else impl.kind  # both kinds are our kernels
     return kind.value, kind, None
 
 

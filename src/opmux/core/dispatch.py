@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PROVEN_AFTER = 3  # successful calls of an impl, per dtype and shape class, before it runs without snapshot and checks
 
-# Parts of torch's message when the device itself is broken: every later call on it fails too.
+# Text in torch's messages about a broken device, on which every later call fails too.
 _STICKY = (
     "CUDA error",
     "HIP error",

@@ -128,7 +128,7 @@ class Llama(nn.Module):
 
 
 def batches(size: LlamaSize, steps: int, seed: int) -> Tensor:
-    """Random pieces of the text, [steps, batch, context + 1] bytes. The CPU draws them, so all machines agree."""
+    """Random pieces of the text, [steps, batch, context + 1] bytes. The CPU draws them: the same on all machines."""
     data = torch.frombuffer(bytearray(TEXT.encode("ascii")), dtype=torch.uint8).long()
     drawn = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(data) - size.context - 1, (steps, size.batch), generator=drawn)

@@ -25,7 +25,7 @@ PRODUCTS = (*SQUARES, *((m, n, k) for m in ROWS for n, k in (*LLAMA_8B, *LLAMA_7
 TRAINED = tuple(s for s in PRODUCTS if s[0] >= 512)
 GATES = tuple((m, n, k) for m in ROWS for n, k in (LLAMA_8B[2], LLAMA_70B[2]))
 DOWN = tuple((m, n, k) for m in ROWS for n, k in (LLAMA_8B[3], LLAMA_70B[3]))
-# rows, outputs, inputs, groups: experts of Qwen3 30B and Mixtral
+# (rows, outputs, inputs, groups) of the experts of Qwen3 30B and Mixtral
 GROUPS = (
     (1024, 1536, 2048, 128),
     (16384, 1536, 2048, 128),
@@ -33,13 +33,13 @@ GROUPS = (
     (16384, 4096, 2048, 64),
     (8192, 28672, 4096, 8),
 )
-# batch, heads, kv_heads, tokens, dim
+# (batch, heads, kv_heads, tokens, dim)
 ATTENTION = (
     *((4, 32, kv, seq, dim) for dim in (128, 64, 256) for kv in (8, 32) for seq in (512, 2048, 4096, 8192)),
     *((1, 32, kv, seq, 128) for kv in (8, 32) for seq in (2048, 8192, 32768)),
 )
 GENERAL = tuple((4, 32, 8, seq, 128) for seq in (512, 2048, 4096))
-# batch, heads, kv_heads, keys, dim
+# (batch, heads, kv_heads, keys, dim)
 DECODE = tuple((batch, 32, 8, keys, 128) for batch in (1, 16, 64) for keys in (1024, 8192, 32768))
 LATENT = tuple((batch, 128, keys) for batch in (1, 16, 64) for keys in (1024, 8192))
 PAGE = 64
