@@ -15,8 +15,8 @@ import os
 import sys
 
 LAYER = "transformer_engine"
-SERVED = (f"{LAYER}.plugin", f"{LAYER}.plugins", "backend_utils")  # on top of NVIDIA's own build of the layer too
-EXTENSIONS = ("transformer-engine-cu12", "transformer-engine-cu13", "transformer-engine-torch")  # NVIDIA's
+SERVED = (f"{LAYER}.plugin", f"{LAYER}.plugins", "backend_utils")  # served even if NVIDIA's extension is installed
+EXTENSIONS = ("transformer-engine-cu12", "transformer-engine-cu13", "transformer-engine-torch")  # its packages
 
 
 class Finder:
@@ -32,14 +32,14 @@ class Finder:
         spec = machinery.PathFinder.find_spec(name, path, target)
         if name in SERVED:
             if spec is not None:
-                return None  # another module of that name comes first
+                return None  # another module of that name takes precedence
             from opmux import imports
 
             return imports.at_start(name, path, target)
         if spec is None or not isinstance(spec.loader, machinery.SourceFileLoader):
             return spec
         if not Path(spec.loader.path).with_name("pytorch").is_dir():
-            return spec  # another package of that name
+            return spec  # another package of that name; leave it unchanged
 
         class Loader(machinery.SourceFileLoader):
             def exec_module(self, module):
@@ -54,7 +54,7 @@ class Finder:
 
 
 def has_extension(layer: str) -> bool:
-    """Whether NVIDIA's compiled extension is installed or built, or another program has put one in its place."""
+    """Whether NVIDIA's compiled extension is installed or built, or another program has replaced it."""
     from importlib import metadata, util
     from pathlib import Path
 

@@ -29,7 +29,7 @@ try:
     import fcntl
     import grp
     import pwd
-except ImportError:  # not Unix: no owners to check, no locks; files are still replaced atomically
+except ImportError:  # not Unix: files have no owners to check and no locks, but are still replaced atomically
     fcntl = grp = pwd = None
 
 LEFTOVER = 3600.0  # seconds after which a temporary file is considered abandoned
@@ -38,14 +38,14 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotTrusted(PermissionError):
-    """A folder or file that another user could have written; the message names it and says what to do."""
+    """Raised for a folder or file that another user could have written. The message names it and says what to do."""
 
 
 # ---- where ----------------------------------------------------------------------------------------------------------
 
 
 def root() -> Path | None:
-    """OPMUX_CACHE_DIR, else opmux in XDG_CACHE_HOME or ~/.cache; None with neither the setting nor a home directory."""
+    """OPMUX_CACHE_DIR, else the folder opmux in XDG_CACHE_HOME or ~/.cache. None if all of these are missing."""
     configured = CACHE_DIR.get()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     if not Path(base).is_absolute():  # XDG specification: a relative path is ignored
@@ -57,7 +57,7 @@ def root() -> Path | None:
 
 
 def make(folder: Path) -> None:
-    """Create a folder and its parents with permissions for this user only, and check them."""
+    """Create a folder and its parents, writable by this user only, and check who can write to them."""
     check(folder)
     for path in (*reversed(folder.parents), folder):
         if not path.exists():
@@ -79,7 +79,7 @@ def check(folder: Path) -> None:
             status = os.lstat(path)
         except FileNotFoundError:
             continue
-        # In a user namespace root may not have uid 0; root's files have the same owner as "/".
+        # In a user namespace, root's uid may not be 0, so take the owner of "/" as root.
         if status.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
             raise NotTrusted(f"{path} belongs to another user ({_user(status.st_uid)}), who could put files there")
         if stat.S_ISDIR(status.st_mode) and _open_to_others(status):
@@ -96,7 +96,7 @@ def _open_to_others(status: os.stat_result) -> bool:
 
 
 def _is_our_own_group(gid: int) -> bool:
-    """Whether this user is the group's only member: many systems give each user a group of that name, and umask 002."""
+    """Whether this user is the group's only member, as on systems that give each user a group and umask 002."""
     assert grp is not None and pwd is not None
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
@@ -122,7 +122,7 @@ def open_file(file: Path) -> BinaryIO:
 
 
 def _open_trusted(path: str, flags: int) -> int:
-    # Non-blocking, because opening a named pipe would wait for a writer. Windows has neither flag.
+    # O_NONBLOCK, because opening a named pipe would otherwise wait for a writer. Windows has neither flag.
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         opened = os.open(path, flags)
@@ -179,14 +179,14 @@ def commit(written: Path, file: Path) -> None:
 
 
 def move_aside(file: Path, why: str) -> None:
-    """Rename a file that cannot be used, which keeps its contents, and log the new name."""
+    """Rename an unusable file, so that its contents are kept, and log the new name."""
     aside = file.with_name(f"{file.name}.damaged-{secrets.token_hex(4)}")
     file.replace(aside)
     logger.warning("%s cannot be used (%s): it is kept as %s", file, why, aside.name)
 
 
 def sweep(file: Path) -> None:
-    """Remove temporary files of killed writers: those of this file's stem at once, others after an hour.
+    """Remove temporary files of killed writers. Those named after this file are removed at once, others after an hour.
 
     The caller holds the file's lock, so no other process is writing it.
     """
@@ -206,8 +206,8 @@ def locked(path: Path, timeout: float, *, required: bool) -> Iterator[None]:
     """Hold a lock against other processes and threads. The lock ends when its process ends.
 
     After `timeout` seconds without the lock, raises TimeoutError if `required`, else continues without it. If the file
-    system has no locks and `required` is set, the process that creates `<path>.held` holds the lock; otherwise there is
-    no lock.
+    system has no locks: with `required`, the process that creates `<path>.held` holds the lock; without it, nothing is
+    locked.
     """
     release: Callable[[], None] | None = None
     try:
@@ -260,7 +260,7 @@ def _wait(take: Callable[[Path], Callable[[], None] | None], path: Path, timeout
 def _flock(path: Path) -> Callable[[], None] | None:
     if fcntl is None:
         raise _NoLocks("not a Unix")
-    # A file object, not a descriptor: if Ctrl-C arrives before the caller has it, it is closed and unlocked.
+    # A file object, not a descriptor: if Ctrl-C arrives before it is returned, its destructor unlocks the file.
     lock = open(path, "rb", buffering=0, opener=_open_lock)  # noqa: SIM115
     _held.add(lock)
     try:
@@ -288,7 +288,7 @@ def _open_lock(path: str, flags: int) -> int:
 
 def _unlock(lock: io.FileIO) -> None:
     assert fcntl is not None
-    fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile shares the descriptor
+    fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough if a forked child shares the file
     lock.close()
 
 
@@ -301,7 +301,7 @@ def _create(path: Path) -> Callable[[], None] | None:
 
 
 def _after_fork() -> None:
-    """Close the locks of the parent's threads: the child holds them too, and they would outlive a killed parent."""
+    """Close the lock files that the child inherited: through them, a killed parent's locks would stay held."""
     for lock in tuple(_held):
         lock.close()
 

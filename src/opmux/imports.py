@@ -1,4 +1,4 @@
-"""Our modules under other libraries' names: a table of them, and the finder that imports them.
+"""Our modules under the names of other libraries' modules: a table of them, and the finder that imports them.
 
 | who adds a `Grant` to the finder | for which names | until |
 |---|---|---|
@@ -7,7 +7,8 @@
 | `faces/te/boot.py` | `transformer_engine_torch` and `.plugin(s)`; it changes the layer's modules | `uninstall` |
 | `opmux_startup.py` | `transformer_engine.plugin(s)`, `backend_utils` | the process ends |
 
-An installed library keeps its names unless a grant shadows it: this finder only serves names that no other finder has.
+This finder serves only names that no other finder finds. So an installed library keeps its names, unless a grant
+shadows them.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from .core.log import logger
 
 
 class ForeignModule(NamedTuple):
-    """A foreign module, and our module that is imported instead. Names below it map to names below ours.
+    """The name of a foreign module, and our module that is imported instead. Its submodules map to submodules of ours.
 
     `ours` is the name of a module, or "module:table", where `table` maps foreign names to our modules. The modules of a
-    table are put in sys.modules together, because a library's own packages import their modules. "" is an empty
-    package.
+    table are put in sys.modules together, because importing a package of the library also imports its submodules. "" is
+    an empty package.
     """
 
     library: str
@@ -49,7 +50,7 @@ ROWS = {
         ForeignModule("backend_utils", "backend_utils", "opmux.backends.backend_utils"),
         ForeignModule("flag_gems", "flag_gems", "opmux.faces.flag_gems.names:MODULES"),
         ForeignModule("liger_kernel", "liger_kernel", "opmux.faces.liger.names:SERVED"),
-        # The parent of the others if the library is not installed.
+        # The parent package of the following modules if the library is not installed.
         ForeignModule("transformer_engine", "transformer_engine", ""),
         ForeignModule("transformer_engine", "transformer_engine_torch", "opmux.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugin", ""),
@@ -71,24 +72,24 @@ PLUGINS = tuple(name for name in ROWS if name.startswith(f"{LAYER}.plugin"))
 
 @dataclass(frozen=True, eq=False)
 class Grant:
-    """The rows to serve, by name, and hooks of the module that adds this grant to the finder."""
+    """Permission for the finder to serve the modules `names` (keys of ROWS), with hooks of the module that adds it."""
 
     names: tuple[str, ...]
-    shadows: tuple[str, ...] = ()  # rows to serve even if another finder finds the name
-    # Called for modules of the layer that are not ours, with the name and the spec of other finders. Returns a changed
-    # spec, or None to use that spec unchanged.
+    shadows: tuple[str, ...] = ()  # modules to serve even if another finder finds them
+    # Called for modules of the layer that are not ours, with the name and the spec that other finders return. Returns a
+    # changed spec, or None to leave the spec unchanged.
     change: Callable[[str, ModuleSpec | None], ModuleSpec | None] = lambda name, spec: None
-    distributions: Callable[..., Iterable[Any]] = lambda context: ()  # find_distributions of importlib.metadata
-    thread: int | None = None  # the thread that adds and removes the grant; a forked child has no other threads
+    distributions: Callable[..., Iterable[Any]] = lambda context: ()  # for importlib.metadata
+    thread: int | None = None  # the thread that removes the grant; if another thread forks, the child removes it
 
 
 class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and loads the modules of all grants; in `sys.meta_path` while there are any."""
+    """Finds and loads the modules of all grants. It is in `sys.meta_path` while there is a grant."""
 
     def __init__(self) -> None:
         self.grants: tuple[Grant, ...] = ()
         self.given: dict[str, types.ModuleType] = {}  # the modules that were put in sys.modules
-        self._parents: dict[str, types.ModuleType] = {}  # the modules that got one of those as a new attribute
+        self._parents: dict[str, types.ModuleType] = {}  # name -> the parent of which the module became an attribute
 
     def add(self, grant: Grant) -> None:
         with lock.held:
@@ -114,8 +115,8 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def _update_meta_path(self) -> None:
         """Move this finder to the front of `sys.meta_path`, or remove it if there is no grant.
 
-        Each change makes a new list: if a finder were removed in place, an import in another thread would skip the next
-        one.
+        Each change makes a new list. If this finder were removed in place, an import in another thread would skip the
+        finder after it.
         """
         others = [other for other in sys.meta_path if other is not self]
         sys.meta_path = [self, *others] if self.grants else others
@@ -145,14 +146,14 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self._changed(fullname, path, target) if fullname.partition(".")[0] == LAYER else None
 
     def _changed(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
-        """The layer's own module with the changes of all grants, the oldest first; None if no grant changes it."""
+        """The spec of the layer's module with the changes of all grants, oldest first; None if there is no change."""
         spec, changed = self.others(name, path, target), None
         for grant in self.grants:
             changed = grant.change(name, changed or spec) or changed
         return changed
 
     def others(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The spec of the other finders. For our names `opmux_startup`'s is skipped, because it calls this one."""
+        """The spec of the other finders. Except for the layer, opmux_startup's is skipped, as it calls this one."""
         for other in list(sys.meta_path):
             calls_us = name != LAYER and getattr(other, "__module__", "") == "opmux_startup"
             if other is self or calls_us or not hasattr(other, "find_spec"):
@@ -179,7 +180,7 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.exec_module(importlib.util.module_from_spec(ModuleSpec(name, self, is_package=True)))
 
     def give(self, name: str, ours: str | types.ModuleType) -> None:
-        """Put our module in sys.modules. A module given by name is imported first, so that there is one copy of it."""
+        """Put our module in sys.modules under `name`. If `ours` is a name, import it, so that there is one copy."""
         module = importlib.import_module(ours) if isinstance(ours, str) else ours
         above, _, last = name.rpartition(".")
         parent = sys.modules.get(above)
@@ -193,20 +194,20 @@ finder = GrantFinder()
 
 
 def _row(name: str) -> ForeignModule | None:
-    """The row of a name, or of the nearest name above it."""
+    """The entry of ROWS for a module, or for its nearest parent package that has one."""
     while name and name not in ROWS:
         name = name.rpartition(".")[0]
     return ROWS.get(name)
 
 
 def _table(row: ForeignModule) -> Mapping[str, str | types.ModuleType]:
-    """The foreign names of a row -> our modules."""
+    """Foreign name -> our module, for all modules of an entry."""
     module, _, table = row.ours.partition(":")
     return getattr(importlib.import_module(module), table) if table else {row.name: module}
 
 
 def _ours(name: str) -> str | types.ModuleType | None:
-    """Our module for a foreign name, or the module's name; "" for an empty package, None if there is none."""
+    """Our module for a foreign name, or the module's name. "" is an empty package; None: we have no such module."""
     row = _row(name)
     table, ancestor = _table(row) if row is not None else {}, name
     while ancestor and ancestor not in table:
@@ -222,7 +223,7 @@ def _ours(name: str) -> str | types.ModuleType | None:
 
 
 def _child(package: str, name: str) -> types.ModuleType:
-    """An attribute of an empty package: a module below it, imported on first access."""
+    """Look up an attribute of an empty package: imports the submodule of that name."""
     if f"{package}.{name}" in ROWS:
         return importlib.import_module(f"{package}.{name}")
     raise AttributeError(f"module '{package}' has no attribute '{name}'")
@@ -234,7 +235,7 @@ _FROM_START = Grant((*PLUGINS, "backend_utils"))
 
 
 def at_start(name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """Find one of the names above; `opmux_startup` calls this at the first import. Later imports find them directly."""
+    """Find a module of `_FROM_START`. `opmux_startup` calls this for the first import; later ones use the finder."""
     if _FROM_START not in finder.grants:
         finder.add(_FROM_START)
     return finder.find_spec(name, path, target)
@@ -245,11 +246,11 @@ def at_start(name: str, path: Any, target: Any) -> ModuleSpec | None:
 
 @contextmanager
 def foreign_names() -> Iterator[None]:
-    """While a plugin is imported, module names of the libraries that it may be written for refer to our modules.
+    """While a plugin is imported, the module names of libraries that it may be written for refer to our modules.
 
     `transformer_engine.plugin.core` is opmux.core, `backend_utils` is FlagGems's module, and `liger_kernel` is
-    `faces/liger`. An installed library keeps its name. If it is installed but cannot be imported (NVIDIA's without its
-    extension), an empty module replaces it.
+    `faces/liger`. An installed library keeps its name. If the installed Transformer Engine cannot be imported (no
+    compiled extension), an empty module replaces it.
     """
     grant = Grant((LAYER, *PLUGINS, "backend_utils", "liger_kernel"), change=_tolerant, thread=threading.get_ident())
     on_failure(lambda: finder.remove(grant))
@@ -269,7 +270,7 @@ lock.after_fork.append(_after_fork)
 
 
 def _tolerant(name: str, spec: ModuleSpec | None) -> ModuleSpec | None:
-    """The installed layer, or an empty package if its import fails; unchanged if the layer has plugins of its own."""
+    """The installed layer's spec; a failing import then gives an empty package. None if the layer has plugins."""
     if name != LAYER or spec is None or spec.loader is None:
         return None
     if finder.others(PLUGINS[0], spec.submodule_search_locations or []) is not None:
@@ -297,7 +298,7 @@ class _Tolerant(importlib.abc.Loader):
             module.__dict__.update(__path__=[], __getattr__=functools.partial(_absent, why))
             finder.give(LAYER, module)
         if finder.serves(PLUGINS[0]):
-            finder.give(PLUGINS[0], sys.modules[PLUGINS[0]])  # also makes it an attribute of the layer
+            finder.give(PLUGINS[0], sys.modules[PLUGINS[0]])  # also sets the layer's attribute
 
 
 def _absent(why: str, name: str) -> Any:
@@ -307,7 +308,7 @@ def _absent(why: str, name: str) -> Any:
 def _load_plugins() -> None:
     """Load our `transformer_engine.plugin.core`, unless the installed layer has its own plugins.
 
-    Then Python finds it in sys.modules and does not import the layer first, which takes seconds.
+    Python then finds it in sys.modules, and need not import the layer first, which takes seconds.
     """
     if PLUGINS[0] in sys.modules:
         return

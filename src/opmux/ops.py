@@ -1,8 +1,8 @@
 """The public namespace of callable ops: `opmux.ops.rms_norm(x, weight)`.
 
-A name is looked up in our primitives, then in ATen's ops. Its family is imported on first access; the function is
-always the same object. Extra names of the chip's vendor are available too. tex's functions are in `opmux.tex`; each one
-is also here, unless a primitive has the same name.
+A name is looked up in our primitives, then in ATen's ops. The file that declares the op is imported on first access.
+The function is always the same object. Extra names of the chip's vendor are available too. tex's functions are in
+`opmux.tex`; each one is also here, unless a primitive has the same name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def __getattr__(name: str) -> Any:
     spec = _spec(name)
     if spec is None:
         extras = _extras()
-        if name in extras:  # not cached, because its vendor may be removed
+        if name in extras:  # not cached, because the vendor may be removed
             return extras[name]
-        spec = _spec(name)  # now that plugins are loaded: one of them may declare it
+        spec = _spec(name)  # again, because a plugin may have declared it
     if spec is None:
         raise AttributeError(f"opmux.ops: {unknown('op', name, _names())}")
     fn = specs.functions[spec.key]

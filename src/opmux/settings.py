@@ -1,4 +1,4 @@
-"""The settings of this layer: the chip's vendor, the cache directory, and whether to use NVIDIA's libraries and C++."""
+"""Settings outside of core: the chip's vendor, the cache directory, the use of NVIDIA's libraries, and C++."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 
     te.Linear(1024, 1024)                        # opmux.te.Linear is the same class
 
-Importing this module makes the layer use opmux's tex; `uninstall()` undoes that.
+Importing this module makes `transformer_engine` use opmux's tex; `uninstall()` undoes that.
 """
 
 from __future__ import annotations

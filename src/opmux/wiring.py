@@ -1,7 +1,7 @@
-"""Dependency injection: the objects that core and cpp need from the layers above, without importing them.
+"""Dependency injection: gives core and cpp objects from the layers above, which they must not import.
 
-`opmux/__init__.py` registers how each one is made; core calls that when it first needs it. This file imports nothing,
-so that every layer may import it.
+`opmux/__init__.py` registers a function that makes each object. Core calls the function when it first needs the object.
+This file imports nothing, so that every layer may import it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Apply = Callable[..., Any]
 
 
 class Provider(Generic[T]):
-    """Something that another layer makes. `register` takes a function; calling it may import that layer."""
+    """An object that another layer makes. `register` takes a function that returns it and may import that layer."""
 
     def __init__(self, what: str):
         self._what = what
@@ -36,8 +36,7 @@ class Provider(Generic[T]):
         return self._make()
 
 
-# The packages whose modules declare ops, with the prefix of their families' names; and the packages that have one
-# module of kernels for each family.
+# {package whose modules declare ops: prefix of their families' names}, packages with one kernel module per family.
 op_packages: Provider[tuple[Mapping[str, str], tuple[str, ...]]] = Provider("the packages of ops")
 machine: Provider[Machine] = Provider("the machine")
 manager: Provider[OpManager] = Provider("the default manager")

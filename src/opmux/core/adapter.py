@@ -9,7 +9,8 @@ attribute per op (`call.rms_norm`), and all of these are references, or all are 
 `names` maps the ops' argument names to the function's. An argument with the same or a mapped name inherits the op's
 rules, and an error of the op is raised with the function's names.
 The function's own annotations and `where` add more rules. Arguments are checked before a reference runs and after an
-implementation has failed; with `checks`, before every call, for functions that write before they could fail.
+implementation has failed. With `checks`, they are checked before every call, which is needed if the function writes
+before it could fail.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Adapter:
 
     @property
     def name(self) -> str:
-        return self.target.rpartition("::")[2]  # a bare name is one of ATen's
+        return self.target.rpartition("::")[2]  # a target without `::` is an ATen overload
 
     @property
     def family(self) -> str:
@@ -59,7 +60,7 @@ class Adapter:
         return list(self.signature.parameters.values())
 
     def bind(self, calls: Mapping[str, Fn]) -> Fn:
-        """The function over these implementations (by op key). Errors keep the ops' argument names."""
+        """The function with `call` bound to these implementations (by op key). Errors keep the ops' argument names."""
         bound = self._bound(calls)
         return checked(specs.by_key[self.target], bound) if self.checks else bound
 
@@ -72,7 +73,7 @@ class Adapter:
         return bound
 
     def reference(self) -> Fn:
-        """The function over the ops' references, with errors under its own names."""
+        """The function with `call` bound to the ops' references. Errors use the function's name and argument names."""
         bound = self._bound({spec.key: spec.reference for spec in self.over})
 
         @functools.wraps(self.fn)
@@ -86,13 +87,13 @@ class Adapter:
         return reference
 
     def rename(self, error: BadArgument) -> BadArgument:
-        """An op's error with the function's name and argument names."""
+        """The op's error, changed to the function's name and argument names."""
         if error.op == self.name and error.argument not in self.names:  # the op has the same name
             return error
         return error.renamed(self.name, self.names)
 
     def contract(self, own: Contract) -> Contract:
-        """`own`, with the ops' rules for the arguments that have no annotation of their own."""
+        """The function's contract: an argument without an annotation gets the rules of the op's argument."""
         known: dict[str, Argument] = {}
         for spec in reversed(self.over):
             known |= {self.names.get(a.name, a.name): a for a in spec.contract.arguments}

@@ -1,8 +1,8 @@
-"""Autocast: an op that refuses tensors of mixed dtypes is called again with them cast, as torch's own ops cast theirs.
+"""Autocast: if an op refuses tensors of mixed dtypes, it is called again with cast tensors, as torch's ops do.
 
-An op here takes one dtype (a norm also takes weights of another), so most calls need no cast, and they pay nothing:
-autocast is checked only after an op has refused its arguments. Ops that declare `flops` are compute-bound and run in
-autocast's dtype; the others run in the widest dtype of their arguments.
+Our ops take tensors of one dtype (a norm's weight may have another), so most calls need no cast. These calls pay
+nothing, because autocast is checked only after an op has refused its arguments. Ops that declare `flops` are
+compute-bound and run in autocast's dtype; the others run in the widest dtype of their arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .tensors import tensors_in
 if TYPE_CHECKING:
     from .spec import Spec
 
-# Device type -> whether it has autocast. torch.compile can read a dict, but torch 2.11 cannot trace the function.
+# Device type -> whether it has autocast. A dict, because torch 2.11 cannot trace `is_autocast_available`.
 _available = {device: torch.amp.is_autocast_available(device) for device in ("cpu", "cuda", "xpu")}
 CASTABLE = (torch.float16, torch.bfloat16, torch.float32)  # autocast leaves float64 alone
 
@@ -48,7 +48,7 @@ def _common_dtype(spec: Spec, args: tuple, kwargs: dict) -> torch.dtype | None:
     dtype = dtype_on(floats[0].device.type)
     if dtype is None or spec.flops is not None:
         return dtype
-    return torch.float32  # also the widest of float16 and bfloat16
+    return torch.float32  # also for a mix of float16 and bfloat16: neither has all values of the other
 
 
 def dtype_on(device: str) -> torch.dtype | None:

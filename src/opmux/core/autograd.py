@@ -1,8 +1,8 @@
-"""Eager autograd: one flat `autograd.Function` per op, generated from its signature and its backward's.
+"""Eager autograd: one `autograd.Function` per op, generated from the signatures of the op and of its backward.
 
-A loop over arguments, a dict of saved values and a `signature.bind` cost more than a small kernel, so forward and
-backward are written out for each op. The forward also picks the backward's implementation: context variables, and with
-them policy scopes, do not reach autograd's worker threads.
+The generated source names each argument: a loop over arguments, a dict of saved values and a `signature.bind` would
+cost more than a small kernel. The forward also picks the backward's implementation, because autograd's worker threads
+do not see context variables, and so do not see policy scopes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .tensors import _PLAIN, _wrapped, is_plain, tensors_in
 if TYPE_CHECKING:
     from .spec import Gradient, Spec
 
-SavedValues = dict[tuple[str, int], Any]  # by source: (in, look or out; index). look: only shape and dtype of an input
+SavedValues = dict[tuple[str, int], Any]  # key: ("in", "look" or "out"; index); "look": an input's shape and dtype only
 
 # Runs instead of an op's implementation when a gradient is needed. `{special}` is true if an argument is not a plain
 # tensor: a subclass, a functorch wrapper, a wrong type.
@@ -66,7 +66,7 @@ def backward(_ctx, {grads}):
 def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any]) -> Callable[..., Any]:
     """The function that runs a differentiable op so that autograd records it. It takes all arguments of the op."""
     special = [_is_special(name, kind) for name, kind in _kinds(spec).items() if kind != "plain"]
-    if not spec.namespace.ours:  # our own ops have already checked this
+    if not spec.namespace.ours:  # for our own ops, the entry has already checked this
         special.append("_transforms()")
     params = ", ".join(p.split("=")[0] for p in entry.form.params.split(", "))
     text = ENTRY.format(
@@ -99,7 +99,7 @@ def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Calla
 def with_gradient(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any], args: tuple, kwargs: dict
 ) -> Any:
-    """The slow path: a policy scope is active, the impl is an autograd.Function, or its own signature is used."""
+    """The slow path, for an active policy scope, an impl that is an autograd.Function, or an impl's own signature."""
     if transforms_active() or not _all_plain((args, kwargs)):
         return traced(*args, **kwargs)
     _, recover = followed(entry.pair(), args, kwargs)
@@ -107,7 +107,7 @@ def with_gradient(
     own = None if chain is None else chain.with_own_gradient(args, kwargs)
     run: Callable[..., Any] = lambda *_, **__: entry.raw(*args, **kwargs)
     if chain is not None and own is not None:
-        # an autograd.Function has its own saved tensors and backward; if it fails, the fallback uses ours
+        # An autograd.Function runs with its own backward. If its forward fails, the fallback runs with our backward.
         call, index = own
         try:
             return chain.examined(index, call(*args, **kwargs), args, kwargs)
@@ -135,7 +135,7 @@ def _recover_from(error: Exception, recover: Callable[..., Any], args: tuple, kw
 
 @functools.cache
 def _all_arguments(spec: Spec) -> Callable[..., tuple]:
-    """A function that returns all arguments of the op in order. It takes a tenth of the time of `signature.bind`."""
+    """A function that returns all arguments of the op in order. It is ten times faster than `signature.bind`."""
     form = CallingConvention.of(spec.name, spec.signature, differentiable=False)
     text = f"def {form.name}({form.params}):\n    return ({', '.join(spec.names)},)\n"
     return codegen.function(text, form.name, f"arguments of {spec.name}", dict(form.defaults))
@@ -144,8 +144,8 @@ def _all_arguments(spec: Spec) -> Callable[..., tuple]:
 def _apply_of(spec: Spec, entry: EntryPoint, backward: EntryPoint) -> Callable[..., Any]:
     """`apply` of the op's Function; one per entry, because each entry has its own backward.
 
-    It is the C function that `autograd.Function.apply` calls: the checks of the Python layer (transforms, dead
-    functorch wrappers) have been made by the entry.
+    It is the C function that `autograd.Function.apply` calls. The Python layer is skipped, because the entry has
+    already made its checks (transforms, dead functorch wrappers).
     """
     apply = entry.apply
     if apply is None:
@@ -192,7 +192,7 @@ def _all_plain(value: Any) -> bool:
 
 
 class Saved:
-    """What an op's forward saves: tensors by `save_for_backward`, other arguments on the context."""
+    """What an op's forward saves: tensors by `save_for_backward`, other arguments as attributes of the context."""
 
     def __init__(self, spec: Spec):
         self.kinds = _kinds(spec)
@@ -203,7 +203,7 @@ class Saved:
         self.others = [i for i, n in enumerate(spec.names) if self.kinds[n] in ("plain", "mixed")]
 
     def values(self, ctx: Any) -> tuple[SavedValues, dict[int, Any]]:
-        """Saved values by source, and the non-tensor arguments by position."""
+        """The saved values by source (see `SavedValues`), and the non-tensor arguments by position."""
         values: SavedValues = dict(zip(self.tensors, ctx.saved_tensors, strict=True))
         numbers = dict(zip(self.others, ctx.saved_objects[1:], strict=True))
         for i, value in numbers.items():
@@ -254,7 +254,7 @@ def _forward_text(spec: Spec, saved: Saved) -> str:
         objects.append(f"None if isinstance({name}, _Tensor) else {name}" if mixed else name)
     constants = [o for o, d in zip(outs, plan.differentiable, strict=True) if not d]
     options = [f"    _ctx.non_differentiable = {_tuple(constants)}"] if constants else []
-    # By default autograd replaces a missing gradient by zeros, which launches one kernel per unused result.
+    # By default autograd replaces a missing gradient by zeros, which costs one kernel launch per unused result.
     if sum(plan.differentiable) == 1:
         options.append("    _ctx.materialize_grads = False")
     elif constants:
@@ -283,7 +283,7 @@ def _backward_text(spec: Spec, saved: Saved) -> str:
     results = [f"_d_{spec.names[i]}" for i in plan.targets]
     returned = ["None"] * (1 + len(spec.names))
     for i, result in zip(plan.targets, results, strict=True):
-        # autograd drops the gradient of a tensor that needs none, but raises on a gradient for None
+        # autograd ignores a gradient for a tensor that needs none, but raises on a gradient for None
         sure = saved.kinds[spec.names[i]] == "tensor"
         returned[1 + i] = result if sure else f"{result} if _ctx.needs_input_grad[{1 + i}] else None"
     unneeded = []
@@ -320,7 +320,7 @@ def _unpack(names: list[str], convert: str) -> str:
 
 
 def shape_only(value: Tensor) -> Tensor:
-    """An expanded one-element tensor, for an argument of which only shape and dtype matter; its contents are undefined.
+    """An expanded one-element tensor with this shape and dtype, for a backward that does not read the argument's data.
 
     The element is shared by all calls, because allocating it takes longer than the rest of a forward.
     """
@@ -335,7 +335,7 @@ def _element(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def results_of(spec: Spec, results: Any) -> tuple:
-    """What an impl returned, as a tuple of the op's results; raises if their number is wrong."""
+    """The results that an impl returned, as a tuple; raises if their number is wrong."""
     outs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
     if len(outs) != len(spec.out):
         raise DispatchError(
@@ -350,10 +350,10 @@ def results_of(spec: Spec, results: Any) -> tuple:
 def differentiable_backward(
     spec: Spec, grads: tuple, saved_values: SavedValues, numbers: dict[int, Any], needed: tuple[bool, ...]
 ) -> list[Any]:
-    """Gradients that torch can differentiate again: runs the backward's reference on values that are in the graph.
+    """Gradients that torch can differentiate again, from the backward's reference on values that are in the graph.
 
-    A saved result that is not differentiable (the rstd of a norm) would be a constant, so it is computed again from the
-    arguments. If the arguments were not saved, the gradients raise when they are differentiated.
+    A saved result that is not differentiable (the rstd of a norm) would be a constant in the graph, so it is recomputed
+    from the arguments. If the arguments were not saved, differentiating the gradients raises.
     """
     plan = spec.gradient
     saved = [i for kind, i in plan.sources if kind == "out" and not plan.differentiable[i]]
@@ -371,7 +371,8 @@ def differentiable_backward(
 def _recomputed(spec: Spec, saved_values: SavedValues, numbers: dict[int, Any]) -> tuple | None:
     """The results of the forward, recomputed from its saved arguments; None if some were not saved.
 
-    An optional argument that the backward does not take (a bias) does not affect the results that it takes.
+    An optional argument that the backward does not take (a bias) is left out: the results that the backward takes do
+    not depend on it.
     """
     known = {spec.names[i]: v for i, v in numbers.items()}
     if spec.recompute is not None:
@@ -389,16 +390,16 @@ def backward_args(plan: Gradient, grads: tuple, saved_values: SavedValues) -> li
 
 
 def gradients_by_argument(plan: Gradient, results: Any, needed: tuple[bool, ...]) -> list[Any]:
-    """Gradients in the order of the forward's arguments; None where none is needed."""
+    """One gradient per argument of the forward, in order; None for an argument that needs none."""
     returned: list[Any] = [None] * len(needed)
     for index, gradient in zip(plan.targets, results_of(plan.backward, results), strict=True):
-        if index < len(needed) and needed[index]:  # torch.ops leaves trailing defaults out
+        if index < len(needed) and needed[index]:  # `needed` is shorter if trailing defaults were omitted
             returned[index] = gradient
     return returned
 
 
 def _raise_if_differentiated_again(spec: Spec, gradients: list[Any]) -> list[Any]:
-    """Gradients under create_graph=True that raise when differentiated again, instead of acting as constants.
+    """Make gradients of create_graph=True raise if they are differentiated; otherwise they would act as constants.
 
     (`once_differentiable` checks only the incoming gradient, so it does not catch `y.sum()`.)
     """

@@ -1,7 +1,7 @@
 """Which impl of an op runs: `choose` makes the whole decision, from the policy and the measured times.
 
-A pure function of its arguments. It does not know whether a candidate can run: the library may be missing on this
-machine, and `when` may refuse a call. The caller then tries the next candidate.
+`choose` is a pure function. A candidate may still be unable to run, because its library is missing on this machine or
+its `when` refuses the call. The caller then tries the next candidate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .log import logger
 from .policy import ORDERS, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, When
 
-MARGIN = 1.02  # a smaller difference is noise: the policy's order stays
+MARGIN = 1.02  # a speedup below 2 % is noise and does not change the policy's order
 OURS = "default.flagos"
 
 
@@ -32,7 +32,7 @@ class Candidate:
     """An impl that may run. The manager adds `call` and `when` once it knows that the impl runs on this machine."""
 
     impl: OpImpl
-    us: float | None = None  # measured for this class of calls
+    us: float | None = None  # microseconds, measured for this class of calls
     after: Mapping[str, str] = field(default_factory=dict)  # impl_id of a faster candidate -> the reason
     call: Callable[..., Any] = None  # type: ignore[assignment]  # the impl, with the signature that the entry uses
     when: When | None = None  # the impl's condition, with the signature that the entry uses
@@ -44,11 +44,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Preference:
-    """The chip's vendor puts its libraries before our kernels of an op, until ours were measured to be faster."""
+    """The vendor's wish that its libraries run before our kernels of an op, unless ours were measured to be faster."""
 
     vendor: str
     why: str
-    reference_too: bool  # without any measured time, the reference comes before our kernels too
+    reference_too: bool  # if nothing was measured, the reference also comes before our kernels
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,15 @@ NOTHING_MEASURED = Measured()
 class Speeds:
     """The measured times of an op's impls on this machine."""
 
-    measured: Callable[[tuple | None], Measured]  # the times of a class of calls; None stands for an unknown class
+    measured: Callable[[tuple | None], Measured]  # the times of a class of calls; None is an unknown class
     class_of: Callable[..., tuple] | None  # the class of a call, from all its arguments; None if no times are known
 
     def of_call(self, args: tuple) -> Measured:
-        """The times for a call with all of the op's arguments, or without any: those of an unknown class."""
+        """The times for a call, given all of the op's arguments; without arguments, the times of an unknown class."""
         return self.measured(self.class_for(args) if args else None)
 
     def class_for(self, args: tuple, kwargs: Mapping[str, Any] = {}) -> tuple | None:
-        """The class of a call; None if no times are known, or if an argument is invalid, which the op then reports."""
+        """The class of a call; None if no times are known, or if an argument is invalid (the op will report that)."""
         if self.class_of is None:
             return None
         try:
@@ -98,11 +98,11 @@ NO_SPEEDS = Speeds(lambda _: NOTHING_MEASURED, None)
 def choose(
     policy: SelectionPolicy, key: str, impls: Iterable[OpImpl], measured: Measured = NOTHING_MEASURED
 ) -> tuple[list[Candidate], list[Refused]]:
-    """The candidates of an op in order, and the other impls with their reasons.
+    """The candidates of an op in order, and the excluded impls with the reasons.
 
-    1. Vendor lists and `!` tokens exclude impls; so does an order without `*` that does not name them.
-    2. The tokens of the policy's order rank the others; equal tokens are ranked by priority, then by impl_id.
-    3. If the policy ranks two candidates alike, the one that was measured to be slower comes after the faster one.
+    1. Vendor lists and `!` tokens exclude impls. An order without `*` also excludes all impls that it does not name.
+    2. The tokens of the policy's order rank the other impls; priority, then impl_id, ranks impls of the same token.
+    3. Of two candidates with the same rank, the one that was measured to be faster comes first.
        If the vendor prefers its libraries, our kernel comes after them unless it was measured to be faster. A strict
        policy ignores times, because its first candidate must run.
     """
@@ -131,7 +131,7 @@ def choose(
     refused += [Refused(i, "policy", f"not in the order {text}") for i in pool if i not in chosen]
     if policy.strict or measured is NOTHING_MEASURED:
         return [Candidate(impl) for impl in chosen], refused
-    if order == ORDERS["flagos"] and not policy.by_space:  # the default policy, under which speed decides
+    if order == ORDERS["flagos"] and not policy.by_space:  # the default policy: only speed decides
         ranks = dict.fromkeys(ranks, 0)
     return _by_speed(policy, key, chosen, ranks, measured), refused
 
@@ -146,7 +146,7 @@ def _by_speed(
         after = _slower(impl, impls, ranks, measured) if why is None else _after_libraries(impl, impls, measured, why)
         left.append(Candidate(impl, measured.times.get(impl.impl_id), after))
     found = []
-    while left:  # always ends: `after` leads only to a smaller time, or to an impl that was not measured
+    while left:  # always ends: the impls in `after` are faster or unmeasured, so there is no cycle
         ids = {c.impl.impl_id for c in left}
         first = next(c for c in left if ids.isdisjoint(c.after))
         found.append(first)
@@ -155,7 +155,7 @@ def _by_speed(
 
 
 def _slower(impl: OpImpl, impls: list[OpImpl], ranks: Mapping[str, int], measured: Measured) -> dict[str, str]:
-    """The impls of the same rank that are faster, the fastest first."""
+    """The faster impls of the same rank, fastest first, each with the reason."""
     times, mine = measured.times, measured.times.get(impl.impl_id)
     if mine is None:
         return {}
@@ -165,7 +165,7 @@ def _slower(impl: OpImpl, impls: list[OpImpl], ranks: Mapping[str, int], measure
 
 
 def _libraries_first(policy: SelectionPolicy, key: str, impl: OpImpl, measured: Measured) -> Preference | None:
-    """The preference that ranks libraries before this impl; None if it is not our kernel, or if the policy names it."""
+    """The preference that ranks libraries before this impl. None if it is not our kernel, or if the policy names it."""
     first = measured.preference
     if first is None or not is_ours(impl.impl_id):
         return None

@@ -1,4 +1,4 @@
-"""Functions compiled from source text, where a loop over arguments or `*args` would cost more than the call itself.
+"""Functions compiled from source text, for cases where a loop over arguments or `*args` would cost more than the call.
 
 The source is stored in `linecache`, so that tracebacks, debuggers and `inspect.getsource` show its lines.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 def function(text: str, name: str, where: str, names: dict[str, Any]) -> types.FunctionType:
     """The function `name` that `text` defines; `names` become its globals, `where` is its file in tracebacks."""
-    # dont_inherit: without this module's `from __future__ import annotations`, which Triton does not support
+    # dont_inherit: this module's `from __future__ import annotations` must not apply, as Triton does not support it
     exec(compile(text, _remember(text, where), "exec", dont_inherit=True), names)
     return names[name]
 
@@ -48,16 +48,17 @@ def lookup(
 ) -> Any:
     """A function with `make`'s parameters that returns its cached result from `_found`, or calls `_make(key, *args)`.
 
-    Each argument of `make` gives one part of the cache key: `tensor_key` if its annotation is `Tensor` or
-    `Tensor | None` (also `*args: Tensor`); a tuple if it is a list (also for `int | list[int]` if `value` is the
-    default); else `value`. A tuple literal takes half the time of a loop over the arguments.
+    Each argument of `make` gives one part of the cache key, depending on its annotation. `Tensor` and `Tensor | None`
+    (also `*args: Tensor`) give `tensor_key`; a list gives a tuple (also `int | list[int]` if `value` is the default);
+    all others give `value`. A tuple literal takes half the time of a loop over the arguments.
 
     Args:
         tensor_key, value: expressions of "{0}".
-        then: source appended to the result; "(x, eps)" calls it.
-        params: replaces `make`'s parameters, if `then` needs more.
-        calls: expressions for parameters of `make` that are not passed.
-        also: further names in `params`, each with its expression in the key; `_make` gets them after `make`'s own.
+        then: source appended to the cached result: "(x, eps)" calls it.
+        params: the parameters in place of `make`'s, if `then` needs more.
+        calls: expressions for parameters of `make` that callers do not pass.
+        also: further names in `params`, each with its expression in the key; passed to `_make` after `make`'s
+        parameters.
     """
     signature = inspect.signature(make, eval_str=True)
     own, passed, key = [], [], []

@@ -1,17 +1,18 @@
-"""The argument contract of an op: read from its signature, checked, and raised as an error.
+"""The argument contract of an op: reads the op's signature, checks arguments against it, and raises errors.
 
     def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, "n"], eps: Annotated[float, at_least(0)] = 1e-6)
 
-A tensor annotation gives dtypes and dimensions in the notation of jaxtyping: equal names are equal sizes, `*rows` is
-any number of dimensions, `#n` is n or 1, `2*n` is twice n, `n+1` is n plus 1, `3` is 3, `_` is any size, `...` any
-dimensions.
-All tensors must be on one device. A dimension named like an int argument has that size (`topk`, `topk*tokens`); other
-sizes come from the first tensor that names them. Gradients (`Grad`) and tensors whose shape is computed from other
-arguments (`shape`) are matched last.
-More rules follow the dimensions, or are in an `Annotated`: `same_dtype("x")`, `one_of(...)`, `between(0, 1)`.
+A tensor annotation gives dtypes and dimensions in the notation of jaxtyping. Dimensions of the same name must have the
+same size. `*rows` is any number of dimensions, `#n` is n or 1, `2*n` is twice n, `n+1` is n plus 1, `3` is 3, `_` is
+any size, and `...` is any dimensions.
+All tensors must be on one device. If a dimension has the name of an int argument, that argument gives its size (`topk`,
+`topk*tokens`). Other sizes come from the first tensor that names them. Gradients (`Grad`) and tensors whose shape is
+computed from other arguments (`shape`) are checked last.
+Further rules, such as `same_dtype("x")` or `between(0, 1)`, follow a tensor's dimensions; for other types they are in
+an `Annotated`.
 
-A check takes microseconds, so it runs when a launch for new shapes is planned, before a reference runs, and after an
-implementation has failed; never on the path to a kernel.
+A check takes microseconds, so it never runs on the fast path to a kernel. It runs when a launch for new shapes is
+planned, before a reference runs, and after an implementation has failed.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 class Rule:
     """One requirement on an argument. `problem` returns the text after "must", or None if the value is valid.
 
-    The text may name other arguments in braces: "be float32, the dtype of {x}". A rule whose error names a part of the
-    argument (an item of a list) overrides `check` instead.
+    The text may name other arguments in braces: "be float32, the dtype of {x}". If the error must name a part of the
+    argument (an item of a list), the rule overrides `check` instead.
     """
 
     error: type[Exception] = ValueError
-    late = False  # whether it reads other tensors, which must be checked first
+    late = False  # whether the rule reads other tensors, which must be checked before
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         raise NotImplementedError
@@ -64,7 +65,7 @@ class Rule:
             raise BadArgument.of(op, name, problem, self.got(value), self.error)
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """For tests: invalid values, each with a word for what is wrong."""
+        """For tests: invalid values, each with a few words on what is wrong."""
         return iter(())
 
     def doc(self) -> str:
@@ -113,7 +114,7 @@ class real(Rule):
 
 @dataclass(frozen=True)
 class or_cpu(Rule):
-    """A tensor that may be on the CPU even if the others are not."""
+    """A tensor that may be on the CPU even if the op's other tensors are not."""
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         return None  # `Contract` compares devices
@@ -147,7 +148,7 @@ class same_dtype(Rule):
 
 @dataclass(frozen=True)
 class between(Rule):
-    """A number from `low` to `high`, both included unless `open`."""
+    """A number from `low` to `high`; with `open`, the bounds themselves are excluded."""
 
     low: float | None = None
     high: float | None = None
@@ -225,7 +226,7 @@ class one_of(Rule):
 class dim_of(Rule):
     """A dimension of another argument; negative values count from the last. A 0-dim tensor counts as 1-dim.
 
-    With `new`, a position at which a dimension can be inserted: from 0 to `dim()`.
+    With `new`, the value is a position where a dimension can be inserted, from 0 to `dim()`.
     """
 
     of: str
@@ -311,7 +312,7 @@ class single(Rule):
 
 @dataclass(frozen=True)
 class one_or_each_row(Rule):
-    """A tensor of any shape with one element, or with one for each row of another argument."""
+    """A tensor of any shape with one element, or with one element per row of another argument."""
 
     of: str
 
@@ -363,7 +364,7 @@ class each(Rule):
 
     def got(self, value: Any) -> str:
         wrong = (f"{self.rule.got(v)} at index {i}" for i, v in enumerate(value) if self.rule.problem(v, {}))
-        return next(wrong, shown(value))  # a rule that needs another argument reports no problem
+        return next(wrong, shown(value))  # nothing is found if the rule needs another argument
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
         for word, item in self.rule.wrong(value[0]) if value else ():
@@ -382,7 +383,7 @@ class shape(Rule):
 
     of: Callable[..., tuple[int | None, ...]]
     text: str = ""  # shown in the documentation
-    none: bool = False  # whether `of` accepts None; if not, nothing is checked when an argument is None
+    none: bool = False  # whether `of` accepts None; if not, an argument that is None disables the check
     least: bool = False  # whether a larger size is accepted
     late = True
 
@@ -410,7 +411,7 @@ class shape(Rule):
 
 
 def because(names: Iterable[str], given: Mapping[str, Any]) -> str:
-    """Where a size comes from: the tensors it was computed from, or else the ints."""
+    """The reason for a size in an error: the tensors that it was computed from; without tensors, the ints."""
     tensors = [f"{{{n}}} is {tuple(given[n].shape)}" for n in names if isinstance(given[n], Tensor)]
     ints = [f"{{{n}}} is {given[n]}" for n in names if type(given[n]) is int]
     found = " and ".join(tensors or ints)
@@ -435,7 +436,7 @@ class DtypeKind:
 
     name: str
     dtypes: tuple[torch.dtype, ...] | None  # None: any
-    last: bool = False  # matched last: sizes are taken from other arguments first
+    last: bool = False  # checked last, so that sizes are taken from other arguments
 
     def __getitem__(self, item: Any) -> Any:
         of, text, *rules = item if isinstance(item, tuple) else (item, "...")
@@ -556,12 +557,12 @@ class Argument:
         return ", ".join(filter(None, [*words, "optional" if self.optional else ""]))
 
 
-Where = Callable[..., None]  # called with the op's name and, by keyword, the arguments that it names
+Where = Callable[..., None]  # called with the op's name; the arguments that it names are passed by keyword
 
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """What the arguments of an op must be."""
+    """The requirements on the arguments of an op."""
 
     op: str
     arguments: tuple[Argument, ...]
@@ -606,7 +607,7 @@ class Contract:
 
     @cached_property
     def _typed(self) -> tuple[tuple[Argument, Callable[[Any], bool]], ...]:
-        """The arguments of a known Python type, each with a function that tests a value for it."""
+        """The arguments of a known Python type, each with a function that tests whether a value has that type."""
         return tuple((a, TYPES[a.type][0]) for a in self.arguments if a.type is not None)
 
     @cached_property
@@ -662,7 +663,7 @@ class Contract:
         return f"have shape {shape}" + (f", {dims} where {of}" if of else f", {dims}")
 
     def documented(self, doc: str) -> str:
-        """The docstring with dtypes and shapes in its `Args:`; without an `Args:` section, the tensors are appended."""
+        """The docstring with dtypes and shapes added to its `Args:`. Without `Args:`, a new one lists the arguments."""
         notes = {a.name: f"{a.name} ({a.doc()})" for a in self.arguments if a.doc()}
         head, found, tail = doc.partition("Args:\n")
         if not found:
@@ -694,7 +695,7 @@ class Contract:
     def _wrong(self, a: Argument, value: Any, good: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for rule in a.rules:
             for word, wrong in rule.wrong(value):
-                if not rule.late or rule.problem(wrong, good) is not None:  # a size may be unconstrained
+                if not rule.late or rule.problem(wrong, good) is not None:  # the rule may accept this size
                     yield word, wrong
         if a.form is None:
             return
@@ -747,7 +748,7 @@ def name_of(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in an error message: a tensor's shape, a number or short string itself, else the type's name."""
+    """A value in an error message: a tensor's shape, a number or short string itself, otherwise its type's name."""
     if isinstance(value, Tensor):
         return str(tuple(value.shape)) if value.dim() else "a 0-dim tensor"
     if (

@@ -24,7 +24,7 @@ from .spec import NAME_LOOKUP, Derived, Spec, specs
 
 
 class DefaultManager(OpManager):
-    """The manager of `opmux.ops`: the specs' references, our kernels and plugins, each registered on first use."""
+    """The manager of `opmux.ops`. It registers the specs' references, our kernels and plugins on first use."""
 
     def __init__(self) -> None:
         super().__init__(OpRegistry(checked=True, fill=self._fill))
@@ -74,7 +74,7 @@ class DefaultManager(OpManager):
         version, declared = specs.version, dict(specs.by_key)
         ready = {key: spec for key, spec in declared.items() if specs.import_succeeded(key)}
         of = lambda key: [i for i in self.registry.impls(key) if i.impl_id == "reference.torch"]
-        # references of declarations that were undone or repeated
+        # references of specs whose declaration was undone or repeated
         old = [(key, i) for key, spec in self._referenced.items() if ready.get(key) is not spec for i in of(key)]
         if old:
             self.registry.remove_impls(old)
@@ -105,7 +105,7 @@ class DefaultManager(OpManager):
         return done
 
     def _key(self, op: Any) -> str:
-        # before the registry is read: load the family, its references and its kernels
+        # Declare the op's family and register its references and kernels before the registry is read.
         spec = specs.lookup(op, NAME_LOOKUP["impl"]) if isinstance(op, str) else getattr(op, "spec", op)
         self.load_kernels(spec if isinstance(spec, Spec) else None)
         try:
@@ -126,7 +126,7 @@ class DefaultManager(OpManager):
         return specs.functions[key] if Namespace.of_key(key).ours else super().resolve(op_name)
 
     def pair_for_call(self, name: str) -> Pair:
-        """For a primitive, the function in `opmux.ops`, with its defaults and its gradient."""
+        """For a primitive, this is the function in `opmux.ops`, with its defaults and its gradient."""
         key = self._key(name)
         return (specs.functions[key], reraise) if Namespace.of_key(key).ours else super().pair_for_call(name)
 
@@ -175,7 +175,7 @@ class DefaultManager(OpManager):
         return impls
 
     def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> list[OpImpl]:
-        """One impl for each kind and vendor that implements a part. It prefers the parts of that kind or vendor."""
+        """An op's compositions: one impl for each kind or vendor that implements a part. It tries those parts first."""
         taken = {i.impl_id for i in own}
         lifted = []
         for token, kind, vendor in sorted({t for p in spec.parts.values() for t in self._tokens(p, policy)}, key=str):
@@ -191,7 +191,7 @@ class DefaultManager(OpManager):
         return lifted
 
     def _tokens(self, part: Spec, policy: SelectionPolicy, field: int | None = None) -> set[Any]:
-        """The (token, kind, vendor) of all impls of a part, or one field of them."""
+        """The (token, kind, vendor) of all impls of a part; with `field`, only that element."""
         own = self.registry.impls(part.key)
         tokens = {_token(i) for i in (*own, *self._lift(part.key, own, policy))}
         return tokens if field is None else {f[field] for f in tokens}
@@ -204,7 +204,7 @@ class DefaultManager(OpManager):
     def static_refusal(
         self, key: str, impl: OpImpl, device: str, policy: SelectionPolicy | None = None
     ) -> Refused | None:
-        """Also refuse a composition if no impl of any of its parts can run."""
+        """As the base method, but also refuses a composition if no impl of any of its parts can run."""
         refusal = super().static_refusal(key, impl, device, policy)
         parts = impl.parts if refusal is None else ()
         refusals = [
@@ -219,7 +219,7 @@ class DefaultManager(OpManager):
         return refusal
 
     def _first(self, part: Spec, token: str, policy: SelectionPolicy) -> Callable[..., Any]:
-        """A part for use inside a composition: impls that match the token first, then the policy's order."""
+        """A part for use inside a composition: impls that match the token come first, others in the policy's order."""
         inside, form = replace(policy, part_token=token), specs.entries[part.key].form
         return form.layer(self._plan(part.key, inside, form, typed=True, as_part=True))
 
@@ -231,7 +231,7 @@ class DefaultManager(OpManager):
         space = key.partition("::")[0]
         for token in policy.space_order(key):
             if token is None or policy.excludes(token) or (space, token) in self._checked_tokens:
-                continue  # an excluded impl need not exist
+                continue  # an excluded impl may be missing
             added_by = extension.of_space(space)
             if added_by is not None and added_by.check_token is not None:
                 added_by.check_token(self, token)
@@ -262,7 +262,7 @@ def _reference_origin(spec: Spec) -> Origin:
 def _token(impl: OpImpl) -> tuple[str, BackendImplKind, str | None]:
     if impl.kind is BackendImplKind.VENDOR:
         return f"vendor:{str(impl.vendor).casefold()}", impl.kind, impl.vendor
-    kind = BackendImplKind.DEFAULT if impl.kind is BackendImplKind.CPP else impl.kind  # both are ours
+    kind = BackendImplKind.DEFAULT if impl.kind is BackendImplKind.CPP else impl.kind  # both kinds are our kernels
     return kind.value, kind, None
 
 
@@ -284,8 +284,9 @@ def policy(
 ) -> PolicyScope:
     """A policy for a block or a function: `with opmux.policy("reference"):`, `@opmux.policy(strict=True)`.
 
-    `prefer` is flagos, vendor, reference, vendor:NAME or impl:ID; `per_op` maps ops to orders ("vendor:acme|*");
-    `allow` and `deny` are vendors. Omitted arguments keep their current value. Re-entrant; local to the thread or task.
+    `prefer` is flagos, vendor, reference, vendor:NAME or impl:ID. `per_op` maps ops to orders ("vendor:acme|*").
+    `allow` and `deny` list vendors. Omitted arguments keep their current value. Re-entrant; local to the thread or
+    task.
     """
     return PolicyScope(PolicyLayer.of(prefer, strict, per_op, allow, deny), _check_now)
 
@@ -298,14 +299,14 @@ def set_policy(
     allow: Any = None,
     deny: Any = None,
 ) -> None:
-    """Change the policy of the whole process. Takes the arguments of `policy`; omitted ones keep their value."""
+    """Change the policy of the whole process. Takes the arguments of `policy`; omitted arguments keep their value."""
     changed = policies.get_global_policy().over(PolicyLayer.of(prefer, strict, per_op, allow, deny))
     _check_now(changed)
     policies.set_global_policy(changed)
 
 
 def policy_context(policy: SelectionPolicy) -> PolicyScope:
-    """A complete policy for a block."""
+    """Use exactly this policy in a block; nothing is inherited from the surrounding policy."""
     if not isinstance(policy, SelectionPolicy):
         raise BadPolicy(f"expected a SelectionPolicy, got {policy!r}")
     return PolicyScope(policy)
@@ -328,5 +329,5 @@ def with_denied_vendors(*vendors: str) -> PolicyScope:
 
 
 def explain(op: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Which impl of an op would run for these arguments, and why each other one would not."""
+    """Which impl of an op would run for these arguments, and why each of the others would not."""
     return get_default_manager().explain(op, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Plugins: found by entry point or by name, loaded into a copy of the registry, and merged completely or not at all."""
+"""Plugins: found by entry point or by name, and loaded into a copy of the registry, which is merged as a whole."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .policy import get_global_policy
 from .registry import API_VERSION, OpImpl, OpRegistry, Origin
 from .spec import specs
 
-GROUP = "opmux.backends"  # the entry point group; extensions may add more
+GROUP = "opmux.backends"  # the entry point group; extensions may add more groups
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ def plugins() -> list[Plugin]:
 
 
 def load(registry: OpRegistry, done: Handled | None = None) -> bool:
-    """Find and load all plugins. A broken plugin registers nothing, and is logged once with its traceback.
+    """Find and load all plugins. A broken plugin registers nothing; its traceback is logged once.
 
-    `done` holds the plugins that an earlier, interrupted load has handled. Returns False if a plugin must be loaded
-    later because this thread is importing it.
+    `done` holds the plugins that an earlier, interrupted load has handled. Returns False if this thread is importing a
+    plugin, which must then be loaded later.
     """
     done = {} if done is None else done
     _handled.clear()
@@ -109,7 +109,7 @@ def _is_installed(path: tuple[str, ...]) -> bool:
 
 
 def _load_one(plugin: Plugin, fetch: Callable[[], Any], registry: OpRegistry, strict: bool, done: Handled) -> None:
-    """Load a plugin completely or not at all. It is not added to `done` if this thread is importing it already."""
+    """Load a plugin completely or not at all. A plugin that this thread is already importing is not added to `done`."""
     where, refusal = (plugin.name, plugin.target), _blocked(plugin)
     if refusal is not None:
         done[where] = replace(plugin, status="blocked", reason=refusal)
@@ -178,7 +178,7 @@ def _load_staged(
 
 
 class _StillImporting(Exception):
-    """This thread is importing the plugin, and the import calls an op: the plugin's register() does not exist yet."""
+    """Raised if this thread is importing the plugin and that import calls an op, so register() does not exist yet."""
 
 
 def _module(plugin: Plugin) -> str:
@@ -211,9 +211,9 @@ def _contents(registry: OpRegistry) -> dict[tuple[str, str], OpImpl]:
 
 
 def _registered_by_import(plugin: Plugin, registry: OpRegistry, others: set[str]) -> list[tuple[str, OpImpl]]:
-    """The impls that modules of the plugin's package have registered by a decorator on import.
+    """The impls that a decorator registered while modules of the plugin's package were imported.
 
-    Those of other plugins in the same package are left out.
+    Impls of other plugins in the same package are left out.
     """
     package = _module(plugin).partition(".")[0]
     rows = ((key, impl) for key in registry for impl in registry.impls(key))
@@ -226,7 +226,7 @@ def _module_of(value: Any) -> str:
 
 
 def _blocked(plugin: Plugin) -> str | None:
-    """Why the allow and block lists exclude a plugin; None if they do not. Evaluated before the plugin is imported."""
+    """Why the allow and block lists exclude a plugin; None if they do not. Called before the plugin is imported."""
     names = _names_of(plugin)
     if names & _normal(knobs.BLOCK_PLUGINS.get() or ()):
         return "named in OPMUX_BLOCK_PLUGINS"
@@ -237,10 +237,9 @@ def _blocked(plugin: Plugin) -> str | None:
 
 
 def _names_of(plugin: Plugin) -> set[str]:
-    """The names by which the lists identify a plugin: its distribution, because entry point names are not unique.
+    """The names by which the lists identify a plugin: the distribution's, as entry point names are not unique.
 
-    A module from OPMUX_PLUGIN_MODULES has no distribution. It is identified by its own name or that of a parent
-    package.
+    A module from OPMUX_PLUGIN_MODULES has no distribution, so its own name or that of a parent package is used.
     """
     if plugin.distribution is not None:
         return _normal([plugin.distribution])

@@ -1,9 +1,9 @@
-"""Runs the candidates of an op: a direct call of the first, and a loop over the others if it fails.
+"""Runs the candidates of an op: calls the first one directly, and loops over the others if it fails.
 
-A `Chain` holds the candidates for one op, policy, device class and dtype, in one order. An entry calls its `pair()`.
-Where measured times decide the order, `by_class` calls the pair of the chain for the class of a call.
-A `Fallback` is one call that tries the next candidate: it undoes what the failed one wrote, records the failure, and
-raises bad arguments, out-of-memory errors and errors of a broken device unchanged.
+A `Chain` holds the ordered candidates for one op, policy, device class and dtype. The op's entry calls the chain's
+`pair()`. If measured times decide the order, there is one chain per class of calls, and `by_class` looks up its pair.
+A `Fallback` is one call that tries the next candidates. It undoes what a failed candidate wrote and records the
+failure. It raises errors about bad arguments, out of memory and a broken device unchanged.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .tensors import dtype_name, first_tensor, is_plain, is_real, shape_class, t
 if TYPE_CHECKING:
     from .manager import OpManager
 
-PROVEN_AFTER = 3  # successful calls, per impl, dtype and shape class, before it runs without snapshot and checks
+PROVEN_AFTER = 3  # successful calls of an impl, per dtype and shape class, before it runs without snapshot and checks
 
-# Parts of torch's message when the device itself is broken: every later call on it fails too.
+# Text in torch's messages about a broken device, on which every later call fails too.
 _STICKY = (
     "CUDA error",
     "HIP error",
@@ -47,7 +47,7 @@ Case = tuple[Any, tuple[int, ...]]  # dtype and shape class of the first tensor
 
 @dataclass
 class Failure:
-    """A quarantined impl: skipped for this dtype and shape class, or always if `case` is None."""
+    """An impl that is quarantined (skipped) for this dtype and shape class, or for all calls if `case` is None."""
 
     op: str
     impl_id: str
@@ -64,7 +64,7 @@ class Failure:
 
 
 class Memory:
-    """What earlier calls have shown: the failures to skip, and how often each impl has succeeded."""
+    """Results of earlier calls: which impls failed and are skipped, and how often each impl has succeeded."""
 
     def __init__(self) -> None:
         self.failures: dict[tuple[str, str], dict[Case | None, Failure]] = {}
@@ -75,10 +75,10 @@ class Memory:
         return None if cases is None else cases.get(None) or cases.get(case)
 
     def only_failed(self, key: str, impl_id: str) -> Failure | None:
-        """An impl's failure, if the impl has not succeeded since for any other dtype and shape class; else None.
+        """An impl's failure, if the impl has not succeeded for any other dtype and shape class; otherwise None.
 
-        Used for a call whose tensors are not known. Successes are counted only while an impl is on trial, and ours is
-        not (except where an op writes), so one failure marks our impl as failed.
+        Used for a call whose tensors are not known. Our impls are on trial only if the op writes to arguments, and
+        successes are counted only during a trial. So for other ops, one failure marks our impl as failed.
         """
         cases = self.failures.get((key, impl_id))
         if not cases or any(k == key and i == impl_id and c not in cases for k, i, c, _ in list(self.clean)):
@@ -115,13 +115,13 @@ class Chain:
     ):
         self.manager, self.key, self.name, self.spec, self.policy = manager, key, name, spec, policy
         self.candidates, self.refused = candidates, refused
-        self.barred = barred  # under strict: the preferred impl, which does not support this dtype
+        self.barred = barred  # strict policies only: the preferred impl, if it does not support this dtype
         self.form = form
         self.order = tuple(c.impl.impl_id for c in candidates)
-        # Why the first candidate comes before one that the policy ranks higher: the measured times.
+        # The measured times, if they are why the first candidate comes before one that the policy ranks higher.
         self._why = next((c.after[self.order[0]] for c in candidates if self.order[0] in c.after), None)
-        # Dtypes and shapes for which the first candidate is called directly: it has not failed and is proven. Two sets,
-        # as calls that write are proven separately from calls that do not (an output buffer may be optional).
+        # Dtypes and shapes for which the first candidate is called directly, because it is proven and has not failed.
+        # The first set is for calls that write nothing (output buffers may be optional), the second for the others.
         self._direct: tuple[set[Any], set[Any]] = (set(), set())
         self._typed = typed  # whether calls have all arguments of the op's own signature
         self._logged: set[str] = set()
@@ -131,7 +131,7 @@ class Chain:
     def pair(self, as_part: bool = False) -> Pair:
         """The target and its recovery. Called when an op is about to run, so it logs the choice.
 
-        A part may never be called. So if INFO messages are shown, its first call logs the choice.
+        A composition may not call all its parts. So with INFO enabled, a part logs its choice at its first call.
         """
         if self.barred is not None or not self.candidates:
             return self._refuse, reraise
@@ -147,9 +147,9 @@ class Chain:
         return first.call, self.recover
 
     def known_calls(self) -> tuple[Callable[..., Any], set[Any]] | None:
-        """For an op without a spec: the first candidate, and the dtypes and shapes for which it may be called directly.
+        """For an op without a spec: the first candidate, and the dtypes and shapes for which to call it directly.
 
-        None if a call needs other checks.
+        None if calls need other checks.
         """
         if self.spec is not None or self.barred is not None or not self.candidates:
             return None
@@ -158,7 +158,7 @@ class Chain:
         return (first.call, self._direct[True]) if one_condition else None
 
     def _raise_final(self, error: Exception, args: tuple, kwargs: dict) -> Any:
-        """The `recover` of targets with their own fallback. A bound method: its `__self__` leads to the chain."""
+        """The `recover` of a target that handles its own fallback. It is a bound method: `__self__` is the chain."""
         try:
             raise error
         finally:
@@ -194,7 +194,7 @@ class Chain:
         return f"(_direct if {self._writes_nothing_text()} else _direct_writing)" if self.spec.writes else "_direct"
 
     def _writes_nothing_text(self) -> str:
-        """A Python expression that is true if all (optional) arguments that the op would write are None."""
+        """A Python expression that is true if None is passed for every (optional) argument that the op would write."""
         assert self.spec is not None
         if self._typed:
             return " and ".join(f"{n} is None" for n in self.spec.writes)
@@ -202,8 +202,9 @@ class Chain:
         return " and ".join(f"(_args[{i}] if len(_args) > {i} else _kwargs.get({n!r})) is None" for n, i in spots)
 
     def _guard(self, index: int, condition: str) -> Callable[..., Any]:
-        """A function with the entry's signature that calls a candidate if `condition` is true, and falls back if not.
-        If the candidate's `when` gave a reason, the function calls the guard of the next candidate instead."""
+        """A function with the entry's signature: calls a candidate if `condition` is true, and otherwise falls back. If
+        the candidate's `when` returned a reason, it calls the guard of the next candidate instead of the fallback.
+        """
         first = self.candidates[index]
         names: dict[str, Any] = {
             "_when": first.when,
@@ -237,9 +238,9 @@ class Chain:
         return codegen.function(guard, form.name, f"guard of {self.name}", names)
 
     def _next(self, index: int) -> Callable[..., Any] | None:
-        """The guard of the next candidate, to call if this one's `when` refuses; None if only the fallback may call it.
+        """The guard of the next candidate, for calls that this one's `when` refuses; None: use the fallback.
 
-        A reference is left to the fallback, because kernels decline tracers by themselves and a reference does not.
+        A reference needs the fallback, which handles tracers: kernels decline them by themselves, a reference does not.
         """
         if not self._typed or self.policy.strict or self.spec is None or self.spec.writes:
             return None
@@ -251,7 +252,7 @@ class Chain:
         return self._guard(index + 1, " and ".join(self._conditions(following)) or "True")
 
     def with_own_gradient(self, args: tuple, kwargs: dict) -> tuple[Callable[..., Any], int] | None:
-        """The impl that would run and its index, if it is an autograd.Function with its own backward."""
+        """The impl that would run and its index; None if it is not an autograd.Function with its own backward."""
         if not any(c.own_gradient for c in self.candidates):
             return None
         first = self._first_tensor(args, kwargs)
@@ -281,7 +282,7 @@ class Chain:
     # -- falling back
 
     def recover(self, error: Exception, args: tuple, kwargs: dict, at: int = 0) -> Any:
-        """The candidate at an index has failed on the direct path: return the next one's result, or raise."""
+        """After candidate `at` has failed on the direct path: return the result of the next candidate, or raise."""
         try:
             return self.run(args, kwargs, failed=error, at=at)
         finally:
@@ -289,10 +290,12 @@ class Chain:
 
     @layouts.explained
     def run(self, args: tuple, kwargs: dict, failed: Exception | None = None, at: int = 0) -> Any:
-        """Try the candidates in order. `failed` is the error of the one at index `at`, if it has run already.
+        """Try the candidates in order. If the candidate at index `at` has already run and failed, `failed` is its
+        error.
 
-        An error holds its traceback, whose frames hold their variables. So no frame here keeps an error when it
-        returns: a reference cycle would keep the tensors of the call until the next garbage collection.
+        Every frame here deletes its error variables before it returns. An error references its traceback, which
+        references the frames and their variables: such a cycle would keep the call's tensors until the next garbage
+        collection.
         """
         if self._must_be_traceable(args, kwargs):
             assert self.spec is not None
@@ -322,13 +325,13 @@ class Chain:
     def _must_be_traceable(self, args: tuple, kwargs: dict) -> bool:
         """Whether torch must see the op: the call is traced or transformed, or has tensors that are not plain."""
         if self.spec is None or not self._typed or not self.spec.primitive or isinstance(self.spec, Derived):
-            return False  # a derived op runs below torch's dispatcher, so tracers have already recorded the call
+            return False  # torch's dispatcher calls derived ops, so tracers have already recorded the call
         if dispatch_modes() or forward_ad._current_level >= 0 or transforms_active():
             return True
         return not all(is_plain(t) and is_real(t) for t in tensors_in((args, kwargs)))
 
     def _checks(self, impl: OpImpl) -> bool:
-        """Whether an impl's results are compared with the fake kernel's until it is proven.
+        """Whether the impl's results are compared with the fake kernel's until the impl is proven.
 
         Only foreign impls are compared: ours are tested in all dtypes and many shapes.
         """
@@ -342,7 +345,7 @@ class Chain:
                 raise WrongResult(f"'{candidate.impl.impl_id}', an impl of {self.spec.key}, {wrong}")
 
     def _fake_fails(self, args: tuple, kwargs: dict) -> bool:
-        """Whether the op's fake kernel fails on these inputs too: then the arguments are wrong."""
+        """Whether the op's fake kernel also fails on these inputs, which means that the arguments are wrong."""
         if self.spec is None or not self.spec.primitive or not self.spec.takes(args, kwargs):
             return False
         try:
@@ -386,7 +389,7 @@ class Chain:
     # -- what a call may write
 
     def _written(self, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
-        """The arguments that this call may write, by name: those that the op declares; all if there is no spec."""
+        """The arguments that this call may write, with their names: those that the op declares; without a spec, all."""
         everything = [(f"argument {i}", a) for i, a in enumerate(args)] + list(kwargs.items())
         if self.spec is not None:
             try:
@@ -426,10 +429,11 @@ class Chain:
     def _declines(self, error: Exception, candidate: Candidate | None = None) -> bool:
         """Whether an error means that the impl declined before its first write.
 
-        For an op of ATen, a BadArgument counts too: torch's own kernel may accept the argument, or raises its own
+        For an op of ATen, a BadArgument counts too, because torch's own kernel may accept the argument or raise its own
         error.
 
-        NoImplementation of *another* op is an ordinary error, except for a composition, which calls other ops.
+        NoImplementation of *another* op is an ordinary error. In a composition, which calls other ops, it counts as
+        declining.
         """
         if isinstance(error, NoImplementation):
             composed = any(c.impl.parts for c in ((candidate,) if candidate else self.candidates))
@@ -441,7 +445,7 @@ class Chain:
 
 MOST_CLASSES = 4096  # cached pairs of one op, one for each class of calls
 
-# A class that was not called before raises KeyError here, and an invalid argument any error: `_pair_of` handles both.
+# The lookup raises KeyError for a new class, and any error for an invalid argument; `_pair_of` handles both.
 BY_CLASS = """\
 def {name}({params}):
     try:
@@ -456,8 +460,9 @@ def {name}({params}):
 
 
 def by_class(form: CallingConvention, speeds: Speeds, pair_for: Callable[[Measured], Pair]) -> Pair:
-    """The pair of an op whose order of candidates depends on the class of a call: it looks up the pair of the class.
-    `pair_for` makes that pair from the times measured for the class."""
+    """The pair of an op whose order of candidates depends on the class of a call. Its target looks up the pair of the
+    class. `pair_for` makes the pair of a class from the times measured for it.
+    """
     pairs: dict[tuple, Pair] = {}
     class_of = speeds.class_of
     assert class_of is not None
@@ -485,7 +490,7 @@ def by_class(form: CallingConvention, speeds: Speeds, pair_for: Callable[[Measur
 
 
 class Fallback:
-    """One call that tries the candidates in order. Holds what the call may write, and the failures so far."""
+    """One call that tries the candidates in order. It stores what the call may write, and the failures so far."""
 
     def __init__(self, chain: Chain, args: tuple, kwargs: dict):
         self.chain, self.args, self.kwargs = chain, args, kwargs
@@ -497,7 +502,7 @@ class Fallback:
         self.saved: snapshot.Snapshot | str | None = None  # if a str: the reason why there is no snapshot
 
     def skips(self, candidate: Candidate) -> bool:
-        """Whether to skip a candidate: it is quarantined, or its `when` refuses. Under strict, raises instead."""
+        """Whether a candidate is skipped: it is quarantined, or its `when` refuses. A strict policy raises instead."""
         impl = candidate.impl
         known = None if self.strict else self.memory.failed(self.chain.key, impl.impl_id, self.case)
         refusal = None if known is None else Refused(impl, "quarantine", known.reason)
@@ -568,7 +573,7 @@ class Fallback:
         return None
 
     def _stops_at(self, candidate: Candidate, error: Exception, first_error: Exception | None) -> bool:
-        """Whether no other candidate may be tried: strict, writes that cannot be undone, or an invalid argument."""
+        """Whether to try no other candidate: strict policy, writes that cannot be undone, or an invalid argument."""
         chain = self.chain
         if self.strict:
             return True
@@ -580,13 +585,13 @@ class Fallback:
             return True
         last = candidate is chain.candidates[-1]
         if candidate.impl.kind is BackendImplKind.REFERENCE and (first_error is not None or last):
-            return True  # the reference fails on the same inputs: raise the first error
+            return True  # the reference failed on the same inputs, so raise the first error
         if isinstance(error, (NotImplementedError, ImportError, WrongResult)):
             return False
         return chain._fake_fails(self.args, self.kwargs)
 
     def _raise_bad_argument(self) -> None:
-        """Raise BadArgument if an argument is invalid: an impl's own error may not name the argument."""
+        """Raise BadArgument if an argument is invalid, because an impl's own error may not name the argument."""
         spec = self.chain.spec
         if spec is not None and self.chain._typed and not spec.namespace.torchs:
             try:
@@ -596,7 +601,7 @@ class Fallback:
 
 
 def _by_torchs_kernels(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Run `fn` with ATen's own kernels: an overridden `copy_` on trial would itself take a snapshot."""
+    """Make `fn` run ATen's own kernels, because an overridden `copy_` on trial would itself take a snapshot."""
     guard = library.reference_guard
     return fn if guard is None else guard(fn)
 
@@ -621,7 +626,8 @@ def {name}({params}):
         return _recover(_e, {packed})
 """
 LOGS = "        _log()"
-# The fallback logs why it skips the candidates before this one. Once per guard; takes 40 us on a 2.5 GHz Xeon.
+# The first call of a later candidate's guard goes through the fallback, which logs why the candidates before it are
+# skipped. That takes 40 us on a 2.5 GHz Xeon, once per guard.
 LOGS_BY_FALLBACK = "        return _fall_back({packed})"
 FOLLOWING = "        if type(_answer) is str:\n            return _next({passed})\n"
 
@@ -648,7 +654,7 @@ def _call_key(first: Tensor | None) -> Any:
 
 
 def refusal_of(answer: Any) -> str | None:
-    """The answer of a `when` as a reason for refusal, or None if it accepts."""
+    """The reason if a `when` has refused with this answer; None if it has accepted."""
     if answer is None or answer is True:
         return None
     if isinstance(answer, str):
@@ -657,7 +663,7 @@ def refusal_of(answer: Any) -> str | None:
 
 
 def is_fatal(error: Exception) -> bool:
-    """Out of memory, or a broken device: always raised to the caller."""
+    """Whether an error means out of memory or a broken device. Such an error is always raised to the caller."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _STICKY)

@@ -1,11 +1,11 @@
-"""The functions that users call: one per op, which never changes identity and calls a target that can change.
+"""The functions that users call. Each op has one function object for the life of the process; its target can change.
 
 A function's source is generated from the op's signature, so that keywords, defaults and `inspect` work and arguments
-are not packed into `*args`. A check (for a live scope, the device, the dtype, a needed gradient) is in the source only
-while it is needed: rebinding replaces the function's `__code__` by another variant.
+are not packed into `*args`. The source contains only the checks that are needed now (for a live policy scope, the
+device, the dtype, a needed gradient). Rebinding replaces the function's `__code__` by a variant with other checks.
 
-An entry is bound to a *pair* `(target, recover)`: it calls the target, and passes an exception to `recover`, which
-returns the next candidate's result or raises. Both are read from one global, so no lock is needed.
+An entry is bound to a *pair* `(target, recover)`. It calls the target. If the target raises, it passes the exception to
+`recover`, which returns the next candidate's result or raises. The pair is read from one global, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 # The one context variable: the innermost live policy scope (policy.Scope), or None.
 scope: ContextVar[Any] = ContextVar("opmux_scope", default=None)
 
-# The key of a table of pairs -> the expression that looks up the pair. `is_cpu` and `dtype` take 100 ns each and
+# What a table of pairs is keyed by -> the expression that looks up the pair. `is_cpu` and `dtype` take 100 ns each and
 # `device.type` takes 800 ns, so `device.type` is used only in processes with two types of accelerator.
 PICK = {
     "": "{b}",
@@ -59,10 +59,10 @@ KEY_FUNCTIONS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "type dtype": (lambda x: x.device.type, lambda x: x.dtype),
 }
 
-# Whether torch must see the op: a tracer or a transform is active. Checking for all of them takes 60 to 150 ns.
+# Conditions under which torch must see the op: a tracer or a transform is active. Checking for all takes 60 to 150 ns.
 TRACER_CHECKS = {
     "all": "_dual._current_level >= 0 or _modes() or _transforms()",
-    "transforms": "_transforms()",  # for kernels that detect other tracers themselves
+    "transforms": "_transforms()",  # for kernels that detect all other tracers themselves
     "": "",
 }
 
@@ -84,7 +84,9 @@ def {name}({params}):{checks}
 
 @dataclass
 class EntryPlan:
-    """What an entry's table is keyed by, and the pair to call, or the table of pairs that `make` fills on first use."""
+    """What an entry calls: with an empty `key`, `table` is the pair; otherwise it is a table of pairs, filled by `make`
+    on first use.
+    """
 
     key: str
     table: Any
@@ -92,7 +94,7 @@ class EntryPlan:
     tracers: str = "all"  # which tracers the entry checks for: a key of TRACER_CHECKS
     first: Callable[[tuple, dict], Any] = first_tensor
     own_gradient: bool = True  # whether an impl may be an autograd.Function with its own backward
-    pair: Pair | None = None  # this plan as one pair; made when first needed
+    pair: Pair | None = None  # this plan as one pair, created on first use
 
     def follow(self, args: tuple, kwargs: dict) -> Pair:
         """The pair that a call with these arguments runs."""
@@ -101,7 +103,7 @@ class EntryPlan:
         return followed(pair, args, kwargs)
 
     def miss(self, x: Any) -> Pair:
-        """The pair for the first tensor of a call; called if the table has no pair for it yet."""
+        """Make the pair for a call with this first tensor. Called if the table does not have that pair yet."""
         if self.make is None:
             return self.table
         at = self.table
@@ -111,14 +113,14 @@ class EntryPlan:
         pair = at.get(last)
         if pair is None:
             try:
-                pair = at.setdefault(last, self.make(x))  # without a lock, because it runs impls' availability checks
+                pair = at.setdefault(last, self.make(x))  # no lock is held, as `make` runs impls' availability checks
             except OpmuxError as error:
                 raise error from None  # hide the table's KeyError
         return pair
 
 
 def followed(pair: Pair, args: tuple, kwargs: dict) -> Pair:
-    """The pair that a call of this pair finally runs: the target may be a lookup in a table of pairs."""
+    """The pair that finally runs a call. It differs from `pair` if that pair's target looks up another pair."""
     follow = getattr(pair[0], "follow", None)
     return pair if follow is None else follow(args, kwargs)
 
@@ -133,22 +135,22 @@ def reraise(error: Exception, args: tuple, kwargs: dict) -> Any:
 
 @dataclass
 class CallingConvention:
-    """The calling convention of an op as source text: its parameters, how they are passed on, its first tensor."""
+    """The calling convention of an op as source text: parameters, arguments of the inner call, first tensor."""
 
     name: str
     params: str
     passed: str
-    packed: str  # "(args tuple), {kwargs}", for the slow paths
+    packed: str  # "(args tuple), {kwargs}", for the slow paths, which take them as two objects
     first: str | None  # an expression for the first tensor
     wants_grad: str | None  # an expression that is true if a tensor argument requires grad
     defaults: dict[str, Any] = field(default_factory=dict)
     keyword_defaults: dict[str, Any] = field(default_factory=dict)
-    native: bool = False  # whether torch's own op runs under autocast and when a gradient is needed
-    asks: bool = False  # whether to check for compilation on each call (a Dynamo without the hooks we use)
+    native: bool = False  # whether torch's own op must run under autocast and if a gradient is needed
+    asks: bool = False  # whether each call checks if it is being compiled: this Dynamo lacks our hooks
     check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # raises for an argument that is not a tensor
     gate: str = ""  # an early return at the start of the function: "if x not in y: return z"
     traced: Callable[..., Any] | None = None  # called instead if torch must see the op
-    recast: Callable[..., Any] | None = None  # wraps `recover` of the public function (see autocast.py)
+    recast: Callable[..., Any] | None = None  # wraps the public function's `recover` (see autocast.py)
     codes: dict[tuple[bool, str, bool, str], types.CodeType] = field(default_factory=dict)
 
     @classmethod
@@ -192,7 +194,7 @@ class CallingConvention:
 
     @classmethod
     def open(cls, name: str, differentiable: bool = False) -> CallingConvention:
-        """The form of a function that passes `*args, **kwargs` on."""
+        """The convention of a function that passes on `*args, **kwargs`."""
         wants = "_wants(_args, _kwargs)" if differentiable else None
         ident = "".join(c if c.isalnum() else "_" for c in name)
         return cls(
@@ -245,7 +247,7 @@ class CallingConvention:
         )
 
     def _checks(self, tracers: str) -> str:
-        """Source text of the checks at the start of the function; each may return early."""
+        """Source text of the checks at the start of the function. Each check may return early."""
         checks = ""
         if self.asks:
             checks = f"\n    if _compiling():\n        return _op({self.passed})"
@@ -261,14 +263,14 @@ class CallingConvention:
         return replace(self, gate="", codes={}) if self.gate else self
 
     def layer(self, plan: EntryPlan) -> Callable[..., Any]:
-        """A function that looks its pair up in a plan and falls back; used as the target of another pair."""
+        """A function that looks up a pair in a plan, calls it, and falls back. It is the target of another pair."""
         names = self.globals({slot(plan.key): plan.table, "_miss": plan.miss})
         layer: Any = self.ungated.function(names, grad=False, tracers=plan.tracers, key=plan.key)
         layer.follow = plan.follow  # lets autograd find the pair before the call
         return layer
 
     def pair(self, plan: EntryPlan) -> Pair:
-        """A plan as a pair: its only pair, or a layer over its table."""
+        """A plan as one pair: the plan's only pair, or a pair whose target looks up the plan's table."""
         if plan.key == "":
             return plan.table
         if plan.pair is None:
@@ -307,10 +309,9 @@ class CallingConvention:
 
 
 class EntryPoint:
-    """The functions of one op, which never change identity, and the plan that says what they call.
+    """The functions of one op, which are never replaced, and the plan that says what they call.
 
-    `fn` is the public one; `raw` is the same without the checks for gradients and tracers, for autograd and compiled
-    graphs.
+    `fn` is the public function. `raw` does not check for gradients and tracers; autograd and compiled graphs call it.
     """
 
     def __init__(
@@ -323,7 +324,7 @@ class EntryPoint:
         self.form = form
         self.bound = False
         self.scoped = False
-        self.keep = False  # whether policy tables keep it when no scope is live
+        self.keep = False  # whether policy tables keep this entry when no scope is live
         self.apply: Callable[..., Any] | None = None  # `apply` of the op's autograd.Function, made on first use
 
         self._bind = bind
@@ -344,7 +345,7 @@ class EntryPoint:
         self.plan = self._unbound
         self.globals = form.globals({"_k": self, "_g": differentiable})
         self.globals[slot("")] = self._unbound.table
-        self._started = False  # whether a function was called and has code of its own
+        self._started = False  # whether `fn` or `raw` was called, which generates their code
         self.fn = form.of_code(_start_fn.__code__, self.globals)
         direct = form.wants_grad is None and form.traced is None
         self.raw = self.fn if direct else form.of_code(_start_raw.__code__, self.globals)
@@ -385,7 +386,7 @@ class EntryPoint:
         return self._under(self, policy)
 
     def _set_plan(self, plan: EntryPlan) -> None:
-        # The table before the code that reads it: another thread never runs new code on the old table.
+        # Set the table before the code that reads it, so that another thread never runs new code on the old table.
         self.plan = plan
         self.globals["_miss"] = plan.miss
         self.globals[slot(plan.key)] = plan.table
@@ -393,7 +394,7 @@ class EntryPoint:
 
     def started(self) -> EntryPoint:
         """Generate the code of the functions. This is delayed until one of them is called."""
-        with lock.held:  # another thread that opens a scope changes the code too
+        with lock.held:  # a thread that opens a scope changes the code too
             self._started = True
             self._swap()
         return self
@@ -408,7 +409,7 @@ class EntryPoint:
 
 
 def _start_fn(*args: Any, **kwargs: Any) -> Any:
-    """The code of every `EntryPoint.fn` until its first call: generating the code of all ops takes a second."""
+    """The code of every `EntryPoint.fn` until its first call, because generating the code of all ops takes a second."""
     return _k.started().fn(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - a global of the function
 
 
@@ -417,7 +418,7 @@ def _start_raw(*args: Any, **kwargs: Any) -> Any:
 
 
 def slot(key: str) -> str:
-    """The global that holds the table of a code variant; distinct names, so that a swap cannot mix two variants."""
+    """The global that holds the table for this key. Each key has its own, so a swap cannot mix code and table."""
     return "_b_" + key.replace(" ", "_")
 
 

@@ -33,7 +33,7 @@ class DispatchError(OpmuxError, RuntimeError):
 
 
 class WrongResult(OpmuxError, RuntimeError):
-    """An implementation returned something other than what its op returns."""
+    """The results of an implementation do not match what its op returns."""
 
 
 class UnknownName(OpmuxError, LookupError):
@@ -57,18 +57,18 @@ class BadArgument(OpmuxError):
     """An invalid argument. Every instance is also a TypeError or a ValueError.
 
     `expected` is the text after "must" ("be float32, the dtype of {x}"), with other arguments in braces. A function
-    that calls the op and has other names for its arguments raises the same error with those: `raise
+    that calls the op under other argument names raises the error with its own names: `raise
     error.renamed("rmsnorm_fwd", {"x": "input"}) from None`.
     """
 
     def __init__(self, op: str, argument: str, expected: str, got: str, names: Mapping[str, str] | None = None):
         self.op, self.argument, self.expected, self.got, self.names = op, argument, expected, got, dict(names or {})
         super().__init__(op, argument, expected, got, self.names)
-        self.__suppress_context__ = True  # the impl's error that led to this check is not helpful
+        self.__suppress_context__ = True  # hide the impl's error that led to this check
 
     @classmethod
     def of(cls, op: str, argument: str, expected: str, got: str, kind: type[Exception] = ValueError) -> BadArgument:
-        """The subclass that is also of `kind`: TypeError or ValueError."""
+        """The subclass of BadArgument that is also a TypeError or a ValueError, depending on `kind`."""
         return (BadArgumentType if kind is TypeError else BadArgumentValue)(op, argument, expected, got)
 
     def renamed(self, op: str, names: Mapping[str, str]) -> BadArgument:
@@ -95,7 +95,7 @@ class BadArgumentValue(BadArgument, ValueError):
 
 
 class _ArgumentNames(dict):
-    """Argument names by the op's names; an unmapped name maps to itself."""
+    """The op's argument name -> the name in a message. An unmapped name maps to itself."""
 
     def __missing__(self, name: str) -> str:
         return name
@@ -152,7 +152,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def suggestion(name: str, known: Iterable[str], text: str = "; did you mean '{}'?") -> str:
-    """The end of a message: `text` with the known name closest to a misspelt one, or "" if none is close."""
+    """The end of a message: `text` with the known name closest to a misspelt one; "" if no name is close."""
     close = nearest(name, known)
     return text.format(close) if close else ""
 

@@ -1,7 +1,7 @@
 """What a layer above core adds to core: a namespace of ops, aliases of settings, plugins written for other libraries.
 
-Core does not know any face or vendor. `opmux/__init__.py` lists the extensions; core imports them when it first reads a
-setting, looks up an unqualified name, or loads plugins.
+Core has no code for any vendor or any other library's interface. `opmux/__init__.py` lists the extensions. Core imports
+them when it first reads a setting, looks up an unqualified name, or loads plugins.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Extension:
     """One layer's additions. Every field is optional; functions are called on first use."""
 
     space: str = ""  # a namespace in which unqualified op names are looked up too
-    # The tokens for the ops of the space, from settings. The argument is a function: setting -> value or None.
+    # Returns the tokens for the namespace's ops from settings. Its argument is a function: setting -> value or None.
     order: Callable[[Callable[[Any], Any]], SpaceOrder] | None = None
-    # Raises if a token of the space's order cannot be used on this machine.
+    # Raises if a token for the ops of the namespace cannot be used on this machine.
     check_token: Callable[[OpManager, str], None] | None = None
-    # Vendors whose impls of kind VENDOR are disabled by the settings, with the reason.
+    # Returns the vendors whose impls of kind VENDOR are disabled by settings, with the reasons.
     left_out: Callable[[], Mapping[str, str]] = dict
     settings: tuple[Knob[Any], ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # a setting's other name -> its name
     prefixes: tuple[str, ...] = ()  # unknown environment variables with these prefixes are reported
     plugin_groups: tuple[str, ...] = ()  # entry point groups
     register_names: tuple[str, ...] = ()  # other names of a plugin's register(registry)
-    # The key of a derived op (`Derived`) that the layer makes on demand, from a name; None if it has no such op.
+    # Returns the key of a derived op (`Derived`), which the layer makes on demand, for a name; None if it has none.
     find_derived: Callable[[str], str | None] = lambda name: None
     # Returns a remark for `explain`, from the op's key, device type, impl_id of the choice, and first tensor or None.
     remark: Callable[[str, str, str | None, Any], str] = lambda key, device, chosen, first: ""

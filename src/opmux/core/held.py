@@ -15,9 +15,9 @@ _release: list[Callable[[], None]] = []
 def empty_cache() -> None:
     """Release all device memory that opmux holds between calls; the next calls allocate it again.
 
-    These are small tables: which tensor of a list each program of a launch works on, the order of amax histories, the
-    weight of ones of a norm without a weight, and the random state of attention without dropout. Tables used by a CUDA
-    graph are kept, because nothing reports when a graph is freed. To return the memory to the driver, call
+    The memory holds small tensors: tables that assign each program of a launch to a tensor of a list, the order of amax
+    histories, weights of ones for norms without a weight, and random states for attention without dropout. Tensors that
+    a CUDA graph uses are kept, because nothing reports when a graph is freed. To return the memory to the driver, call
     `torch.cuda.empty_cache()` afterwards.
     """
     for release in _release:
@@ -30,7 +30,7 @@ def on_empty_cache(release: Callable[[], None]) -> None:
 
 
 class HeldTensors(Generic[V]):
-    """Tensors by key, at most `most`. `empty_cache` drops all except those that a CUDA graph was captured with."""
+    """A cache of tensors for at most `most` keys. `empty_cache` drops those that no CUDA graph was captured with."""
 
     def __init__(self, most: int = 256):
         self.most = most
@@ -39,7 +39,7 @@ class HeldTensors(Generic[V]):
         on_empty_cache(self.cached.clear)
 
     def get(self, key: Hashable, make: Callable[[], V], *, cuda: bool) -> V:
-        """The tensors of this key, or those that `make` makes; `cuda` says whether they are on a CUDA device."""
+        """The cached tensors of this key, else those that `make` returns. `cuda`: whether they are on a CUDA device."""
         capturing = cuda and torch.cuda.is_current_stream_capturing()
         value = self.cached.get(key)
         if value is None:

@@ -1,8 +1,9 @@
-"""Every setting of opmux, one typed line each: its name, its type, its meaning.
+"""Every setting of opmux. One line for each declares the name, the type and the meaning.
 
-A setting is read from the environment variable of its name, then from its aliases, then from a TOML file, in lower case
-and without `OPMUX_`. The file is the one that `OPMUX_CONFIG` names; else `opmux.toml` in the current directory, then
-`opmux/opmux.toml` in the user's configuration folder (`$XDG_CONFIG_HOME`, else `~/.config`). Importing reads nothing.
+A setting is read from the environment variable of its name, then from its aliases, then from a TOML file, where its
+name is in lower case and without `OPMUX_`. `OPMUX_CONFIG` names the file. Without it, `opmux.toml` in the current
+directory is read, then `opmux/opmux.toml` in the user's configuration folder (`$XDG_CONFIG_HOME`, else `~/.config`).
+Importing reads nothing.
 
 The current directory is not trusted: a file found there cannot name modules to import.
 """
@@ -27,7 +28,7 @@ ORDER_EXAMPLE = "rmsnorm_fwd=vendor:acme|flagos;rope_fwd=flagos|reference"
 
 @dataclass(frozen=True)
 class SettingKind(Generic[T]):
-    """How a setting is read from text or from TOML; `parse` raises ValueError for an invalid value."""
+    """The type of a setting. `parse` converts text or a TOML value, and raises ValueError for an invalid value."""
 
     name: str
     example: str
@@ -57,9 +58,9 @@ class Knob(Generic[T]):
     default: T | None
     doc: str
     in_file: bool = True
-    blank: bool = False  # whether an empty variable means an empty list; if not, it counts as unset
+    blank: bool = False  # whether an empty variable is an empty list; otherwise it counts as unset
     trusted: bool = False  # whether the setting is ignored in an opmux.toml found in the current directory
-    own_example: str = ""  # a valid value, if the kind's example is not one
+    own_example: str = ""  # a valid value, if the kind's example is invalid here
 
     @property
     def example(self) -> str:
@@ -71,7 +72,7 @@ class Knob(Generic[T]):
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The names of this setting in programs for other libraries."""
+        """Other names of this setting, used by programs for other libraries."""
         return tuple(alias for e in extensions() for alias, name in e.aliases.items() if name == self.name)
 
     def look(self) -> Setting[T]:
@@ -114,7 +115,7 @@ class Knob(Generic[T]):
             ) from None
 
 
-_refused: set[tuple[str, Path]] = set()  # settings and files that a warning was logged for
+_refused: set[tuple[str, Path]] = set()  # (setting, file) for which a warning was logged
 
 
 class File(NamedTuple):
@@ -247,7 +248,7 @@ def _orders(value: Any) -> dict[str, tuple[str, ...]]:
         for (op, eq, order), part in zip(pairs, parts, strict=True):
             if not eq or not op.strip() or not order.strip():
                 raise ValueError(f"'{part}' is not op=token|token")
-            if "=" in order or "," in order:  # it would be read as part of a vendor's name
+            if "=" in order or "," in order:  # otherwise this would become part of a vendor's name
                 raise ValueError(f"'{part}' is not op=token|token; separate two ops by ';'")
         items = [(op.strip(), order) for op, _, order in pairs]
     elif isinstance(value, dict):

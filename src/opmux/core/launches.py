@@ -1,6 +1,6 @@
-"""Records what kernels launch, and callbacks for when plans are discarded.
+"""Records of kernel launches, and callbacks that run when plans are discarded.
 
-cpp/launching.py records a call; kernels are in a package that it does not import.
+cpp/launching.py records a call through this file, because it does not import the package of the kernels.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class TritonLaunch(NamedTuple):
 
     compiled: Any  # Triton's CompiledKernel; None where kernels are interpreted
     grid: tuple[int, ...]
-    args: dict[str, Any]  # parameter name -> tensor, number or None; without constants
+    args: dict[str, Any]  # parameter name -> tensor, number or None; constexpr parameters are left out
 
 
 @dataclass
 class Record:
-    """What one thread has launched in a call."""
+    """The launches that one thread has made in a call."""
 
     launches: list[TritonLaunch] = field(default_factory=list)
     made: list[Tensor] = field(default_factory=list)  # allocated for the launches: results and workspaces

@@ -28,7 +28,7 @@ def kind_of(tensor: Tensor) -> tuple[str, str] | None:
 
 
 def complaint(spec: Spec, args: tuple, kwargs: dict, error: Exception) -> BadLayout | None:
-    """A better error if a tensor's layout caused `error`; None if it did not, or if `error` already says so."""
+    """A better error if an argument is not dense; None if all are dense, or if `error` is already one of ours."""
     if isinstance(error, OpmuxError) or str(error).startswith(f"{spec.name}: "):
         return None
     for name, value in (*zip(spec.names, args), *kwargs.items()):
@@ -45,7 +45,7 @@ def complaint(spec: Spec, args: tuple, kwargs: dict, error: Exception) -> BadLay
 
 
 def explained(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates `Chain.run`: an error that a tensor's layout caused says so."""
+    """Decorates `Chain.run`: if a call with a tensor that is not dense raises, the error names the layout."""
 
     @functools.wraps(run)
     def explaining(chain: Any, args: tuple, kwargs: dict, failed: Exception | None = None, at: int = 0) -> Any:

@@ -1,7 +1,7 @@
 """Registration with torch: schema, kernel, fake kernel and gradient in `torch.ops.opmux`, and the hooks for Dynamo.
 
-Compiled code sees the opaque op. Eager code does not go through torch's dispatcher (a Python kernel behind it takes
-5 us, `custom_op` 20); its gradients are in `autograd.py`.
+Compiled code sees the op in torch.ops as opaque. Eager code does not go through torch's dispatcher, which takes 5 us to
+call a Python kernel (20 us for `custom_op`). Gradients of eager code are in `autograd.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _libraries: dict[str, torch.library.Library] = {}
 
-# Set while ATen's ops are overridden: wraps a reference so that the torch ops it calls run ATen's kernels, not ours.
+# Set while our kernels override ATen's ops. It wraps a reference so that torch ops in it run ATen's kernels.
 reference_guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
@@ -39,7 +39,7 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
         return wiring.manager().typed_pair(spec, entry, policy)
 
     def differentiable(*args: Any, **kwargs: Any) -> Any:
-        """The first call that needs a gradient: the backward is declared by now, so the source can be generated."""
+        """Runs at the first call that needs a gradient: the backward is declared, so source can be generated."""
         entry.globals["_g"] = made = autograd.make_call(spec, entry, entries[spec.gradient.backward.key], traced)
         return made(*args, **kwargs)
 
@@ -103,7 +103,7 @@ def _define_gradient(spec: Spec, lib: torch.library.Library) -> None:
 
 
 def _kept(kind: str, value: Any) -> Any:
-    """The value to save: an expanded one-element tensor for an argument of which only shape and dtype matter."""
+    """The value to save. If the backward needs only shape and dtype ("look"), an expanded one-element tensor."""
     return value.new_empty(()).expand(value.shape) if kind == "look" else value
 
 
@@ -115,8 +115,8 @@ def packet(spec: Spec) -> Any:
 def run_traceable(spec: Spec, args: tuple, kwargs: dict) -> Any:
     """Run an op so that torch's tracers and transforms can see it.
 
-    A tracer or a dispatch mode sees the op in torch.ops. Forward AD, functorch and tensor subclasses need rules that
-    the op does not have, so they see its reference, which is plain PyTorch.
+    A tracer or a dispatch mode sees the op in torch.ops. For forward AD, functorch and tensor subclasses, that op has
+    no rules, so the reference runs instead, which is written in PyTorch ops.
     """
     looked_at = dispatch_modes() or any(not is_real(t) for t in tensors_in((args, kwargs)))
     if spec.namespace.ours and looked_at and forward_ad._current_level < 0 and not transforms_active():
@@ -127,7 +127,7 @@ def run_traceable(spec: Spec, args: tuple, kwargs: dict) -> Any:
 
 @functools.cache
 def dynamo_has_hooks() -> bool:
-    """Whether this torch's Dynamo has the private hooks to trace another function; its source is searched for them."""
+    """Whether Dynamo's source has the private hooks that make it trace another function instead of an entry."""
     dynamo = Path(torch.__file__).parent / "_dynamo"
     inner, outer = dynamo / "variables" / "functions.py", dynamo / "eval_frame.py"
     return all(
@@ -154,7 +154,7 @@ def show_to_dynamo(spec: Spec, entry: EntryPoint) -> None:
 
 
 def _under_dynamo(*args: Any, **kwargs: Any) -> Any:
-    """The code of a function that Dynamo traces instead of an entry."""
+    """The code that Dynamo traces instead of an entry."""
     return _op(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - a global of the function
 
 

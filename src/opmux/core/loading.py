@@ -1,8 +1,8 @@
-"""Lazy loading: everything is loaded once, completely or not at all, without a lock that could deadlock.
+"""Lazy loading: everything is loaded once, completely or not at all, and without a lock that could cause a deadlock.
 
-`DeclaringImport` is the import that a declaration belongs to: the declaration takes effect when that import succeeds.
-`all_or_nothing` undoes the changes that a thread made in a block that raised. `Once` is work that one thread does
-while the others wait. After a fork, the child drops other threads' unfinished work: see `_forget_other_threads`.
+`DeclaringImport` is the import during which something was declared. The declaration takes effect if the import
+succeeds. `all_or_nothing` undoes the changes that a thread made in a block that raised. `Once` is work that one thread
+does while the others wait. After a fork, the child drops other threads' unfinished work: see `_forget_other_threads`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from .log import logger
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 30.0  # how long a thread waits for another one's work before it continues without it
+WAIT_SECONDS = 30.0  # how long a thread waits for work of another thread before it continues without that work
 
 
 class DeclaringImport:
-    """The import that a declaration is part of. If that import fails, the declaration is void without an undo step.
+    """The import during which something was declared. If the import fails, the declaration is void; nothing has to be
+    undone.
 
-    An import can fail at any line (Ctrl-C, out of memory), and so can an undo step. But Python always removes a module
-    from `sys.modules` if its import fails, so that is what `failed` tests.
+    An import can fail at any line (Ctrl-C, out of memory), and an undo step could fail too. But Python always removes a
+    module from `sys.modules` if its import fails, so `failed` tests that.
     """
 
     __slots__ = ("_names", "name")
@@ -54,7 +55,7 @@ class DeclaringImport:
         if module is None:
             return True
         names = getattr(module, "__dict__", {})
-        # A module may replace itself in sys.modules; another object from the same file is a second import.
+        # A module may replace itself in sys.modules by another object. An object from the same file is a second import.
         return names is not self._names and names.get("__file__") == self._names.get("__file__")
 
     @property
@@ -63,7 +64,7 @@ class DeclaringImport:
 
 
 class Declarations(dict[str, T]):
-    """What modules declare, by name, each name once; a declaration is void if its module's import failed."""
+    """Declarations by name, each declared once. If a module's import fails, its declarations are void."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class Declarations(dict[str, T]):
 
 
 class Transaction:
-    """What one thread has changed since a block began, and how to undo it."""
+    """The changes that one thread has made since a block began, and how to undo them."""
 
     def __init__(self) -> None:
         self.tagged: list[Any] | None = None  # if not None, collects what @impl tags instead of registering it
@@ -92,7 +93,7 @@ class Transaction:
         self._over = False
 
     def note(self, undo: Callable[[], Any], declared_in: DeclaringImport | None) -> None:
-        if not self._over:  # an undo step is a change too, but is not recorded
+        if not self._over:  # changes made by undo steps are not recorded
             self._undo.append((declared_in, undo))
 
     def roll_back(self) -> None:
@@ -133,7 +134,7 @@ def current() -> Transaction | None:
 
 
 def on_failure(undo: Callable[[], Any], declared_in: DeclaringImport | None = None) -> None:
-    """Register how to undo a change that this thread is about to make, if the transaction around it fails."""
+    """Register how to undo a change that this thread is about to make, should the surrounding transaction fail."""
     open_here = current()
     if open_here is not None:
         open_here.note(undo, declared_in)
@@ -146,12 +147,12 @@ class Once:
     """Work that is done once, by one thread, while the others wait. It may import and run any code.
 
     A plain lock around the work would deadlock in two cases. A plugin may start and join a thread that needs the work.
-    And a thread that imports a plugin holds that module's import lock; if the plugin needs the work, it waits for the
-    working thread, which waits for the import. So a thread does not wait if it was started after the work began, or if
-    the working thread waits for one of its imports: it continues without the work.
+    And a thread that imports a plugin holds the import lock of that module. If the plugin needs the work, this thread
+    waits for the working thread, which waits for the import lock. So a thread continues without the work if it was
+    started after the work began, or if the working thread waits for one of its imports.
 
-    Lock order: import locks, then `lock.held`, under which nothing is imported. The lock of an attempt is not part of
-    the order, because no thread waits for it: other threads only check whether it is held.
+    Lock order: first import locks, then `lock.held`, under which nothing is imported. An attempt's lock is not part of
+    the order: other threads only check whether it is held, and never wait for it.
     """
 
     def __init__(self, work: Callable[[], Any], what: str):
@@ -160,14 +161,14 @@ class Once:
         self._attempt: Attempt | None = None  # the latest
 
     def run(self) -> bool:
-        """Do the work or wait for it. False: it is not done, and the caller must continue without it."""
+        """Do the work or wait for it. Returns False if the work is not done and the caller must continue without it."""
         until = time.monotonic() + WAIT_SECONDS
         me = threading.current_thread()
         while not self.done:
             latest = self._attempt
             if latest is None or not latest.is_running():
                 attempt = Attempt()
-                with attempt.held:  # released however the work ends, so that no thread waits for an interrupted one
+                with attempt.held:  # also released if interrupted, so that other threads stop waiting
                     if self._replace(latest, attempt):
                         self.done = self._work() is not False
                         return self.done
@@ -181,7 +182,7 @@ class Once:
         return True
 
     def _replace(self, latest: Attempt | None, attempt: Attempt) -> bool:
-        """Publish an attempt; False if another thread was faster."""
+        """Publish an attempt. Returns False if another thread has published one first."""
         with lock.held:
             if self.done or self._attempt is not latest:
                 return False
@@ -190,14 +191,14 @@ class Once:
 
 
 # ---- import locks ----------------------------------------------------------------------------------------------------
-# Python has no API that tells which thread imports what. A forked child keeps the import locks of threads that do not
-# exist in it. These are importlib's private tables, the same in 3.11 to 3.14.
+# This code reads importlib's private tables, which are the same in Python 3.11 to 3.14. No public API tells which
+# thread imports what, and a forked child keeps the import locks of threads that do not exist in it.
 
 _bootstrap: Any = getattr(importlib, "_bootstrap", None)
 
 
 def _waits_for(thread: int | None, me: int | None) -> bool:
-    """Whether a thread waits, directly or through other threads, for an import by this one."""
+    """Whether `thread` waits, directly or through other threads, for an import by thread `me`."""
     blocking, visited = getattr(_bootstrap, "_blocking_on", {}), set()
     while thread not in visited:
         visited.add(thread)
@@ -213,7 +214,7 @@ def _waits_for(thread: int | None, me: int | None) -> bool:
 def _forget_other_threads() -> None:
     """After a fork, in the child: undo the unfinished work of threads that do not exist here.
 
-    If one of them was importing a module, its next import would wait forever. So the module is removed.
+    If such a thread was importing a module, the child's next import of it would wait forever. So the module is removed.
     """
     me = threading.get_ident()
     locks = getattr(_bootstrap, "_module_locks", {})

@@ -1,8 +1,8 @@
-"""Locks that are replaced after a fork, and core's lock: held while registrations or bindings change, but never
-during an op's call or a compilation.
+"""Locks that are replaced after a fork, and core's lock, which is held while registrations or bindings change, but
+never during an op's call or a compilation.
 
-Use it as `with lock.held:`, which enters the C lock directly. Then Ctrl-C cannot arrive between acquiring the lock and
-the first line of the block, which would leave it locked forever.
+Use it as `with lock.held:`, which enters the C lock directly. With a Python `__enter__`, a Ctrl-C between acquiring the
+lock and the first line of the block would leave it locked forever.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Attempt:
         self.threads = WeakSet(threading.enumerate())  # the threads that existed when the attempt began
 
     def is_running(self) -> bool:
-        return self.held.locked() and self.thread in threading.enumerate()  # not in a forked child of another thread
+        return self.held.locked() and self.thread in threading.enumerate()  # False in a fork made by another thread
 
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ if TYPE_CHECKING:
 else:
 
     class cached_property:
-        """functools.cached_property without a lock. In Python 3.11 it has one lock per class, held while the value is
-        computed: a child forked at that moment would wait forever."""
+        """functools.cached_property without a lock. Python 3.11's has one lock per class, held while the value is
+        computed. A child forked at that moment would wait for the lock forever.
+        """
 
         def __init__(self, compute: Callable[[Any], Any]):
             self._compute, self.__doc__ = compute, compute.__doc__

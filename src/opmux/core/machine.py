@@ -14,9 +14,9 @@ from .. import wiring
 if TYPE_CHECKING:
     from .choosing import Speeds
 
-# The reason why a vendor's impls of an op come first; or a function that returns the reason, or None if they do not.
-# The function may have an attribute `always`, the reason for ops whose impls have no `when` to decide call by call, and
-# an attribute `under`, the reason as a function of the policy.
+# Why a vendor's impls of an op come before our kernel: the reason, or a function that returns it (None: they do not).
+# The function's attribute `always`, if set, is the reason for ops whose impls have no `when` to decide per call. Its
+# attribute `under`, if set, is the reason as a function of the policy.
 Preferred = str | Callable[[], str | None]
 
 
@@ -36,19 +36,19 @@ class Machine:
         return None
 
     def vendors(self) -> Iterable[str]:
-        """Every vendor whose chips are supported, also those that this machine does not have."""
+        """Every vendor whose chips are supported, whether or not this machine has one."""
         return ()
 
     def unused(self, device_type: str) -> Mapping[str, str]:
-        """The ops (by key) for which a device's vendor disables our kernels, and the reason."""
+        """Key of an op -> why a device's vendor disables our kernels for it."""
         return {}
 
     def preferred(self, device_type: str) -> Mapping[str, Preferred]:
-        """The ops (by key) for which a device's vendor puts its impls before our generic kernels, and the reason."""
+        """Key of an op -> why a device's vendor puts its impls before our generic kernels."""
         return {}
 
     def speeds(self, key: str, device_type: str) -> Speeds | None:
-        """An op's measured times on a device; None if there are none and no vendor's libraries come first."""
+        """An op's measured times on a device; None if nothing was measured and no vendor's libraries are preferred."""
         return None
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:
@@ -60,7 +60,7 @@ class Machine:
         return contextlib.nullcontext()
 
     def register_vendor(self, plugin: Any, origin: Any) -> bool:
-        """Register the object of an entry point if it is a vendor's package; returns whether it was."""
+        """Register the object of an entry point if it is a vendor's package. Returns whether it is one."""
         return False
 
     def register(self, registry: Any) -> None:

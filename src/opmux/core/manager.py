@@ -26,8 +26,8 @@ from .policy import SelectionPolicy
 from .registry import BackendImplKind, Fit, OpImpl, OpRegistry, when_of
 from .spec import NAME_LOOKUP, Spec, specs
 
-# This list is replaced, never changed in place: garbage collection may remove a manager at any allocation, also while
-# another line copies the list.
+# This list is replaced, never changed in place. Garbage collection may free a manager at any allocation, even while
+# some code copies the list.
 _managers: list[weakref.ref[OpManager]] = []
 
 
@@ -38,7 +38,7 @@ class OpManager:
         self.registry = OpRegistry() if registry is None else registry
         self.memory = Memory()
         self._call_table = CallTable(self)
-        self._entries: dict[str, EntryPoint] = {}  # the functions `resolve` has handed out, by key
+        self._entries: dict[str, EntryPoint] = {}  # the entries of the functions that `resolve` has returned, by key
         self._known: dict[EntryPoint, None] = {}  # every entry this manager has bound
         self._lifted: dict[tuple[str, SelectionPolicy | None], tuple[OpImpl, ...]] = {}
         self._last: dict[str, str] = {}  # the impl that was last logged for each op
@@ -69,11 +69,11 @@ class OpManager:
             return recover(error, args, kwargs)
 
     def resolve(self, op_name: str) -> Callable[..., Any]:
-        """The op as a function that may be stored: it follows later changes of policy and registry."""
+        """The op as a function that callers may store, because it follows later changes of policy and registry."""
         return self._open_entry(self._key(op_name)).fn
 
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:
-        """The impls that may run under the current policy, in order; those that have only failed come last.
+        """The impls that may run under the current policy, in order. Those that have only failed come last.
 
         Conditions on tensors are not evaluated.
         """
@@ -86,7 +86,7 @@ class OpManager:
         return [i for i in able if i not in failed] + failed
 
     def get_selected_impl_id(self, op_name: str, *args: Any, **kwargs: Any) -> str:
-        """The impl_id that a call with these arguments would run now, as `explain` would say.
+        """The impl_id that a call with these arguments would run now, according to `explain`.
 
         Without arguments, conditions on tensors are not evaluated, and an impl that has failed and never succeeded is
         skipped.
@@ -99,7 +99,7 @@ class OpManager:
     # -- explaining
 
     def explain(self, op_name: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-        """Which impl would run for these arguments, and why each other one would not."""
+        """Which impl would run for these arguments, and why each of the others would not."""
         key = self._key(op_name)
         policy, spec = policies.get_policy(), specs.get(key)
         first = tensors.first_tensor(args, kwargs) if spec is None else spec.first_tensor(args, kwargs)
@@ -116,7 +116,7 @@ class OpManager:
             if refusal is None:
                 refusal = self._call_refusal(key, impl, first, args, kwargs, policy.strict)
                 if refusal is not None and policy.strict and chosen is None:
-                    barred = barred or refusal  # strict: no other impl replaces the refused one
+                    barred = barred or refusal  # under a strict policy, nothing replaces the refused impl
             origin = self.registry.origin(key, impl.impl_id)
             if refusal is not None:
                 rows.append(Verdict(impl, origin, "refused", refusal.stage, refusal.reason))
@@ -141,7 +141,7 @@ class OpManager:
     def _call_refusal(
         self, key: str, impl: OpImpl, first: Any, args: tuple, kwargs: dict, strict: bool
     ) -> Refused | None:
-        """Why an impl would not accept these arguments: dtype, `when`, or quarantine."""
+        """Why an impl would not run for these arguments: its dtypes, its `when` or a quarantine excludes them."""
         if first is not None:
             refusal = _dtype_refusal(impl, first.dtype, first.device.type)
             if refusal is not None:
@@ -167,7 +167,7 @@ class OpManager:
         return [f for cases in list(self.memory.failures.values()) for f in list(cases.values())]
 
     def clear_quarantine(self, op_name: str | None = None) -> int:
-        """Remove the failed impls of one op, or of all, from quarantine; returns the number of entries removed."""
+        """Remove the failed impls of one op, or of all ops, from quarantine. Returns the number of removed entries."""
         key = None if op_name is None else self._key(op_name)
         with lock.held:
             keys = [k for k in self.memory.failures if key is None or k[0] == key]
@@ -176,7 +176,7 @@ class OpManager:
         return count
 
     def bindings(self) -> dict[str, tuple[str, ...]]:
-        """For every op, the impl ids in the order in which they are tried."""
+        """Op name -> its impl ids in the order in which they are tried."""
         self.prepare()
         return {
             name: tuple(i.impl_id for i in self.resolve_candidates(name)) for name in self.registry.list_operators()
@@ -202,7 +202,7 @@ class OpManager:
     def _bind(self, entry: EntryPoint, make: Callable[[SelectionPolicy], EntryPlan]) -> None:
         """Make a plan and bind an entry to it.
 
-        The plan is made without a lock, because that imports kernels, loads plugins and runs impls' availability
+        The plan is made without a lock, because making it imports kernels, loads plugins and runs impls' availability
         checks. If the registry or the policy changes meanwhile, the plan is made again.
         """
         for _ in range(1000):
@@ -231,7 +231,7 @@ class OpManager:
         return entry
 
     def _with_gradient(self, spec: Spec | None, *args: Any, **kwargs: Any) -> Any:
-        """Run a differentiable op that was called by name. Without a backward, autograd records the impl."""
+        """Run a differentiable op that was called by name. If its backward has no impl, autograd records the impl."""
         assert spec is not None
         entry, backward = self._open_entry(spec.key), spec.gradient.backward.key
         if not self.registry.impls(backward):
@@ -259,13 +259,13 @@ class OpManager:
         device: str | None = None,
         as_part: bool = False,
     ) -> EntryPlan:
-        """The key of an entry of this op, and its pair or table of pairs.
+        """The plan of an entry of this op.
 
-        `device` is set if all tensors are on one device type, `as_part` for a part of a composition.
+        `device` is given if all tensors are on one known device type. `as_part` is true for a part of a composition.
         """
         self.load_kernels(specs.get(key))
         self.prepare()
-        if not as_part:  # a part's policy is that of its composition, which was checked, plus an impl's name
+        if not as_part:  # a part has its composition's policy, already checked, and a token
             self.check_policy(policy, key)
         impls = self._impls(key, policy)
         ordered = [c.impl for c in choose(policy, key, impls)[0]]
@@ -280,10 +280,10 @@ class OpManager:
         def leaf(x: Any) -> Pair:
             at = device or default_device()
             if by_device and x is not None:
-                # with one accelerator the table's key is `is_cpu`: a meta tensor is treated like one on the accelerator
+                # With one accelerator the table's key is `is_cpu`, so a meta tensor counts as an accelerator's.
                 at = "cpu" if x.is_cpu else chips[0] if len(chips) == 1 else x.device.type
             dtype = x.dtype if by_dtype and x is not None else ...
-            pairs: dict[tuple[str, ...], Pair] = {}  # by order: most classes share one of a few orders
+            pairs: dict[tuple[str, ...], Pair] = {}  # keyed by order, because most classes share one of a few orders
 
             def pair_for(measured: Measured) -> Pair:
                 chain = self._chain(key, policy, impls, measured, at, dtype, form, typed)
@@ -311,8 +311,9 @@ class OpManager:
     def _tracer_check(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...], policy: SelectionPolicy) -> str:
         """Which tracers an entry must check for before it calls these impls: a key of TRACER_CHECKS.
 
-        A composition's parts do their own checks. Kernels that check for tracers themselves, such as the C++ ones,
-        cannot detect vmap, which passes them plain tensors. Tracers see the op even if a reference is its only impl.
+        Compositions are ignored, because their parts check for tracers. Kernels that check for tracers themselves, such
+        as the C++ ones, cannot detect vmap, which passes them plain tensors. If our op has no kernel but a reference,
+        the entry checks for all tracers, so that they see the op.
         """
         runnable = [i for i in ordered if any(self.static_refusal(key, i, d, policy) is None for d in devices)]
         kernels = [i for i in runnable if i.kind is not BackendImplKind.REFERENCE and not i.parts]
@@ -360,7 +361,7 @@ class OpManager:
     def static_refusal(
         self, key: str, impl: OpImpl, device: str, policy: SelectionPolicy | None = None
     ) -> Refused | None:
-        """Why an impl cannot run on this machine, independent of the tensors. `policy`: by default the current one."""
+        """Why an impl cannot run on this machine, whatever the tensors are; None if it can."""
         if not machine.runs_on(impl.devices, device):
             takes = ", ".join(sorted(impl.devices or ())).replace(machine.ACCELERATOR, "accelerators")
             return Refused(impl, "device", f"runs on {takes}, these tensors are on {device}")
@@ -390,7 +391,7 @@ class OpManager:
         return NO_SPEEDS
 
     def _impls(self, key: str, policy: SelectionPolicy) -> tuple[OpImpl, ...]:
-        """The impls registered for an op and, for a composition, those made from the impls of its parts."""
+        """The impls registered for an op. For a composition, the impls made from those of its parts are added."""
         self.prepare()
         own = self.registry.impls(key)
         if not own and key not in specs.derived:
@@ -417,7 +418,7 @@ class OpManager:
                 forget()
 
     def quarantine(self, key: str, failure: Failure) -> bool:
-        """Record a failure; returns False if it was known."""
+        """Record a failure; returns False if it was already recorded."""
         with lock.held:
             cases = self.memory.failures.setdefault((key, failure.impl_id), {})
             if failure.case in cases:
@@ -427,7 +428,7 @@ class OpManager:
             return True
 
     def announce(self, key: str, name: str, impl: OpImpl, why: str | None) -> None:
-        """Log one line when an op is first used, and one when another impl takes over."""
+        """Log one line when an op is first used, and one whenever another impl takes over."""
         with lock.held:
             last, self._last[key] = self._last.get(key), impl.impl_id
         if last is None:
@@ -447,7 +448,7 @@ class OpManager:
         return policies.get_global_policy()
 
     def _registered(self, keys: set[str]) -> None:
-        """Forget the failures and successes of removed impls: a new impl under the same id starts without them."""
+        """Forget the failures and successes of removed impls. A new impl with the same id then starts without them."""
         self.memory.forget(
             lambda key, impl_id: key in keys and all(i.impl_id != impl_id for i in self.registry.impls(key))
         )
@@ -469,11 +470,11 @@ class OpManager:
         self.invalidate(self._why)
 
     def prepare(self, announce: bool = True) -> bool:
-        """Before the first use: set the log level, load plugins, and log what is registered. Retried until it has
+        """Prepare the first use: set the log level, load plugins, and log what is registered. Repeated until it has
         succeeded.
 
-        Returns False while plugins are loading that may wait for this call; the call then uses what is registered so
-        far. `announce=False` leaves the log line to the first caller that runs ops.
+        Returns False during the loading of plugins that may themselves wait for this call. The call then uses what is
+        registered so far. `announce=False` leaves the log line of registered impls to the first caller that runs ops.
         """
         done = self._start.done or self._start.run()
         if done and announce and not self._announced:
@@ -514,7 +515,7 @@ class OpManager:
         return key
 
     def _hint(self, op: str) -> str:
-        """The hint for an op that has impls only in the default manager."""
+        """The hint in the error for an op that has impls only in the default manager."""
         if specs.lookup(op, NAME_LOOKUP["impl"]) is None:
             return ""
         return "(this registry has only what was registered in it; opmux's impls are in get_default_manager())"
@@ -538,8 +539,8 @@ class OpManager:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-# What `call` needs for a name: a pair, then two more items if the pair is valid only for some dtypes and shapes of the
-# first argument: the set of these, and the function to call for any other.
+# What `call` needs for a name: target, recover, known, guard. If `known` is not None, the pair is valid only for these
+# dtypes and shapes of the first argument, and `guard` is called for all others.
 CallTarget = tuple[Callable[..., Any], Callable[..., Any], set[Any] | None, Callable[..., Any] | None]
 
 
@@ -586,7 +587,7 @@ def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
 
 
 def _yields_to_vendor(key: str, impl: OpImpl, device: str, policy: SelectionPolicy) -> str | None:
-    """Why our generic kernel is skipped in favour of the impls of the chip's vendor, or None."""
+    """Why our generic kernel is skipped in favour of the chip vendor's impls; None if it is not."""
     if impl.kind is not BackendImplKind.DEFAULT or impl.vendor is not None or impl.outside:
         return None
     local, derived = machine.current(), specs.derived.get(key)
@@ -653,12 +654,12 @@ lock.after_fork.append(_after_fork)
 
 
 def check_names(policy: SelectionPolicy) -> None:
-    """Raise for an unknown op, vendor or impl in a policy made in code; warn once for one in a policy from the
-    settings.
+    """Check the names of ops, vendors and impls in a policy. An unknown name raises if the policy was made in code, and
+    causes one warning if it comes from settings.
 
-    A name is known if any live manager or any spec knows it; a vendor also if its chips are supported but not here, so
-    that one program can be run on any machine. Unknown vendors in allow and deny lists only cause a
-    warning, because these lists are shared between machines.
+    A name is known if any live manager or any spec has it. A supported vendor is known even if this machine has no chip
+    of it, so that a program runs on any machine. In allow and deny lists, unknown vendors only cause a warning, because
+    these lists are shared between machines.
     """
     if not (policy.per_op_order or policy.deny_vendors or policy.allow_vendors or ":" in policy.prefer):
         _warn_excluded(policy)

@@ -1,4 +1,4 @@
-"""The namespaces of ops: `opmux::` for our own, `aten::` for torch's, any other for the functions of a face."""
+"""The namespaces of ops: `opmux::` for our own, `aten::` for torch's, others for other libraries' signatures."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Namespace:
-    """The properties in which the ops of one namespace differ from those of another."""
+    """A namespace, and the properties that its ops have in common."""
 
     name: str
-    ours: bool = False  # in torch.ops, defined by us with a schema and a fake kernel: tracers and compilers see the op
-    torchs: bool = False  # in torch.ops, defined by torch, which checks arguments and computes gradients
+    ours: bool = False  # defined by us in torch.ops with schema and fake kernel, so that tracers see the op
+    torchs: bool = False  # defined in torch.ops by torch, which checks arguments and computes gradients
 
     @property
     def primitive(self) -> bool:
-        """Whether its ops are in torch.ops: always called with their own signature, and traced as one op."""
+        """Whether its ops are in torch.ops, always called with their own signature, and traced as one op."""
         return self.ours or self.torchs
 
     @classmethod

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# prefer -> the kinds in order
+# the value of `prefer` -> the kinds of impls in order
 ORDERS = {
     "flagos": ("flagos", "vendor", "reference"),
     "vendor": ("vendor", "flagos", "reference"),
@@ -43,17 +43,19 @@ def matches(token: str, impl: OpImpl) -> bool:
 
 @dataclass(frozen=True)
 class SelectionPolicy:
-    """A complete policy. `per_op_order` takes a dict or pairs; a per-op order is exclusive unless it has `*`."""
+    """A complete policy. `per_op_order` takes a dict or pairs. An op's order excludes impls that it does not name,
+    unless it has `*`.
+    """
 
     prefer: str = "flagos"
     strict: bool = False
     per_op_order: Any = ()  # given as a mapping or as pairs; stored as ((name, (token, ...)), ...)
     deny_vendors: frozenset[str] = frozenset()
     allow_vendors: frozenset[str] | None = None
-    left_out: Any = ()  # vendors whose impls of kind VENDOR do not run, and why: ((vendor, reason), ...)
+    left_out: Any = ()  # vendors whose impls of kind VENDOR do not run: ((vendor, reason), ...)
     by_space: Any = ()  # tokens for the ops of one namespace: ((space, SpaceOrder), ...)
-    part_token: str | None = None  # for a part inside a composition: comes first, unless the op has an order of its own
-    # names from settings; they may be unknown here, because settings are shared between machines
+    part_token: str | None = None  # for a composition's part: the first token, unless the op has its own order
+    # names from settings, which may be unknown on this machine, because settings are shared between machines
     lax: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +104,7 @@ class SelectionPolicy:
         return replace(self, by_space={**dict(self.by_space), space: changed})
 
     def preferring(self, space: str, token: str) -> SelectionPolicy:
-        """This policy with one token first for all ops of a namespace; orders of single ops in it are dropped."""
+        """This policy with one token first for all ops of a namespace. Orders for single ops of it are dropped."""
         others = tuple((op, order) for op, order in self.per_op_order if not _is_of(op, space))
         return replace(self, per_op_order=others).with_space_order(space, first=token)
 
@@ -116,7 +118,7 @@ class SelectionPolicy:
         return self._barred(impl.vendor, impl.kind is BackendImplKind.VENDOR)
 
     def excludes(self, token: str) -> str | None:
-        """Why the lists exclude the libraries of the vendor that a token names, or None."""
+        """If a token names a vendor: why the vendor lists exclude that vendor's libraries. Otherwise None."""
         head, _, vendor = token.partition(":")
         return self._barred(vendor, library=True) if head == "vendor" and vendor else None
 
@@ -130,8 +132,10 @@ class SelectionPolicy:
         return dict(self.left_out).get(name) if library else None
 
     def asks_for(self, impl: OpImpl, key: str, instead_of: str) -> bool:
-        """Whether our impl runs although the vendor's libraries come first: the policy names its id, the op's order has
-        its id or kind, or the policy excludes that vendor's libraries."""
+        """Whether our impl may run before the libraries of vendor `instead_of`, which otherwise come first. True if the
+        policy names the impl's id, if the op's order has its id or kind, or if the policy excludes that vendor's
+        libraries.
+        """
         by_id = f"impl:{impl.impl_id.casefold()}"
         names = {key.casefold(), key.rpartition("::")[2].casefold()}
         tokens = {token for op, order in self.per_op_order if op in names for token in order}
@@ -139,7 +143,9 @@ class SelectionPolicy:
         return named or self._barred(instead_of, library=True) is not None
 
     def over(self, layer: PolicyLayer) -> SelectionPolicy:
-        """This policy with a layer on top: the layer's values replace ours, op by op; denied vendors add up."""
+        """This policy with a layer on top. The layer's values replace ours, orders are replaced op by op, and denied
+        vendors are added to ours.
+        """
         per_op = dict(self.per_op_order) if layer.prefer is None else {}
         return replace(
             self,
@@ -152,7 +158,7 @@ class SelectionPolicy:
         )
 
     def relaxed(self) -> SelectionPolicy:
-        """The same policy, with every name allowed to be unknown on this machine."""
+        """The same policy, in which any name may be unknown on this machine."""
         names = {self.prefer, *(op for op, _ in self.per_op_order), *(t for _, o in self.per_op_order for t in o)}
         return replace(self, lax=frozenset(names))
 
@@ -191,7 +197,9 @@ def from_knobs() -> SelectionPolicy:
 
 
 def _overridden(base: SelectionPolicy, value_of: Callable[[knobs.Knob[Any]], Any]) -> SelectionPolicy:
-    """`base` overridden by one source's settings. Precedence: orders of ops, orders of namespaces, preference."""
+    """`base` overridden by the settings of one source. Orders of single ops override orders of namespaces, and these
+    override the preference.
+    """
     prefer, legacy = value_of(knobs.PREFER), value_of(knobs.PREFER_VENDOR)
     if prefer is None and legacy is not None:
         prefer = "vendor" if legacy else "flagos"
@@ -222,7 +230,7 @@ def get_global_policy() -> SelectionPolicy:
     global _global
     policy = _global
     while policy is None:
-        count, new = _count, from_knobs()  # without a lock, because looking up an op's name may import its family
+        count, new = _count, from_knobs()  # without a lock, because an op's name may import the file that declares it
         with lock.held:
             if _global is None and count == _count:
                 _global = new
@@ -237,7 +245,7 @@ def get_policy() -> SelectionPolicy:
 
 
 def set_global_policy(policy: SelectionPolicy) -> None:
-    """Replace the process's policy, for every thread; live scopes keep theirs."""
+    """Replace the process's policy for all threads. Live scopes keep their policies."""
     if not isinstance(policy, SelectionPolicy):
         raise BadPolicy(f"expected a SelectionPolicy, got {policy!r}")
     _set(policy, f"policy set to {policy}")
@@ -303,7 +311,7 @@ class PolicyLayer:
 
 
 class PairTable:
-    """The pair of each entry under one policy, filled on first use."""
+    """A table with the pair of each entry under one policy, filled on first use."""
 
     def __init__(self, policy: SelectionPolicy):
         self.policy = policy
@@ -315,7 +323,7 @@ class PairTable:
         if pair is None:
             count = _forgotten
             try:
-                pair = entry.under(self.policy)  # without a lock, because it may import kernels and load plugins
+                pair = entry.under(self.policy)  # without a lock, as it may import kernels and load plugins
             except OpmuxError as error:
                 raise error from None  # hide the table's KeyError
             with lock.held:
@@ -325,7 +333,7 @@ class PairTable:
 
 
 class EnteredScope:
-    """A scope that was entered: its table, its owner, and whether it was exited from another context."""
+    """A scope that was entered: its table, its owner, and whether another context has exited it."""
 
     __slots__ = ("left", "owner", "table")
 
@@ -336,8 +344,8 @@ class EnteredScope:
 class Scope:
     """The value of the context variable: the scopes entered in this context, the innermost last.
 
-    It is live as long as any context refers to it, for example the context of a task that outlives the block in which
-    the task was started.
+    It is live as long as any context refers to it. A task's context, for example, may outlive the block that started
+    the task.
     """
 
     __slots__ = ("__weakref__", "entries", "miss", "outer", "pairs", "policy")
@@ -350,7 +358,7 @@ class Scope:
         self.select_table()
 
     def select_table(self) -> None:
-        """Make entries read the table of the innermost scope that was not exited, else the process's table."""
+        """Make entries read the table of the innermost scope that was not exited; without one, the process's table."""
         table = next((e.table for e in reversed(self.entries) if not e.left), None)
         if table is None:
             self.policy, self.pairs, self.miss = None, {}, _pair_of_process
@@ -366,7 +374,7 @@ _tables: dict[SelectionPolicy, PairTable] = {}
 _every_table: weakref.WeakSet[PairTable] = weakref.WeakSet()
 _forgotten = 0  # counts how often all tables were emptied
 # The scopes that some context refers to, by id. Garbage collection may remove some at any allocation. Copy the values
-# with `list`, which allocates before it reads them; `tuple` allocates in between and raises.
+# with `list`, which allocates before it reads them. `tuple` allocates while it reads, so it may raise.
 _live: dict[int, weakref.ref[Scope]] = {}
 _watchers: list[Callable[[bool], None]] = []  # see on_scopes
 _notified = False  # the value of the last notification
@@ -377,16 +385,19 @@ def live_scopes() -> int:
 
 
 def scopes_watched() -> bool:
-    """Whether the watchers were last notified that a scope is live; read it under the lock to agree with them.
+    """Whether the last notification told the watchers that a scope is live. Read it under the lock to get the state
+    that the watchers know.
 
-    This can be True while `live_scopes()` is 0: the last scope is freed, and the thread that freed it still waits for
-    the lock to notify them. If a new scope is created first, the watchers get neither notification.
+    This can be True while `live_scopes()` is 0: the thread that freed the last scope may still wait for the lock to
+    notify the watchers. If a new scope is created before that, the watchers are not notified of either event.
     """
     return _notified
 
 
 def on_scopes(watch: Callable[[bool], None]) -> None:
-    """Call `watch` with whether a scope is live: now, when the first is created, when the last is freed."""
+    """Register `watch`, which is called with True if a scope is live and False if not: now, when the first scope is
+    created, and when the last one is freed.
+    """
     with lock.held:
         _watchers.append(watch)
         watch(_notified)
@@ -400,7 +411,7 @@ def _track(node: Scope) -> Scope:
 
 
 def _notify() -> None:
-    """Notify the watchers whether any scope is live, unless that has not changed since the last notification."""
+    """Notify the watchers if the answer to "is any scope live?" has changed since the last notification."""
     global _notified
     live = bool(_live)
     if live is _notified:
@@ -441,14 +452,16 @@ def forget_bindings() -> None:
 def _table(policy: SelectionPolicy) -> PairTable:
     table = _tables.get(policy)
     if table is None:
-        if len(_tables) >= 64:  # policies made in a loop fill it: drop the oldest one; a live scope keeps its table
+        if len(_tables) >= 64:  # policies made in a loop would fill it; a live scope still has its own table
             _tables.pop(next(iter(_tables)))
         table = _tables[policy] = PairTable(policy)
     return table
 
 
 class PolicyScope:
-    """A policy for a block, function or coroutine: re-entrant, merged on entry, local to thread and task."""
+    """A policy for a block, function or coroutine. It is re-entrant, is merged with the current policy on entry, and is
+    local to its thread or task.
+    """
 
     def __init__(self, layer: PolicyLayer | SelectionPolicy, check: Callable[[SelectionPolicy], None] | None = None):
         self._layer = layer
@@ -511,7 +524,7 @@ class PolicyScope:
 
 
 def _without(innermost: Scope, entered: EnteredScope) -> Scope | None:
-    """The current scope after one is exited; scopes entered by hand may be exited in any order."""
+    """The scope that is current after `scope` is exited. Scopes entered without `with` may be exited in any order."""
     rest = tuple(e for e in innermost.entries if e is not entered and not e.left)
     if not rest:
         return None

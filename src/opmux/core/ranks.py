@@ -14,15 +14,15 @@ MODES = ("error", "warn", "adopt")
 
 
 def digest() -> str:
-    """A short hash of the impls that would run for every op; equal on ranks that would run the same."""
+    """A short hash of the impls that would run for every op. It is equal on ranks that would run the same impls."""
     return get_default_manager().digest()
 
 
 def sync(group: Any = None, mode: str = "error") -> bool:
     """Compare this rank's bindings with the group's; returns True if all agree.
 
-    If they differ: "error" raises on every rank, "warn" logs the difference, "adopt" makes every rank use rank 0's
-    order of impls, op by op (raises if a rank does not have an impl of rank 0).
+    If they differ: "error" raises on every rank; "warn" logs the difference; "adopt" makes every rank use rank 0's
+    order of impls for each op, and raises if a rank lacks an impl of rank 0.
     """
     if mode not in MODES:
         raise ValueError(f"sync: mode must be one of {MODES}, got {mode!r}")
@@ -60,7 +60,7 @@ def _adopt(tables: list[dict[str, tuple[str, ...]]], rank: int, group: Any) -> N
     missing = {
         op: sorted(set(ids) - set(own.get(op, ()))) for op, ids in rank_0.items() if set(ids) - set(own.get(op, ()))
     }
-    # Every rank must know whether all can adopt the order, or some would wait forever in the next collective.
+    # Every rank must know whether all can adopt the order. Otherwise some would wait forever in the next collective.
     missing_by_rank: list[Any] = [None] * len(tables)
     dist.all_gather_object(missing_by_rank, missing, group=group)
     short = {r: m for r, m in enumerate(missing_by_rank) if m}

@@ -30,9 +30,10 @@ Available = Callable[[], "bool | str"]
 class OpImpl:
     """One implementation of an op, and when it applies.
 
-    `when(*args)` returns True or None, or the reason why the impl does not apply; it must not write. `supported_dtypes`
-    is compared with the call's first tensor; `min_arch` ("sm_90", "gfx942") and `devices` ("cuda",) with its device.
-    Rules in the annotations of `fn` decline the calls that it does not support: see `support`.
+    `when(*args)` returns True or None if the impl applies, and otherwise the reason why not. It must not write.
+    `supported_dtypes` is compared with the dtype of the call's first tensor, `min_arch` ("sm_90", "gfx942") and
+    `devices` ("cuda",) with its device. Calls that violate a rule in the annotations of `fn` are declined (see
+    `support`).
     """
 
     op_name: str
@@ -45,18 +46,18 @@ class OpImpl:
     min_arch: str | None = None
     when: When | None = None
     devices: frozenset[str] | None = None
-    outside: bool | None = None  # from a plugin, a vendor's package or user code; default: fn's module is not in opmux
-    # Called before the impl is chosen: True, or why its library is not available. Default: `fn._is_available`.
+    outside: bool | None = None  # not part of opmux: from a plugin, a vendor or a user; default: by fn's module
+    # Called before the impl is chosen. Returns True, or why its library is not available. Default: `fn._is_available`.
     available: Available | None = None
-    # The impl for calls from torch's dispatcher, below autograd, where the checks for tracers can be skipped.
+    # The function for calls from torch's dispatcher. They run below autograd, where no check for tracers is needed.
     below: Callable[..., Any] | None = None
-    # into(out, *args): the impl with a given output tensor, cast to its dtype. For `out=` and in-place overloads.
+    # into(out, *args) writes the result to `out`, cast to its dtype. For `out=` and in-place overloads.
     into: Callable[..., Any] | None = None
-    # Functions for overloads of ATen, with ATen's signature. One may return None to leave the call to the adapter.
+    # Functions for single overloads of ATen, with ATen's signature. One may return None to leave a call to the adapter.
     aten: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
-    # Whether fn itself declines fake and wrapped tensors and active modes; then the entry need not check for them.
+    # Whether fn itself declines fake and wrapped tensors and active modes, so that the entry need not check for them.
     declines_tracers: bool = False
-    # For a composition: the keys of the ops that it calls, each with the token of the impls that it prefers.
+    # For a composition: the keys of the ops that it calls, each with a token for the impls that it prefers.
     parts: tuple[tuple[str, str], ...] = ()
     # Whether fn takes the op's arguments as they are passed, so that its signature is not inspected.
     as_passed: bool = False
@@ -79,7 +80,7 @@ class OpImpl:
             raise BadImpl(f"{where}: fn must be callable, got {self.fn!r}")
         if self.when is not None and not callable(self.when):
             raise BadImpl(f"{where}: when must be a predicate over the op's arguments, got {self.when!r}")
-        if self.kind is not BackendImplKind.REFERENCE:  # whose annotations are the op's contract
+        if self.kind is not BackendImplKind.REFERENCE:  # a reference's annotations are the op's contract
             put(self, "fn", declining_cached(self.fn))
         if self.available is None:
             available = getattr(self.fn, "_is_available", None)  # the convention of plugins written for other libraries
@@ -134,7 +135,7 @@ class Origin:
 
 
 class OpRegistry:
-    """Impls by op. Reads take no lock: each op's impls are one immutable tuple that is replaced.
+    """The impls of each op. Reads take no lock, because an op's impls are one immutable tuple that changes replace.
 
     A user's registry holds exactly what was registered in it. A `checked` registry (the default one) refuses an impl
     that cannot be called with its op's arguments.
@@ -153,12 +154,12 @@ class OpRegistry:
         self.register_many((impl,), origin=origin)
 
     def register_many(self, impls: Iterable[OpImpl], *, origin: Origin | None = None) -> None:
-        """Register all of them, or none if one is invalid."""
+        """Register all of these impls, or none if one is invalid."""
         checked = [impl for impl in impls if self._is_impl(impl)]
         self.add_impls((impl, origin or Origin("code", file=_file_of(impl.fn))) for impl in checked)
 
     def add_impls(self, given: Iterable[tuple[OpImpl, Origin]]) -> None:
-        # Before taking the lock, because this may import a family or inspect a user's function.
+        # Do this before taking the lock, because it may import the op's file or inspect a user's function.
         rows = [(self.key(impl.op_name), impl, origin) for impl, origin in given]
         for key, impl, _ in rows if self._checked else ():
             check_fit(specs.by_key.get(key), impl)
@@ -179,7 +180,7 @@ class OpRegistry:
             self._replace(added, {key for key, _, _ in rows})
 
     def remove_impls(self, rows: Iterable[tuple[str, OpImpl]]) -> None:
-        """Remove these impl objects; those that are not registered are ignored."""
+        """Remove these impl objects; objects that are not registered are ignored."""
         rows = tuple(rows)
         if not rows:
             return
@@ -200,7 +201,7 @@ class OpRegistry:
             raise
 
     def unregister(self, op_name: str, impl_id: str | None = None) -> int:
-        """Remove one impl of an op, or all of them; returns how many were removed."""
+        """Remove one impl of an op, or all of its impls. Returns how many were removed."""
         key = self.key(op_name)
         have = self._impls.get(key, ())
         if impl_id and have and all(i.impl_id.casefold() != impl_id.casefold() for i in have):
@@ -221,7 +222,7 @@ class OpRegistry:
     # -- reading
 
     def key(self, op_name: str) -> str:
-        """The key of a name: the qualified key of its spec, else the name itself."""
+        """The key for a name: the qualified key of its spec; without a spec, the name itself."""
         if op_name in self._impls:
             return op_name
         spec = specs.lookup(op_name, NAME_LOOKUP["impl"])
@@ -255,7 +256,7 @@ class OpRegistry:
         return sorted({i.vendor for i in self.all_impls() if i.vendor})
 
     def set_origin(self, key: str, impl_id: str, origin: Origin) -> None:
-        """Record where an impl comes from, after the import: a plugin's modules do not know its name."""
+        """Record where an impl comes from. Called after the import, as a plugin's modules do not know its name."""
         self._origins[key, impl_id] = origin
 
     def origin(self, key: str, impl_id: str) -> Origin:
@@ -267,11 +268,11 @@ class OpRegistry:
     # -- internal
 
     def listen(self, method: Callable[[set[str]], None]) -> None:
-        """Call a bound method after each change; its object is held weakly."""
+        """Call a bound method after each change. Only a weak reference to its object is stored."""
         self._listeners.append(weakref.WeakMethod(method))
 
     def stage(self) -> OpRegistry:
-        """A copy to make changes in; `adopt` merges them."""
+        """A copy for tentative changes. `adopt` merges them."""
         copy = OpRegistry(checked=self._checked)
         copy._impls, copy._origins = dict(self._impls), dict(self._origins)
         return copy
@@ -312,7 +313,7 @@ class OpRegistry:
 
 
 def check_fit(spec: Spec | None, impl: OpImpl) -> None:
-    """Raise BadImpl if an impl cannot be called with its op's arguments."""
+    """Raise BadImpl if an impl cannot be called with the arguments of its op."""
     if spec is not None:
         fit = Fit.of(spec, impl)
         if fit.refusal:
@@ -321,7 +322,7 @@ def check_fit(spec: Spec | None, impl: OpImpl) -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """How an impl is called with the op's arguments: `call`, or `refusal` with the reason why it cannot be."""
+    """`call` calls an impl with the op's arguments. If that is impossible, `refusal` is the reason."""
 
     call: Callable[..., Any] | None = None
     refusal: str | None = None
@@ -351,7 +352,7 @@ class Fit:
 def when_of(spec: Spec | None, impl: OpImpl) -> When | None:
     """An impl's `when`, as a function of all the op's arguments.
 
-    If the op was given an argument that the impl does not take, the impl serves calls with that argument's default.
+    If an argument was added to the op later and the impl does not take it, `when` accepts only the argument's default.
     """
     params = None if spec is None or not spec.added else _parameters(spec, impl)
     lacks = [] if spec is None or params is None else _lacks(spec, params)
@@ -376,20 +377,20 @@ def _parameters(spec: Spec, impl: OpImpl) -> list[inspect.Parameter] | None:
         params = list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):  # a builtin function without a signature
         return None
-    return params if target is impl.fn else params[1:]  # without autograd's ctx
+    return params if target is impl.fn else params[1:]  # `forward` without its ctx
 
 
 def _lacks(spec: Spec, params: list[inspect.Parameter]) -> list[str]:
-    """The added arguments of an op for which an impl has no parameter; `*args` does not count as one."""
+    """The op's later added arguments for which an impl has no named parameter."""
     known = {p.name for p in params}
     return [n for n in spec.added if n not in known]
 
 
 def _plan_call(spec: Spec, params: list[inspect.Parameter], names: list[str]) -> str:
-    """The argument list, as source, for an impl with these parameters, or a _Refusal with the reason.
+    """The source of the argument list for an impl with these parameters; a _Refusal if there is none.
 
-    Positional parameters are filled in order, whatever their names. If an impl has the op's names in another order, it
-    is called by name.
+    Positional parameters are filled in order, whatever their names are. But if the impl has the op's names in another
+    order, arguments are passed according to their names.
     """
     slots = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     by_keyword = {p.name: p for p in params if p.kind is p.KEYWORD_ONLY}
@@ -426,7 +427,7 @@ def _finish(call: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
 
 
 class Tagged(NamedTuple):
-    """A function tagged by @impl, and the import that it is part of; registered once that import has succeeded."""
+    """A function tagged by @impl, and the import that did it. It is registered once the import has succeeded."""
 
     impl: OpImpl
     origin: Origin

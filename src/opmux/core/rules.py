@@ -33,7 +33,7 @@ class ints(Rule):
 
 @dataclass(frozen=True)
 class dims_of(Rule):
-    """One dimension of another argument (see `dim_of`), a sequence of different ones, or None."""
+    """A dimension of another argument (see `dim_of`), a sequence of distinct dimensions, or None."""
 
     of: str
 
@@ -95,7 +95,7 @@ class ndim(Rule):
 
 @dataclass(frozen=True)
 class nonempty(Rule):
-    """A tensor with at least one element, along a dimension if one is named."""
+    """A tensor with at least one element. If a dimension is named, only its size must be at least 1."""
 
     dim: int | None = None
 
@@ -131,7 +131,7 @@ class adjacent(Rule):
 
 @dataclass(frozen=True)
 class distinct(Rule):
-    """A tensor whose elements do not share memory with each other, so that it can be written to."""
+    """A tensor in which no two elements share memory, so that it can be written to."""
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         return "have elements that share no memory" if torch._debug_has_internal_overlap(value) == 1 else None
@@ -145,7 +145,7 @@ class distinct(Rule):
 
 @dataclass(frozen=True)
 class up_to_size(Rule):
-    """An int from 1 to the size of a dimension of another argument, minus `less`."""
+    """An int from 1 to `size - less`, where `size` is that of a dimension of another argument."""
 
     of: str
     dim: int = -1
@@ -169,7 +169,7 @@ class up_to_size(Rule):
 
 @dataclass(frozen=True)
 class numel(Rule):
-    """A tensor of any shape with a given number of elements: constant, or computed, as by `numel(lambda b: b + 1)`."""
+    """A tensor of any shape whose number of elements is a constant or is computed: `numel(lambda b: b + 1)`."""
 
     of: int | Callable[..., int]
     text: str = ""  # shown in the documentation

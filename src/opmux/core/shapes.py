@@ -13,12 +13,12 @@ from .errors import BadSpec
 class Dim(NamedTuple):
     """One word of a shape."""
 
-    name: str  # "" for any size
+    name: str  # "" means any size
     star: bool = False  # any number of dimensions
-    broadcast: bool = False  # or size 1
+    broadcast: bool = False  # size 1 matches too
     factor: int | str = 1  # a multiplier, or the name of an int argument that is the multiplier
     size: int | None = None  # a constant size
-    plus: int = 0  # an addend
+    plus: int = 0  # added to the size
 
     @classmethod
     def of(cls, word: str) -> Dim:
@@ -38,7 +38,7 @@ class Dim(NamedTuple):
         return cls(name, star, broadcast, factor if factor.isidentifier() else int(factor or 1), plus=int(plus or 0))
 
     def times(self, sizes: Mapping[str, Size]) -> int | None:
-        """The value of the factor; None if it is unknown."""
+        """The factor as a number; None if it is unknown."""
         if isinstance(self.factor, int):
             return self.factor
         known = sizes.get(self.factor)
@@ -52,7 +52,7 @@ class Dim(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A size, and the argument that it comes from."""
+    """A size, and the name of the argument that it comes from."""
 
     value: Any  # an int; for *name, a tuple of ints
     of: str
@@ -79,7 +79,7 @@ class Dims:
         return f"[{', '.join(map(str, self.words))}]"
 
     def match(self, shape: tuple[Any, ...], sizes: dict[str, Size], name: str) -> bool:
-        """Whether a shape matches; sizes that were unknown are added to `sizes`."""
+        """Whether the shape of argument `name` matches. Sizes that were unknown are added to `sizes`."""
         star, spare = self.star, len(shape) - self.fixed
         if spare and (star is None or spare < 0):
             return False

@@ -1,4 +1,5 @@
-"""Copies what a call may write, so that a failed attempt can be undone before the next implementation runs.
+"""Copies everything that a call may write, so that a failed implementation's writes are undone before the next one
+runs.
 
 Everything reachable from an argument is copied: tensors with their storage, shape, version counter, `.grad` and
 attributes, numpy arrays, containers, and the attributes of objects (a quantizer's amax, a quantized tensor's scales).
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from .tensors import has_memory
 
-LIMIT = 1 << 30  # bytes; a call that may write more gets no snapshot, so it cannot fall back
+LIMIT = 1 << 30  # bytes; without a snapshot, a call that may write more cannot fall back
 MOST_OBJECTS = 10_000  # reachable objects of one call
 
 _IMMUTABLE = (
@@ -59,7 +60,7 @@ class Snapshot:
 
     def __init__(self, values: Iterable[tuple[str, Any]], generators: Iterable[torch.Generator] = ()):
         self._undo: list[Callable[[], None]] = []
-        self._visited: dict[int, Any] = {}  # by id; holding the object keeps its id unique
+        self._visited: dict[int, Any] = {}  # id -> object; keeping the object alive keeps its id unique
         self._nbytes = 0
         for name, value in values:
             self._save(value, name)
@@ -179,11 +180,11 @@ def take(values: Iterable[tuple[str, Any]], generators: Iterable[torch.Generator
 
 
 def _dense(tensor: Tensor) -> Callable[[], None]:
-    """Undo for a dense tensor: storage, offset, shape, strides, contents and version counter."""
+    """The undo function of a dense tensor: restores storage, offset, shape, strides, contents and version counter."""
     storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
     layout = (tensor.storage_offset(), tensor.shape, tensor.stride())
     version = None if tensor.is_inference() else tensor._version
-    # Elements that share memory (an expanded tensor) cannot be written back by copy_.
+    # copy_ cannot write back elements that share memory (an expanded tensor), so copy the storage.
     whole = nbytes <= 2 * tensor.nbytes or _overlaps(tensor)
     copy = storage.clone() if whole else tensor.detach().clone()
 
@@ -205,7 +206,7 @@ def _dense(tensor: Tensor) -> Callable[[], None]:
 
 
 def _other(tensor: Tensor) -> Callable[[], None]:
-    """Undo for a sparse, mkldnn or nested tensor: torch's own copy."""
+    """The undo function of a sparse, mkldnn or nested tensor: copies the contents back."""
     copy = tensor.detach().clone()
     return lambda: tensor.copy_(copy)  # type: ignore[return-value]
 

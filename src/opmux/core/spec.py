@@ -1,8 +1,8 @@
 """The declaration of an op, from which its schema, fake kernel, CPU path, tests, benchmarks and docs are derived.
 
-The decorated function *is* the reference. Forward and backward are linked by names: `out` names the results. A backward
-op takes gradients as `d<result>` and saved values under their names in the forward (an argument or a result), and
-returns `d<argument>`s. A spec says nothing about devices: the limits of a chip are in an impl's `when`.
+The decorated function *is* the reference. Names link a forward op to its backward op. `out` names the forward's
+results. The backward takes gradients as `d<result>`, takes saved arguments and results under their names in the
+forward, and returns `d<argument>`s. A spec says nothing about devices; an impl's `when` handles the limits of a chip.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 
 class NameLookup(dict[str, tuple[str, ...]]):
-    """The namespaces in which an unqualified op name is looked up, in order, by where the name is used."""
+    """Where a name is used -> the namespaces in which an unqualified op name is looked up there, in order."""
 
-    FACES = "faces"  # replaced by the namespaces of the faces
+    FACES = "faces"  # stands for the namespaces that extensions add
     ORDERS: Mapping[str, tuple[str, ...]] = {
         "impl": (FACES, OURS.name, ATEN.name),  # OpImpl, per-op orders, plugins, manager.call
         "export": (OURS.name, FACES, ATEN.name),  # a vendor's __all__
@@ -57,14 +57,14 @@ NAME_LOOKUP = NameLookup()
 
 @dataclass(frozen=True)
 class Tol:
-    """The tolerance of an impl's results: |a - b| <= atol + rtol * |b|, where b is the reference's."""
+    """The tolerance of an impl's result a: |a - b| <= atol + rtol * |b|, where b is the reference's result."""
 
     rtol: float
     atol: float
 
 
 EXACT = Tol(0.0, 0.0)
-# One rounding of the result, plus a margin for the order of summation.
+# Each tolerance is one rounding of the result, plus a margin for the order of summation.
 TOL: Mapping[torch.dtype, Tol] = {
     torch.float64: Tol(1e-7, 1e-7),
     torch.float32: Tol(1.3e-6, 1e-5),
@@ -75,7 +75,7 @@ TOL: Mapping[torch.dtype, Tol] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Arguments that an op must accept; `loose` if results differ between calls (addresses, random numbers)."""
+    """Arguments that an op must accept. `loose`: results differ between calls (addresses, random numbers)."""
 
     args: tuple
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -107,7 +107,7 @@ BadSamples = Callable[[torch.device], Iterable[BadSample]]
 
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """One op. `reference` computes it; the other fields say how to check, measure and describe it."""
+    """One op. `reference` computes its results; the other fields say how to check, measure and describe the op."""
 
     name: str
     space: str
@@ -122,13 +122,13 @@ class Spec:
     flops: Callable[..., int] | None = None
     schema: str | None = None
     fake: Callable[..., Any] | None = None
-    result: Callable[[Any], Any] | None = None  # converts a foreign impl's return value to this op's results
-    looks: tuple[str, ...] = ()  # for a backward: arguments whose data is not saved, only shape and dtype
-    compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # the results by name -> the values to compare
-    recompute: Callable[..., tuple] | None = None  # computes the results again from the saved values, by name
+    result: Callable[[Any], Any] | None = None  # converts what a foreign impl returns to this op's results
+    looks: tuple[str, ...] = ()  # for a backward: arguments of which only shape and dtype are saved
+    compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # results by name -> values that tests compare
+    recompute: Callable[..., tuple] | None = None  # recomputes the results from saved values by name
     where: tuple[Where, ...] = ()  # checks of the arguments beyond their annotations
     adapter: Adapter | None = None  # for a function with a foreign signature: the ops it calls
-    # Arguments that were added to the op later. An impl without such a parameter gets calls that pass the default.
+    # Arguments that were added to the op later. An impl without such a parameter gets only calls that pass its default.
     added: tuple[str, ...] = ()
 
     @property
@@ -141,12 +141,14 @@ class Spec:
 
     @property
     def primitive(self) -> bool:
-        """Whether the op is not a composition: always called with its own signature, and traced as one op."""
+        """Whether the op is in torch.ops. If so, it is always called with its own signature, and traced as one op."""
         return self.namespace.primitive
 
     @property
     def family(self) -> str:
-        """The name of the file that declares the op, with a prefix for a face's functions: `norm`, `face_norm`."""
+        """The name of the file that declares the op: `norm`, or `face_norm` for functions with another library's
+        signatures.
+        """
         return specs.family_of(self.reference.__module__)
 
     @cached_property
@@ -162,7 +164,7 @@ class Spec:
 
     @property
     def checked(self) -> bool:
-        """Whether the reference checks its arguments first; torch checks those of ATen's ops."""
+        """Whether the reference first checks its arguments. For ATen's ops, torch does that."""
         if self.namespace.torchs and self.adapter is None:
             return False
         return self.namespace.ours or self.adapter is not None or self.contract.declared
@@ -212,7 +214,7 @@ class Spec:
         return first_tensor(args, kwargs)
 
     def takes(self, args: tuple, kwargs: dict) -> bool:
-        """Whether these arguments fit the op's signature, rather than an impl's own."""
+        """Whether these arguments fit the op's signature. If not, they may fit an impl's own signature."""
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError:
@@ -229,7 +231,7 @@ class Spec:
         return bound.args, bound.kwargs
 
     def tolerance(self, dtype: torch.dtype) -> Tol:
-        """The tolerance for results of a dtype. A complex dtype has that of its real dtype; integers are exact."""
+        """The tolerance for results of a dtype. A complex dtype has that of its real dtype; integers must be equal."""
         return self.tol.get(dtype.to_real() if dtype.is_complex else dtype, EXACT)
 
     @cached_property
@@ -252,9 +254,9 @@ class Spec:
 
     @cached_property
     def check_once(self) -> Callable[..., None]:
-        """The check, cached by dtypes, shapes and values; takes all arguments by position.
+        """A function that checks all arguments, passed by position. It caches checks by dtypes, shapes and values.
 
-        For three tensors a cached check takes 2 us, and a first check 30 us.
+        For three tensors, a cached check takes 2 us and a first check 30 us.
         """
         passed: dict[Any, None] = {}
 
@@ -270,7 +272,7 @@ class Spec:
         return codegen.lookup(signature, CHECKED, {"_found": passed, "_make": first}, "type({0}), {0}")
 
     def errors(self, device: torch.device | str) -> Iterator[BadSample]:
-        """Calls that must raise: each argument made invalid in every way that its rules exclude, then `bad_samples`."""
+        """Calls that must raise: with each argument invalid in every way that its rules exclude, then `bad_samples`."""
         device = torch.device(device)
         valid = list(self.samples(torch.float32, device)) if self.samples is not None else []
         complete = [{**dict(zip(self.names, s.args, strict=False)), **s.kwargs} for s in valid]
@@ -297,7 +299,7 @@ class Spec:
 class Derived(Spec):
     """An op whose impls are made from those of other ops; it is not in `opmux.ops`.
 
-    `bases` are the keys of those ops: a policy for one of them applies to this op too.
+    `bases` are the keys of those other ops. A policy for one of them applies to this op too.
     """
 
     bases: tuple[str, ...] = ()
@@ -309,13 +311,13 @@ class Derived(Spec):
 
 @dataclass(frozen=True)
 class Gradient:
-    """How autograd calls the backward op: where each of its arguments comes from, where each result goes."""
+    """How autograd calls the backward op: the source of each argument, and the target of each result."""
 
     backward: Spec
     sources: tuple[tuple[str, int], ...]  # ("grad" | "in" | "look" | "out", index)
     targets: tuple[int, ...]  # for each result of the backward, the index of the forward argument
     inputs: int
-    differentiable: tuple[bool, ...]  # for each result of the forward
+    differentiable: tuple[bool, ...]  # for each result of the forward: whether the backward takes its gradient
 
     @classmethod
     def of(cls, forward: Spec, backward: Spec) -> Gradient:
@@ -352,11 +354,11 @@ class Gradient:
 
 
 CHECKED = "{0}.dtype, {0}.shape, {0}.device, {0}.is_contiguous()"  # everything that a check reads
-MOST_CHECKS = 4096  # cached checks per op; a full cache is cleared, because then the op's shapes do not seem to repeat
+MOST_CHECKS = 4096  # cached checks per op; a full cache is cleared, as it means that shapes rarely repeat
 
 
 class Specs:
-    """Every declared op by key; families are imported on first use."""
+    """Every declared op by key. The modules that declare ops (the families) are imported on first use."""
 
     def __init__(self, roots: Mapping[str, str], implementers: tuple[str, ...] = ()):
         self.by_key: dict[str, Spec] = {}
@@ -365,13 +367,13 @@ class Specs:
         self.derived: dict[str, Derived] = {}
         self.version = 0  # counts declarations and removals
         self._folded: tuple[int, dict[str, str]] = (-1, {})  # (version, case-folded name -> key)
-        self.roots = roots  # packages of families, and the prefix of their families' names
+        self.roots = roots  # package of families -> the prefix of its families' names
         self.implementers = implementers
         self._loaded: set[str] = set()
-        self._declared_in: dict[str, DeclaringImport] = {}  # by key, until that import has succeeded
+        self._declared_in: dict[str, DeclaringImport] = {}  # key -> its import, until that has succeeded
 
     def add(self, spec: Spec, entry: EntryPoint) -> None:
-        """Declare an op. A declaration of a failed import is void and may be repeated."""
+        """Declare an op. If the declaring import fails, the declaration is void and may be repeated."""
         declared_in = DeclaringImport.here()
         with lock.held:
             known = self.by_key.get(spec.key)
@@ -384,7 +386,7 @@ class Specs:
                 self._declared_in[spec.key] = declared_in
             self.entries[spec.key] = entry
             self.functions[spec.key] = entry.fn
-            self.by_key[spec.key] = spec  # last, so that a thread that finds the spec also finds the other entries
+            self.by_key[spec.key] = spec  # last, so that a thread that finds the spec also finds its function
             self.version += 1
 
     def remove(self, spec: Spec) -> None:
@@ -436,7 +438,9 @@ class Specs:
         return f"{self.roots.get(root, '')}{name}"
 
     def _unlikely(self, family: str, name: str) -> int:
-        """A sort key: how unlikely a family is to declare an op, judged by its source. Importing all takes 2 s."""
+        """A sort key: how unlikely a family is to declare an op, judged from its source, as importing all families
+        takes 2 s.
+        """
         if family in self._loaded:
             return 0
         module = importlib.util.find_spec(self._modules[family])
@@ -447,17 +451,17 @@ class Specs:
         return 1 if f"def {name}(" in text else 2 if name in text else 3
 
     def load(self, family: str) -> None:
-        """Import a family. Takes no lock: Python has one for each module."""
+        """Import a family. No lock is needed, because Python locks each module's import."""
         if family in self._loaded:
             return
         try:
-            # A tracer must neither record a module's constants nor make FakeTensors of them.
+            # Disable tracers: they would record the constants of a module, or turn them into FakeTensors.
             with _disable_current_modes():
                 module = importlib.import_module(self._modules[family])
         except BaseException:
             self.sweep()
             raise
-        if not getattr(module.__spec__, "_initializing", False):  # False if it looks up its own op while being imported
+        if not getattr(module.__spec__, "_initializing", False):  # true if the module looks up its own op on import
             self._loaded.add(family)
 
     def load_all(self) -> None:
@@ -465,9 +469,10 @@ class Specs:
             self.load(family)
 
     def load_implementers(self, family: str) -> None:
-        """Import the modules that implement a family, by name. A missing module is not an error; a broken one is.
+        """Import the modules that implement a family; they have the family's name. A missing module is no error, a
+        broken one is.
 
-        A machine without Triton is supported; it has no module of our kernels.
+        Without Triton, our kernels' modules cannot be imported; that is no error either.
         """
         for root in self.implementers:
             if importlib.util.find_spec(root) is None or importlib.util.find_spec(f"{root}.{family}") is None:
@@ -499,19 +504,19 @@ class Specs:
         return next((self.by_key[folded[k.casefold()]] for k in keys if k.casefold() in folded), None)
 
     def _if_imported(self, key: str) -> Spec | None:
-        """A declared op after its family's import has finished; None if that import failed."""
+        """A declared op, once its family's import has finished; None if that import has failed."""
         spec = self.by_key.get(key)
         if spec is None or self.import_succeeded(key):
             return spec
         declared_in = self._declared_in.get(key)
         if declared_in is not None and declared_in.name in self._modules.values():
-            self.load(self.family_of(declared_in.name))  # waits for a thread that imports it, or imports it again
+            self.load(self.family_of(declared_in.name))  # waits for the thread that imports it, or imports it again
         elif declared_in is not None and declared_in.failed:
             self.sweep()
         return self.by_key.get(key)
 
     def get(self, key: str) -> Spec | None:
-        """The spec of a key, derived ops included; imports nothing."""
+        """The spec of a key, which may be a derived op; imports nothing."""
         return self.by_key.get(key) or self.derived.get(key)
 
     def find(self, name: str, spaces: tuple[str, ...] | None = None) -> Spec:
@@ -521,7 +526,7 @@ class Specs:
         return spec
 
     def short_name(self, key: str) -> str:
-        """The name of the op for an OpImpl or a policy: unqualified if that is unambiguous."""
+        """The name of the op for an OpImpl or a policy. It is unqualified if that is unambiguous."""
         bare = key.rpartition("::")[2]
         owner = next((f"{s}::{bare}" for s in NAME_LOOKUP["impl"] if f"{s}::{bare}" in self.by_key), key)
         return bare if owner == key else key
@@ -562,13 +567,13 @@ def op(
     space: str = OURS.name,
     name: str | None = None,
 ) -> Callable[..., Any]:
-    """Declare an op: the decorated function is its reference; returns the function in `opmux.ops`.
+    """Declare an op. The decorated function is the op's reference. Returns the public function in `opmux.ops`.
 
-    The function has `.spec`, `.reference` and `.check(x=..., ...)`, which raises BadArgument.
+    The public function has `.spec`, `.reference` and `.check(x=..., ...)`, which raises BadArgument.
 
     Only ops of the namespace `opmux` get a torch schema and a fake kernel. An op of the namespace `aten` is an op of
-    torch, with ATen's name and signature. Torch's own kernel runs if a gradient is needed, and in compiled code, where
-    the compiler can fuse it.
+    torch, with ATen's name and signature. Torch's own kernel runs if a gradient is needed. It also runs in compiled
+    code, where the compiler can fuse it.
     """
 
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
@@ -620,14 +625,14 @@ def op(
 
 
 def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
-    """`body` (an op's reference or fake kernel) with a check of its arguments before the call."""
+    """`body` (an op's reference or fake kernel), with a check of the arguments before each call."""
     names, contract = spec.names, spec.contract
     defaults = {p.name: p.default for p in spec.signature.parameters.values() if p.default is not p.empty}
-    # The `where` of a face's function may read more than the cache key contains: strides, open communicators.
+    # For functions with another library's signatures, `where` may read more than the cache key has, such as strides.
     once = spec.check_once if contract.plain and (spec.namespace.ours or not spec.where) else None
 
     def known(args: tuple) -> bool:
-        """Check with the cache; False if the arguments cannot be a cache key."""
+        """Check with the cache. Returns False if the arguments cannot be a cache key."""
         try:
             once(*args)  # type: ignore[misc]
         except BadArgument:

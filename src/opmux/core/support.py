@@ -1,11 +1,11 @@
-"""What an implementation supports: the rules in the annotations of its own function, in the notation of `contract`.
+"""The calls that an implementation supports, declared by rules in the annotations of its function (see `contract`).
 
     @impl(ops.bincount, vendor="acme")
     def bincount(self: Int[Tensor, "n"], weights: Float32[Tensor, "n"] | None = None, minlength: int = 0): ...
 
-A call that violates a rule is declined with NotSupported before the function runs, and goes to the next candidate. The
-op's contract says which calls are valid; these rules only narrow it. A check takes microseconds and is cached by the
-dtypes, shapes, strides and devices of the tensors and by all other values.
+A call that violates a rule raises NotSupported before the function runs, and goes to the next candidate. The op's
+contract says which calls are valid; these rules can only exclude more of them. A check takes microseconds. It is cached
+by the dtypes, shapes, strides and devices of the tensors, and by the values of all other arguments.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Support:
 
     @cached_property
     def contract(self) -> Contract | None:
-        """None if there are no rules."""
+        """The rules; None if there are none."""
         if not has_rules(self.fn):
             return None
         try:
             hints = typing.get_type_hints(self.fn, include_extras=True)
-        except NameError as error:  # a name that is imported for type checkers only
+        except NameError as error:  # a name that is imported only for type checkers
             logger.warning("the rules in the annotations of %s are ignored: %s", self.fn.__qualname__, error)
             return None
         found = Contract.of(self.fn.__name__, hints)
@@ -76,7 +76,7 @@ def _with_rules(annotation: Any, names: Mapping[str, Any] = {}) -> bool:
 
 
 def declining(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, declining calls that its annotations exclude; the function itself if these have no rules."""
+    """The function with a check that declines calls that its annotations exclude; unchanged if they have no rules."""
     if not inspect.isfunction(fn) or not has_rules(fn):
         return fn
     support, signature = Support(fn), inspect.signature(fn)
@@ -92,7 +92,7 @@ def declining(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def declining_cached(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`declining`, which checks calls of the same dtypes, shapes, strides, devices and other values once."""
+    """As `declining`, but checks calls with the same dtypes, shapes, strides, devices and other values only once."""
     checked = declining(fn)
     if checked is fn:
         return fn
@@ -103,7 +103,7 @@ def declining_cached(fn: Callable[..., Any]) -> Callable[..., Any]:
         key = (*map(_key, args), *map(_key, kwargs.values()), *kwargs)
         try:
             known = key in supported
-        except TypeError:  # a list cannot be part of a key
+        except TypeError:  # an argument is a list, which cannot be part of a key
             return checked(*args, **kwargs)
         if known:
             return fn(*args, **kwargs)

@@ -39,7 +39,8 @@ def first_tensor(args: tuple, kwargs: dict) -> Tensor | None:
 
 
 def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
-    """The rank, then the power-of-two bucket of each dimension: 0 for 0, 1 for 1, and n for (2^(n-2), 2^(n-1)].
+    """The rank, then the power-of-two bucket of each size. Size 0 has bucket 0, size 1 has bucket 1, and bucket n has
+    the sizes in (2^(n-2), 2^(n-1)].
 
     Sizes with the same next power of two share a class, because they share a Triton block size.
     """
@@ -47,7 +48,7 @@ def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
         return ()
     try:
         return _classes(tensor.shape)
-    except (RuntimeError, AttributeError, TypeError):  # nested tensors and others without plain sizes
+    except (RuntimeError, AttributeError, TypeError):  # nested tensors, and others whose sizes are not plain ints
         return (-1,)
 
 
@@ -86,7 +87,7 @@ def is_real(tensor: Tensor | None) -> bool:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor has data in its own storage, unlike a wrapper around other tensors."""
+    """Whether a tensor has data in its own storage. A wrapper around other tensors has none."""
     if not is_real(tensor) or (tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() == 0):
         return False
     try:

@@ -56,7 +56,7 @@ def parse_order(value: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def parse_prefer(value: Any) -> str:
-    """A kind, or `vendor:NAME` or `impl:ID` to come before the usual order."""
+    """Parse a preference: a kind, `vendor:NAME` or `impl:ID`. The last two come before the usual order."""
     if not isinstance(value, str):
         raise BadPolicy(f"prefer is one of {', '.join(KINDS)}, vendor:NAME or impl:ID; got {value!r}")
     try:

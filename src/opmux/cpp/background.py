@@ -19,7 +19,7 @@ from ..core.lock import ForkSafeLock, lock
 from ..core.log import logger
 from . import build
 
-_CHARACTERS = 400  # at most this much of an error message is kept
+_CHARACTERS = 400  # maximum length of an error message; the end is kept
 _MARK = "it failed: "
 _PROGRAM = """\
 import os, sys
@@ -35,16 +35,16 @@ NICE = 5  # added to the niceness of the other process
 RETRY = 0.2  # seconds between two attempts to call a function in the main thread
 POLL = 0.1  # seconds between two polls of the other process
 LONG = 2.0  # seconds after which an unfinished import no longer blocks the call
-OURS = ("opmux", "torch", "triton")  # an unfinished import of these packages always blocks the call
+OURS = ("opmux", "torch", "triton")  # an unfinished import of one of these always blocks the call
 locks: list[ForkSafeLock] = [lock]  # the main thread must hold none of these
 _pending: list[Any] = []  # functions that Python may still call, which must not be freed
 
 
 def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = None) -> None:
-    """Run Python source in another process; then call `then` in a thread of its own, with "" or the error.
+    """Run Python source in another process. Afterwards call `then` in a new thread, with "" or the error.
 
-    The process has this one's sys.path and environment, and a lower priority. It continues if this one ends, and then
-    nothing is called. OSError if it cannot be started.
+    The process has this one's sys.path and environment, and a lower priority. It continues if this one ends, and `then`
+    is not called. Raises OSError if the process cannot be started.
     """
     command = [sys.executable, "-c", _PROGRAM.format(path=module_path(), nice=NICE, program=program, mark=_MARK)]
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - no pipe: the work continues after this process has ended
@@ -70,12 +70,12 @@ def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = 
 
 
 def later(seconds: float, call: Callable[[], None]) -> None:
-    """Call a function in a thread of its own, unless the program has ended by then."""
+    """Call a function in a new thread after some seconds, unless the program has ended by then."""
     _start(lambda: None if _ending.wait(seconds) else call())
 
 
-# At exit, Python stops daemon threads in the middle of their work, by unwinding their stacks. If torch's C++ is on such
-# a stack, that calls std::terminate, which aborts the program. So our threads end before.
+# Our threads must end before Python exits. At exit, Python stops daemon threads by unwinding their stacks. If torch's
+# C++ is on such a stack, std::terminate is called, which aborts the program.
 _ending = threading.Event()  # set when the program ends
 _threads: set[threading.Thread] = set()
 
@@ -105,21 +105,21 @@ def usable_cores() -> int:
 
 
 def cores_of_rank() -> int:
-    """The same, divided by the ranks on this machine (LOCAL_WORLD_SIZE)."""
+    """`usable_cores()` divided by the number of ranks on this machine (LOCAL_WORLD_SIZE)."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, usable_cores() // (max(1, int(ranks)) if ranks.isdigit() else 1))
 
 
 def module_path() -> list[str]:
-    """sys.path for another process; Python ignores entries that are not strings, such as a Path."""
+    """sys.path for another process, without entries that are not strings (such as a Path), which Python ignores."""
     return [entry for entry in sys.path if isinstance(entry, str)]
 
 
 def in_main_thread(call: Callable[[], None]) -> None:
     """Make Python's main thread call a function soon, between two of its instructions.
 
-    The call waits while that thread imports a module or holds one of our locks: the function could see a half-imported
-    module or an incomplete change. It is retried every `RETRY` seconds.
+    The call is postponed while that thread imports a module or holds one of our locks, because the function could see a
+    half-imported module or an incomplete change. It is tried again every `RETRY` seconds.
     """
     _in_main_thread(call, {})
 
@@ -148,12 +148,12 @@ def _in_main_thread(call: Callable[[], None], imports: dict[str, float]) -> None
 
 
 def _is_busy(imports: dict[str, float]) -> bool:
-    """Whether this thread must not be interrupted now. `imports`: when each unfinished import was first found here."""
+    """Whether this thread must not be interrupted now. `imports`: unfinished import -> when it was first seen here."""
     if any(fork_lock.held._is_owned() for fork_lock in locks):  # type: ignore[attr-defined]
         return True
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.library":  # it may warn while it holds the dispatcher's lock
+        if frame.f_globals.get("__name__") == "torch.library":  # it may warn while it has torch's dispatcher lock
             return True
         frame = frame.f_back
     now = time.monotonic()
@@ -163,5 +163,5 @@ def _is_busy(imports: dict[str, float]) -> bool:
         del imports[name]
     for name in unfinished:
         imports.setdefault(name, now)
-    # A module that takes longer may be the program itself, whose import ends with the program.
+    # Ignore other imports after `LONG` seconds: the module may be the program itself, which is imported until it ends.
     return any(name.partition(".")[0] in OURS or now - since < LONG for name, since in imports.items())

@@ -1,8 +1,8 @@
 """Compiles C++ against torch's headers with the system's compiler, once per machine.
 
-Libraries are in `build/` of the cache directory (`OPMUX_CACHE_DIR`). A library's name has a hash of its sources, the
-flags, torch, the compiler, and the processor if the code is specific to it. A library is compiled again if its bytes
-have changed since then. A failure is recorded, and retried after six hours.
+Libraries are in `build/` of the cache directory (`OPMUX_CACHE_DIR`). A library's name contains a hash of its sources,
+the flags, torch, the compiler, and the processor if the code is specific to it. A library is compiled again if its file
+has changed since it was built. A failed compilation is recorded, and tried again after six hours.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..core.lock import ForkSafeLock
 from ..core.log import logger
 from ..settings import CACHE_DIR
 
-LIMIT = 600.0  # seconds a compilation may take; 15 is usual
+LIMIT = 600.0  # seconds after which a compilation is stopped; 15 are usual
 RETRY = 6 * 3600.0  # seconds after which a compilation that failed is tried again
 COMPILERS = ("g++", "c++", "clang++")
 HEADERS = {".h", ".hpp", ".hh", ".inc"}
@@ -40,13 +40,13 @@ _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 
 
 class CannotBuild(OpmuxError, RuntimeError):
-    """There is no compiler, the compiler failed, or its output cannot be stored; the message says which."""
+    """Raised if there is no compiler, it failed, or its output cannot be stored; the message says which."""
 
     state = "cannot be compiled"  # a short form for `opmux doctor`
 
 
 class NoCompiler(CannotBuild):
-    """No C++ compiler is installed, or the one that CXX names does not run."""
+    """No C++ compiler is installed, or the compiler that CXX names does not run."""
 
     state = "no compiler"
 
@@ -75,7 +75,7 @@ class Compiler(NamedTuple):
 
 
 def library(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = (), retry: bool = False) -> Path:
-    """The shared library of these sources, compiled now if there is no valid one; `load` loads it.
+    """The path of the shared library of these sources, which is compiled now if there is no valid one.
 
     Headers in `sources` are not compiled, but changing one causes a rebuild. `flags` are appended to the default ones.
     `retry` starts the compiler even if it has failed within the last six hours.
@@ -102,14 +102,14 @@ def is_built(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ())
 def load(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Load the library of these sources into this process; the ops it registers are then in `torch.ops`."""
     file = _open_library(name, sources, flags)
-    # Load by the descriptor whose bytes were verified: the file at the path may have been replaced since.
+    # Load the file through its open descriptor, whose bytes were verified. The path may lead to another file by now.
     verified = Path("/proc/self/fd", str(file.fileno()))
     try:
         loaded = ctypes.CDLL(str(verified) if verified.exists() else file.name)
     except OSError as error:
         file.close()
         raise CannotBuild(f"{file.name} was built, but cannot be loaded: {error}") from error
-    # Never closed: if a descriptor number is used again, the dynamic loader would return this library for the new one.
+    # Never close the file: if its descriptor were reused, the loader would take the next library for this one.
     _loaded.append(file)
     return loaded
 
@@ -137,7 +137,7 @@ def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...], re
         if not retry:
             _raise_known_failure(target)
         cache_dir.make(folder)
-        # The operating system releases the lock when its process ends, so a held lock means that a compiler is running.
+        # A held lock means that a compiler is running, because the system releases a lock when its process ends.
         with cache_dir.locked(target.with_suffix(".lock"), LIMIT, required=False):
             cache_dir.sweep(target)
             verified = _open_verified(target, warn=True)  # another process may have compiled it meanwhile
@@ -165,7 +165,7 @@ def _target(name: str, sources: Sequence[Path], flags: tuple[str, ...], used: Co
 
 
 def compiler() -> Compiler:
-    """The compiler of the system: $CXX, else the first one found."""
+    """The compiler to use: $CXX, else the first one found on this machine."""
     configured = os.environ.get("CXX", "").strip()
     try:
         tried = [shlex.split(configured)] if configured else [[c] for c in COMPILERS]
@@ -194,10 +194,10 @@ def _version(*command: str) -> str:
 
 
 def _torch() -> tuple[str, ...]:
-    """Compiler flags for torch's headers and libraries. No rpath: the process that loads the result has them loaded."""
+    """Compiler flags for torch's headers and libraries. No rpath, as the loading process has loaded torch."""
     root = Path(torch.__file__).parent
     include = root / "include"
-    # As system headers, so that warnings in them are not shown.
+    # -isystem, so that warnings in these headers are not shown.
     headers = ("-isystem", str(include), "-isystem", str(include / "torch/csrc/api/include"))
     return (*headers, f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
 
@@ -223,7 +223,7 @@ def _digest(sources: Sequence[Path], flags: tuple[str, ...], used: Compiler) -> 
 
 @functools.cache
 def _processor() -> str:
-    """A description of this processor, for `-march=native`: different machines may share a home directory."""
+    """A description of this processor, for `-march=native`, because different machines may share a home directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -239,7 +239,7 @@ def _processor() -> str:
 
 
 def _open_verified(target: Path, *, warn: bool) -> BinaryIO | None:
-    """The library, if it exists and its bytes match its record; else None, with a log line if `warn`."""
+    """The open library if its bytes match its record, else None. With `warn`, the reason for None is logged."""
     file = None
     try:
         file = cache_dir.open_file(target)
@@ -279,7 +279,7 @@ def _write_record(target: Path, facts: dict[str, Any], commands: list[list[str]]
 
 
 def _raise_known_failure(target: Path) -> None:
-    """Raise the recorded failure again for some hours: an attempt takes as long as a successful build."""
+    """Raise a recent failure again without a new attempt, which would take as long as a successful build."""
     known = _record(target)
     reason, at = known.get("failed"), known.get("time")
     if not isinstance(reason, str) or not isinstance(at, int | float):
@@ -293,7 +293,7 @@ def _raise_known_failure(target: Path) -> None:
 # ---- compiling ------------------------------------------------------------------------------------------------------
 
 
-_LINKING = ("-shared", "-l", "-L", "-Wl,")  # linker flags start with these
+_LINKING = ("-shared", "-l", "-L", "-Wl,")  # prefixes of linker flags
 
 
 def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: tuple[str, ...]) -> None:
@@ -308,7 +308,7 @@ def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: 
     commands = [[*used.command, "-c", source, *plain, "-o", compiled] for source, compiled in zip(inputs, objects)]
     command = [*used.command, *(objects or inputs), *flags, "-o", str(written)]
     try:
-        status, output = _run_together(commands)  # one compiler process per source, at the same time
+        status, output = _run_together(commands)  # one process per source, all at the same time
         if status == 0:
             status, output = _run(command)
         if status == 0 and written.exists():
@@ -324,7 +324,7 @@ def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: 
         for file in (written, *map(Path, objects)):
             file.unlink(missing_ok=True)
     if status < 0:
-        raise CompilerFails(reason)  # killed by a signal: not recorded, the next attempt may succeed
+        raise CompilerFails(reason)  # killed by a signal; not recorded, because the next attempt may succeed
     try:
         _write_record(target, {"failed": reason, "time": time.time()}, [*commands, command], output)
     except OSError as error:
@@ -332,9 +332,9 @@ def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: 
     raise CompilerFails(f"{reason}. Full output: {target.with_suffix('.log')}")
 
 
-# Held while a process is started, and by a thread that forks. A child that is forked in between would inherit the write
-# end of the pipe on which Popen waits for the exec: then this process would wait for the child's exit, and the child
-# for our file lock.
+# Held while a process is started, and by a thread that forks. Otherwise a child forked during a Popen would inherit the
+# write end of the pipe on which Popen waits for the exec. Then this process would wait for the child's exit, while the
+# child may wait for our file lock.
 _starting = ForkSafeLock().arm()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -343,12 +343,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """The exit status of a compiler and its output, including errors."""
+    """Run a compiler. Returns its exit status and its output, including errors."""
     return _run_together([command])
 
 
 def _run_together(commands: list[list[str]]) -> tuple[int, str]:
-    """The same for several compilers that run at the same time; if one fails, the result of the first that fails."""
+    """Run several compilers at the same time. Returns the first failure, or status 0 and all outputs."""
     until, started = time.monotonic() + LIMIT, []
     try:
         for command in commands:
@@ -376,12 +376,12 @@ def _start(command: list[str], stderr: int) -> subprocess.Popen[str]:
         encoding="utf-8",
         errors="replace",
         start_new_session=True,
-        env=os.environ | {"LC_ALL": "C"},  # the first error is found by the English word "error"
+        env=os.environ | {"LC_ALL": "C"},  # English messages, because `_first_error` looks for "error"
     )
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """subprocess.Popen, while no other thread can fork."""
+    """Call subprocess.Popen while no other thread can fork."""
     with _starting.held:
         return subprocess.Popen(command, **options)
 
@@ -404,6 +404,6 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def _first_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    # "error:" first, because the path of a source may contain the word
+    # Look for "error:" before "error", because the path of a source may contain the word.
     matches = [line for marker in ("error:", "error") for line in lines if marker in line.lower()]
     return (matches or lines[-1:] or ["no output"])[0]

@@ -18,25 +18,25 @@ from ..core.spec import Spec
 from . import launching
 from . import library as native_library
 
-# Families whose launches depend only on the arguments. The random offset of dropout differs in every call, and so does
-# the number of rows per expert of grouped ops.
+# Families whose launches depend only on the arguments. Excluded are dropout, whose random offset differs in every call,
+# and grouped ops, whose number of rows per expert does.
 FAMILIES = launching.FAMILIES | {"divergence", "loss", "norm_variant", "residual", "rope", "sparsemax"}
 _KINDS = {"grad": 0, "in": 1, "look": 2, "out": 3}  # Source::Kind; "look": only shape and dtype are read
 _NUMBER = 4
 _DEVICES = {"cpu": 0, "cuda": 1}  # c10::DeviceType
-_MOST_ARGUMENTS = 16  # the same as in functions.cpp
+_MOST_ARGUMENTS = 16  # must match functions.cpp
 
 Apply = Callable[..., Any]
 
 
 class _FunctionsState:
-    device = "cuda"  # the only device type that C++ launches on; tests use another one
+    device = "cuda"  # C++ launches only on this device type; tests change it
 
 
 def accelerate(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply, replace: Callable[[Apply], None]
 ) -> Apply:
-    """Return `apply` of an op's Function, or one that launches from C++. `replace` gets a faster one made later."""
+    """Return an `apply` that launches from C++ if it is ready, else the Function's; `replace` gets the other later."""
     if spec.family not in FAMILIES or _FunctionsState.device not in (*machine.accelerators(), "cpu"):
         return apply
     if max(len(spec.names), len(spec.gradient.sources)) > _MOST_ARGUMENTS:
@@ -82,7 +82,7 @@ class _Accelerated:
         )
 
     def record(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Run `apply`; C++ stores what the forward launches."""
+        """Run the Function's `apply`, and pass the launches of the forward to C++."""
         if launching.is_recording():
             return self._plain(run, *args)
         pair, since, recorder = self._backward.pair(), self._library.functions_epoch(), launching.LaunchRecorder()
@@ -90,7 +90,7 @@ class _Accelerated:
         results = self._plain(lambda *a, **k: watched(*a, **k), *args)
         outs = autograd.results_of(self._spec, results)
         recorded = launching.Recorded()
-        # C++ gives every differentiable result a gradient, so do not record integer results (cumsum with dtype=).
+        # Do not record calls with integer results (cumsum with dtype=): C++ would give such a result a gradient.
         pairs = zip(outs, self._spec.gradient.differentiable, strict=True)
         integers = any(d and isinstance(o, Tensor) and not o.is_floating_point() for o, d in pairs)
         if not integers and recorder.describe(recorded):
@@ -100,11 +100,11 @@ class _Accelerated:
         return results
 
     def backward(self, saved: tuple, objects: tuple, needed: tuple, forward: int, grads: tuple) -> tuple:
-        """The Function's own backward."""
+        """Run the Function's Python backward."""
         return self._function(_Context(saved, objects, needed), *grads)
 
     def record_backward(self, saved: tuple, objects: tuple, needed: tuple, forward: int, grads: tuple) -> tuple:
-        """The Function's own backward; C++ stores what it launches."""
+        """Run the Function's Python backward, and pass its launches to C++."""
         if launching.is_recording():
             return self.backward(saved, objects, needed, forward, grads)
         recorder, calls, since = launching.LaunchRecorder(), [], self._library.functions_epoch()
@@ -133,7 +133,7 @@ class _Context:
 
 
 def _watched(pair: tuple, recorder: launching.LaunchRecorder) -> Callable[..., Any]:
-    """A pair as a function that records what its implementation does, but not how it is selected."""
+    """A pair as one function that records what the implementation does, but not its selection."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         target, recover = getattr(pair[0], "follow", lambda *call: pair)(args, kwargs)

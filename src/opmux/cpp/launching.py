@@ -1,9 +1,8 @@
-"""Triton kernels launched from C++: the switches and the recording for native/launches.h.
+"""Triton kernels launched from C++. This module turns native/launches.h on and off, and records launches for it.
 
-C++ repeats calls that Python has recorded: a `LaunchRecorder` records what a call does. If the call only allocated and
+C++ repeats calls that Python has recorded. A `LaunchRecorder` records what a call does. If the call only allocated and
 launched kernels, further calls with the same key (dtypes, shapes, strides, numbers) launch the same kernels with the
-same numbers, and with the pointers of their own tensors. `clear` discards what the gate and the functions have
-recorded.
+same numbers; only the pointers are those of the new tensors. `clear` discards all recorded calls.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ..core.policy import on_scopes
 # Families whose launches depend only on the arguments. Matrix products also depend on torch's float32 precision.
 FAMILIES = frozenset({"pointwise", "reduce", "scan", "softmax", "norm", "channel_norm", "activation"})
 
-_MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES, MOST_TENSORS = 64, 4, 8, 8  # the same as in launches.h
+_MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES, MOST_TENSORS = 64, 4, 8, 8  # must match launches.h
 _FORMATS = {
     "i1": "<b",
     "i8": "<b",
@@ -65,7 +64,7 @@ class _Space(ctypes.Structure):
 
 
 class Recorded(ctypes.Structure):
-    """Everything that a call has launched."""
+    """All launches of a call."""
 
     _fields_ = (
         ("launches", ctypes.c_int32),
@@ -104,11 +103,11 @@ _LOADS = ("cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuSt
 class _LaunchingState:
     lock = ForkSafeLock().arm()
     library: Any = None  # native_library.Library
-    driver: Driver | None = None  # C++ has its address
-    drives: bool | None = None  # whether there is a driver for CUDA; None: not tried
+    driver: Driver | None = None  # C++ has its address, so keep it alive
+    drives: bool | None = None  # whether C++ can launch on CUDA; None: not yet determined
     recorded = False  # whether anything was recorded since the last `clear`
     planned = False  # whether another process may send launch records to C++ at any time
-    paused: set[str] = set()  # the reasons why no kernel is launched from C++ now; each call goes to Python
+    paused: set[str] = set()  # reasons why C++ launches nothing now; if there is one, each call goes to Python
 
 
 def attach(library: Any) -> None:
@@ -119,7 +118,7 @@ def attach(library: Any) -> None:
 
 
 def drives() -> bool:
-    """Whether C++ can launch on CUDA: cuLaunchKernel and torch's current stream exist, and Triton's version is tested.
+    """Whether C++ can launch on CUDA: cuLaunchKernel and torch's stream are found, and Triton's version is tested.
 
     The native library checks torch's version itself, before it is compiled.
     """
@@ -141,8 +140,8 @@ def drives() -> bool:
         return _LaunchingState.drives
 
 
-# The first and the last version whose internals were tested: a private member of torch's dispatcher, and the arguments
-# that Triton's kernels take in addition to their parameters (two pointers to scratch memory).
+# The first and the last version whose internals were tested. Of torch, C++ uses a private member of the dispatcher.
+# Triton's kernels take additional arguments after their parameters: two pointers to scratch memory.
 TESTED = {"torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 9))}
 
 
@@ -161,7 +160,7 @@ def untested(package: str) -> str:
 
 
 def drive(driver: Driver | None) -> None:
-    """Launch with these functions from now on. C++ may read `driver` at any time: keep it alive."""
+    """Launch with these functions from now on. `driver` must stay alive, because C++ may read it at any time."""
     _LaunchingState.driver = driver
     if _LaunchingState.library is not None:
         _LaunchingState.library.launches_driver(None if driver is None else ctypes.addressof(driver))
@@ -172,14 +171,14 @@ def drive(driver: Driver | None) -> None:
 
 
 def pause(why: str, on: bool) -> None:
-    """While there is any reason, no kernel is launched from C++. Reasons: "counted", and "policy" for a live scope."""
+    """Add (`on`) or remove a reason not to launch from C++: "counted", or "policy" for a live policy scope."""
     if on != (why in _LaunchingState.paused):
         (_LaunchingState.paused.add if on else _LaunchingState.paused.discard)(why)
         _set_launching()
 
 
 def planned() -> None:
-    """From now on another process sends launch records to C++ (faces/aten/planner.py)."""
+    """Note that another process may send launch records to C++ from now on (faces/aten/planner.py)."""
     _LaunchingState.planned = True
 
 
@@ -233,7 +232,7 @@ def _is_view(func: Any) -> bool:
 
 
 class LaunchRecorder:
-    """Records what this thread does in a `with` block. `begin` and `end` are the same for callers in C++."""
+    """Records what this thread does in a `with` block. C++ calls `_begin` and `_end` instead."""
 
     def __init__(self) -> None:
         self._watch = _Watch()
@@ -255,7 +254,7 @@ class LaunchRecorder:
         return self._watch.pure
 
     def describe(self, into: Recorded) -> bool:
-        """Describe the launches for C++; False if the call did anything else, or not all are plain Triton launches."""
+        """Describe the launches for C++. Returns False if the call did anything else or C++ cannot repeat a launch."""
         record = self.record
         if not self.pure or not 0 < len(record.launches) <= _MOST_LAUNCHES:
             return False
@@ -275,19 +274,19 @@ class LaunchRecorder:
 
 
 def is_recording() -> bool:
-    """Whether this thread is being recorded."""
+    """Whether the launches of this thread are being recorded."""
     return threading.get_ident() in launches.recording
 
 
 _recorders: dict[int, LaunchRecorder] = {}
-_kernels: dict[int, Any] = {}  # function -> Triton's kernel, which must not be unloaded
+_kernels: dict[int, Any] = {}  # function -> Triton's kernel, kept so that it is not unloaded
 LAUNCHERS = frozenset({"CudaLauncher"})  # Triton's classes whose kernels C++ can launch
-# Features that a kernel must not need: C++ passes parameters, and nothing else.
+# Features of a launch that C++ does not support, because it passes nothing but parameters.
 EXTRAS = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size", "gsan_enabled")
 
 
 def _begin() -> int:
-    """Record what this thread launches. Called by C++, so it must not raise."""
+    """Start to record what this thread launches. C++ calls this function, so it must not raise."""
     if is_recording():
         return 0
     _recorders[threading.get_ident()] = LaunchRecorder().__enter__()
@@ -295,14 +294,14 @@ def _begin() -> int:
 
 
 def _end(into: Any) -> int:
-    """Describe the recorded launches; 1 if the call did nothing else."""
+    """Stop recording and describe the launches. Returns 1 if C++ can repeat the call."""
     recorder = _recorders.pop(threading.get_ident())
     recorder.__exit__(None, None, None)
     return int(recorder.describe(into.contents))
 
 
 def describe(launch: launches.TritonLaunch, into: RecordedLaunch) -> bool:
-    """Fill in a launch for C++; False if it is not a plain Triton launch on CUDA."""
+    """Describe one launch for C++. Returns False if it is not on CUDA, or uses features in `EXTRAS` or clusters."""
     compiled, run = launch.compiled, getattr(launch.compiled, "run", None)
     if type(run).__name__ not in LAUNCHERS or any(getattr(run, name, 0) for name in EXTRAS):
         return False
@@ -323,9 +322,9 @@ def describe(launch: launches.TritonLaunch, into: RecordedLaunch) -> bool:
 
 
 def parameters(launch: launches.TritonLaunch) -> list[tuple[str, Any]]:
-    """The parameters of a launch, in order: Triton's type, and for a pointer a tensor or None, for a number its bytes.
+    """The parameters of a launch: (Triton's type, value). A pointer is a tensor or None, a number is its bytes.
 
-    ValueError if C++ cannot pass one.
+    Raises ValueError if C++ cannot pass one of them.
     """
     signature = launch.compiled.src.signature
     names = [n for n in signature if signature[n] != "constexpr"]

@@ -2,10 +2,10 @@
 
 `gate.cpp` is the entry of torch's overridden ops (faces/aten/gate.py), and `functions.cpp` launches ops with gradients
 (functions.py). Both use the switches and the epoch of `launches.h` (launching.py). With OPMUX_CPP=0, Python does the
-same work, more slowly. The same holds without a compiler, Python's headers or a tested version of torch; then one
-warning says what that costs.
+same work more slowly. That also happens without a compiler, without Python's headers or with an untested version of
+torch; then one warning says what that costs.
 
-The folder has no Python: `opmux.native` is a function.
+This module is not in `native/`, because the name `opmux.native` is a public function.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPILE = "from opmux.cpp import library; library.compile()"
 
 
 class Untested(build.CannotBuild):
-    """The library uses a private member of torch, and this version of torch was never tested with it."""
+    """Raised for a torch version that was not tested: the library uses a private member of torch."""
 
     state = "off"
 
@@ -42,7 +42,7 @@ class Library:
     """The functions of the library, by their names in C++ without `opmux_`."""
 
     def __init__(self, loaded: ctypes.CDLL):
-        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL: for calls that take nanoseconds
+        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL; for fast functions
 
         def function(name: str, returns: Any, *takes: Any, of: ctypes.CDLL = holding) -> Any:
             bound = getattr(of, f"opmux_{name}")
@@ -57,7 +57,7 @@ class Library:
         self.launches_launched = function("launches_launched", word)
         self.launches_records = function("launches_records", ctypes.c_int64)
         self.launches_clear = function("launches_clear", None)
-        # gate.cpp; these functions release the GIL, as the dispatcher may wait for its lock
+        # gate.cpp; these functions release the GIL, because they may wait for the dispatcher's lock
         self.gate_error = function("gate_error", text)
         self.gate_new = function("gate_new", address, ctypes.c_int64, text, text, text, flag, of=loaded)
         self.gate_install = function("gate_install", flag, address, of=loaded)
@@ -83,11 +83,11 @@ class _LibraryState:
     lock = ForkSafeLock().arm()  # protects everything below; never held during a compilation
     library: Library | None = None
     tried = False
-    compiling = False  # whether another process or another thread compiles it now
+    compiling = False  # whether another process or thread compiles the library now
     waiting: list[Callable[[], None]] = []  # called once the library is loaded
 
 
-# The thread that compiles does not exist in a forked child.
+# A forked child has no thread that compiles.
 _LibraryState.lock.after_fork.append(lambda: setattr(_LibraryState, "compiling", False))
 background.locks.append(_LibraryState.loading)
 
@@ -98,7 +98,7 @@ def loaded() -> Library | None:
 
 
 def available() -> bool:
-    """Whether the library is loaded; compiles it on first use, unless OPMUX_CPP=0."""
+    """Whether the library is loaded. The first call compiles and loads it, unless OPMUX_CPP=0."""
     if not _LibraryState.tried:
         with _LibraryState.loading.held:
             if not _LibraryState.tried:
@@ -147,9 +147,9 @@ def possible() -> bool:
 
 
 def soon(use: Callable[[], None]) -> bool:
-    """Compile the library in another process, then call `use`; returns False if that is not needed or not possible.
+    """Compile the library in another process, then call `use`. Returns False if that is not needed or not possible.
 
-    Does not wait: if another thread compiles, that thread calls `use` afterwards.
+    It does not wait. If a compilation is already running, `use` is called when that has finished.
     """
     with _LibraryState.lock.held:
         if _LibraryState.tried or not CPP.get():
@@ -170,7 +170,7 @@ def soon(use: Callable[[], None]) -> bool:
 
 def _compiled(error: str) -> None:
     with _LibraryState.loading.held:
-        if error and not _LibraryState.tried:  # otherwise this process has compiled it meanwhile
+        if error and not _LibraryState.tried:  # if tried, this process has compiled it meanwhile
             _warn(error)
             _LibraryState.tried = True
     available()
@@ -186,7 +186,7 @@ def _use() -> None:
     for use in waiting if _LibraryState.library is not None else ():
         try:
             use()
-        except Exception:  # there is no caller to raise to, and the other functions must still be called
+        except Exception:  # no caller could handle it, and the other functions must still be called
             logger.exception("opmux: an op with gradients stays in Python")
 
 
@@ -198,7 +198,7 @@ def _warn(error: object) -> None:
 
 
 def flags() -> tuple[str, ...]:
-    """Compiler flags for Python's headers and torch's part of Python."""
+    """Compiler flags for Python's headers and libtorch_python."""
     return ("-isystem", sysconfig.get_paths()["include"], "-ltorch_python")
 
 
@@ -222,6 +222,6 @@ def is_built() -> bool:
 
 
 def compile(retry: bool = False) -> Path:
-    """Compile the library if needed, without loading it. `retry`: even if that has failed within the last six hours."""
+    """Compile the library if needed, without loading it. `retry`: also if that has failed within the last six hours."""
     check()
     return build.library(NAME, SOURCES, flags=flags(), retry=retry)

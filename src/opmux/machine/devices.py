@@ -1,8 +1,8 @@
 """The devices of this machine: which accelerators are available, their vendors, and their chips.
 
-Everything is probed on first use and cached. torch's device modules come first. For a device type that several vendors
-share (`cuda`), the vendor is determined by the build of torch, then by files of a driver, then by the vendors' query
-commands. These run without a shell and with a time limit.
+Everything is probed on first use and cached. torch's device modules come first. If several vendors share a device type
+(`cuda`), the vendor is determined from the build of torch, then from driver files, then by the vendors' query commands,
+which run without a shell and with a time limit.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ..settings import VENDOR
 from . import vendors
 from .vendors import Package
 
-QUERY_TIMEOUT = 5.0  # seconds that a query command may take
-FIRST = ("cuda", "npu", "xpu")  # order of preference of infer_device; other devices follow in the order of registration
+QUERY_TIMEOUT = 5.0  # seconds after which a query command is stopped
+FIRST = ("cuda", "npu", "xpu")  # preferred by infer_device, in this order; other devices follow
 
 
 class Assumed(NamedTuple):
-    """A chip that the process acts as if it had, to explain or compile for it."""
+    """A chip that is assumed to be present, in order to explain or compile for it."""
 
     vendor: str
     arch: str | None
@@ -57,7 +57,7 @@ def accelerators() -> tuple[str, ...]:
     return _available(vendors.generation())
 
 
-# Caches are keyed by the vendors' generation, so a result computed while a vendor is registered is not used later.
+# The vendors' generation is part of the key, so that a result computed before a vendor is registered is not used later.
 @functools.cache
 def _available(generation: int) -> tuple[str, ...]:
     of_vendors = [p.device for p in vendors.known().values() if p.device != "cpu"]
@@ -118,7 +118,7 @@ def _vendor_of(device: str, generation: int) -> Package | None:
 
 
 def _detect_vendor(device: str, claims: list[Package]) -> Package | None:
-    """Which of several vendors of one device type is present; if none is found, the one that torch was built for."""
+    """Which of a device type's vendors is present. If none is found, the vendor that torch was built for."""
     built = "amd" if torch.version.hip else "nvidia" if torch.version.cuda else ""
     absent = {"nvidia", "amd"} - {built} if device == "cuda" and built else set()
     claims = [p for p in claims if p.name not in absent]
@@ -130,12 +130,12 @@ def _detect_vendor(device: str, claims: list[Package]) -> Package | None:
     by_query = next((p for p in installed or claims if query_succeeds(p)), None)
     if by_query is None and device == "cuda":
         return next((p for p in claims if p.name == built), None)
-    return by_query or claims[-1]  # the last one, because an external package was installed on purpose
+    return by_query or claims[-1]  # the last one: external packages come last, and were installed on purpose
 
 
 @functools.cache
 def query_succeeds(package: Package) -> bool:
-    """Whether a vendor's query command succeeds; run once, without a shell, with a time limit."""
+    """Whether a vendor's query command succeeds. It is run once, without a shell and with a time limit."""
     command = shlex.split(package.info.device_query_cmd)
     program = shutil.which(command[0]) if command else None
     if program is None:
@@ -171,7 +171,7 @@ def _package(name: str) -> Package:
 
 @contextlib.contextmanager
 def assume(vendor: str, arch: str | None = None) -> Iterator[Package]:
-    """Act as if on a machine with a chip of this vendor, to explain and compile; nothing can run on it."""
+    """Assume a chip of this vendor in a block, in order to explain or compile for it. Nothing can run on it."""
     package = _package(vendor)
     _assumed.append(Assumed(package.name, arch))
     try:
@@ -185,7 +185,7 @@ def assumed() -> Assumed | None:
 
 
 def forget() -> None:
-    """Clear the caches: probe again on next use."""
+    """Clear the caches, so that devices are probed again on next use."""
     for cached in (_available, _vendor_of, query_succeeds):
         cached.cache_clear()
 
@@ -194,7 +194,7 @@ def forget() -> None:
 
 
 def arch_of(device_type: str, index: int | None = None) -> str | None:
-    """'sm_90' for an NVIDIA chip, 'gfx942' for an AMD one; None if unknown."""
+    """The arch of a device: 'sm_90' for an NVIDIA chip, 'gfx942' for an AMD chip; None if unknown."""
     instead = assumed()
     if instead is not None and device_type in accelerators():
         return instead.arch
@@ -219,7 +219,7 @@ def _arch_of(device_type: str, index: int | None, generation: int) -> str | None
 
 
 def cores(device_type: str, index: int = 0) -> int | None:
-    """The number of cores (multiprocessors) of a device, from torch or else from its vendor."""
+    """The number of cores (multiprocessors) of a device, according to torch, else according to its vendor."""
     properties = getattr(getattr(torch, device_type, None), "get_device_properties", None)
     from_torch = None if properties is None else getattr(properties(index), "multi_processor_count", None)
     package = vendor_of(device_type)
@@ -241,7 +241,7 @@ def lacks(device_type: str) -> frozenset[torch.dtype]:
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip, for tuning. The name is "" if the chip is not present and kernels are only compiled for it."""
+    """A chip, as a key of tuned values. Its name is "" if it is not present and kernels are only compiled for it."""
 
     vendor: str | None
     arch: str | None
@@ -250,7 +250,7 @@ class Chip:
 
     @classmethod
     def of_arch(cls, arch: str) -> Chip:
-        """A chip that is not present: "sm_90", "gfx942"; for another vendor with its name: "ascend:910b"."""
+        """A chip that is not present, given by its arch: "sm_90", "gfx942". Other vendors are named: "ascend:910b"."""
         vendor, colon, name = arch.partition(":")
         if colon:
             return cls(vendor.casefold(), name or None)

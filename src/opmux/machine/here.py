@@ -26,7 +26,7 @@ class LocalMachine(machine.Machine):
     """This machine. Vendors' ops are read once per device type, and again when a vendor is added or removed."""
 
     def __init__(self) -> None:
-        # The key starts with the vendors' generation.
+        # All keys start with the vendors' generation.
         self._ops: dict[tuple[int, str, str | None], VendorOps] = {}
         self._unused: dict[tuple[int, str], Mapping[str, str]] = {}
         self._lacks: dict[tuple[int, str], frozenset[torch.dtype]] = {}
@@ -109,7 +109,7 @@ class LocalMachine(machine.Machine):
         try:
             registry.add_impls([(impl, vendor_ops.origin_of(package, impl)) for package, impl in new])
         except OpmuxError as error:
-            if len(new) > 1:  # one impl does not fit its op: register them one by one
+            if len(new) > 1:  # one impl does not fit its op; find it by registering them one by one
                 for pair in new:
                     self._register(registry, [pair])
             else:
@@ -122,7 +122,7 @@ class LocalMachine(machine.Machine):
         return extras
 
     def changed(self) -> None:
-        """A vendor was added or removed, or another chip is assumed: choose impls again."""
+        """Choose impls again after a vendor was added or removed, or another chip is assumed."""
         for cached in (self._ops, self._unused, self._lacks):
             cached.clear()
         manager = get_default_manager()

@@ -1,9 +1,9 @@
-"""The names of `liger_kernel.ops`: vendors' packages written for Liger export implementations under them."""
+"""The names in `liger_kernel.ops`, under which vendors' packages written for Liger export implementations."""
 
 from __future__ import annotations
 
-# An autograd.Function of Liger -> our op with the same arguments. A vendor's class of that name is the op's forward and
-# backward on the vendor's device.
+# An autograd.Function of Liger -> our op with the same arguments. A vendor's class with the function's name implements
+# the op's forward and backward on the vendor's device.
 FUNCTION_OPS = {
     "LigerDyTFunction": "dyt",
     "LigerFusedGateUpSiLUMulFunction": "silu_glu",
@@ -14,7 +14,7 @@ FUNCTION_OPS = {
     "LigerSiLUMulFunction": "silu_mul",
 }
 
-# Module below liger_kernel.ops -> its names that liger_kernel.ops exports too.
+# Submodule of liger_kernel.ops -> those of its names that liger_kernel.ops also exports.
 OPS = {
     "attn_res": "LigerAttnResFunction attn_res_forward attn_res_backward",
     "cross_entropy": "LigerCrossEntropyFunction cross_entropy_forward cross_entropy_backward",

@@ -1,16 +1,16 @@
-"""Reads a vendor's `ops/`: impls of our ops, rows for ATen, unused ops, preferred ops, and extra names.
+"""Reads a vendor's `ops/`: impls of our ops, functions for ATen's overloads, unused and preferred ops, extra names.
 
-`__all__` names ops; each name is looked up in our ops, then tex's, then ATen's, until an op has all parameters of the
-function. `get_specific_ops()` gives rows for ATen (`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names
-ops that torch should run, and `get_preferred_ops()` names the ops for which the vendor's libraries come before our
-kernels, with the reason. An invalid entry is skipped and logged once with its file and line.
+`__all__` names ops. Each name is looked up in our ops, then in tex's, then in ATen's; the first op that has all
+parameters of the function is used. `get_specific_ops()` gives rows for ATen (`("add.Tensor", add, Autograd.disable)`),
+`get_unused_ops()` names ops that torch should run, and `get_preferred_ops()` names the ops for which the vendor's
+libraries come before our kernels, with the reason. An invalid entry is skipped and logged once with its file and line.
 
-An autograd.Function under one of Liger's names (`LigerGELUMulFunction`) implements the forward and backward of the op
-that it computes, if its arguments fit. It is also an extra name, which liger_kernel.ops exports.
+If an autograd.Function has one of Liger's names (`LigerGELUMulFunction`) and its arguments fit, it implements the
+forward and backward of that name's op. It is also exported by liger_kernel.ops, as an extra name.
 
-Attributes of an exported function become fields of its `OpImpl`: see TAGS. `kind` and `impl_id` are for a vendor with
-several kernels for one op. `op` names the op that the function implements, if the function has another name; so
-several exports may implement one op.
+Attributes of an exported function become fields of its `OpImpl`: see TAGS. `kind` and `impl_id` distinguish several
+kernels of a vendor for one op. `op` is the name of the op if it is not the function's name, so that several exports can
+implement one op.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from . import liger_names, vendors
 from .devices import Chip
 from .vendors import Autograd, Package
 
-PRIORITY = {"vendor": 100, "arch": 200}  # higher than our kernels for any chip, which have 0
+PRIORITY = {"vendor": 100, "arch": 200}  # our kernels for any chip have priority 0
 
 HOOKS = ("get_specific_ops", "get_unused_ops", "get_preferred_ops")
 
-# An attribute of an exported function -> the field of OpImpl. (`_is_available` is honoured by OpImpl itself.)
+# An attribute of an exported function -> the field of OpImpl. (OpImpl itself reads `_is_available`.)
 TAGS = {
     "dtypes": "supported_dtypes",
     "when": "when",
@@ -78,8 +78,8 @@ class VendorOps:
 
     impls: list[OpImpl] = field(default_factory=list)
     rows: dict[str, AtenRow] = field(default_factory=dict)  # overload -> row
-    unused: dict[str, str] = field(default_factory=dict)  # "cumsum", "add.Tensor" -> vendor and file
-    preferred: dict[str, Preferred] = field(default_factory=dict)  # key -> why the vendor's own impls come first
+    unused: dict[str, str] = field(default_factory=dict)  # op or overload ("cumsum", "add.Tensor") -> the reason
+    preferred: dict[str, Preferred] = field(default_factory=dict)  # op's key -> why the vendor's libraries come first
     extras: dict[str, Any] = field(default_factory=dict)
 
 
@@ -95,7 +95,7 @@ def read(package: Package, arch: str | None) -> VendorOps:
 
 @functools.cache
 def load(folder: str) -> ModuleType | None:
-    """The `ops` of a folder; None if there is none, or it cannot be imported (logged once)."""
+    """The module `ops` of a folder. None if it is missing or cannot be imported; a failed import is logged once."""
     name = f"{folder}.ops"
     try:
         if importlib.util.find_spec(name) is None:
@@ -123,9 +123,9 @@ class _OpsReader:
         self.package, self.module, self.into = package, module, into
         variant = folder.removeprefix(package.module).strip(".")
         self.id = ".".join(filter(None, ("default.flagos", package.name, variant)))
-        self.library_id = ".".join(filter(None, ("vendor", package.name, variant)))  # of functions of kind VENDOR
+        self.library_id = ".".join(filter(None, ("vendor", package.name, variant)))  # for functions of kind VENDOR
         self.priority = PRIORITY["arch" if variant else "vendor"]
-        self.rows: dict[tuple[str, bool], AtenRow] = {}  # key: overload, and whether named in full
+        self.rows: dict[tuple[str, bool], AtenRow] = {}  # key: overload, and whether the row names it explicitly
 
     def read(self) -> None:
         rows = self._call("get_specific_ops")
@@ -201,7 +201,7 @@ class _OpsReader:
             overload, why = next(iter(refusals.items()))
             raise BadImpl(f"{_where(self.module, fn)} cannot be called as aten::{overload}: {why}")
         for overload, why in refusals.items():
-            if why:  # the row's name covers all overloads, and the function does not fit this one
+            if why:  # the row names all overloads, and the function does not fit this one
                 logger.debug("%s: aten::%s is not served: %s", self.id, overload, why)
                 continue
             aten_row = AtenRow(overload, fn, Autograd[autograd.name], self.id, self.priority)
@@ -257,7 +257,7 @@ class _OpsReader:
         self._add(impl)
 
     def _liger(self, name: str, value: Any) -> None:
-        """Export a name of `liger_kernel.ops`. An autograd.Function may implement an op as well."""
+        """Export a name of `liger_kernel.ops`. If it is an autograd.Function, it may also become an impl of an op."""
         self.into.extras.setdefault(name, value)
         op = liger_names.FUNCTION_OPS.get(name)
         if op is None or not _is_autograd_function(value):
@@ -294,7 +294,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _misspelt(name: str) -> str | None:
-    """The name of an op or of Liger's that is one letter off; None if there is none, as for new functions."""
+    """The op or Liger name of which `name` seems to be a misspelling; None for the name of a new function."""
     ours = (k.removeprefix("opmux::") for k in specs.by_key if k.startswith("opmux::"))
     close = nearest(name, (*ours, *liger_names.NAMES))
     if close is None or len(name) < 5 or any(c.isdigit() for c in name):
@@ -313,7 +313,7 @@ def overloads_of(name: str) -> list[str]:
     if packet_op is None:
         raise ValueError(f"ATen has no op '{packet}'{suggestion(packet, aten_names())}")
     named = lambda n: f"aten::{packet}.{n}" if n != "default" else f"aten::{packet}"
-    # without TorchScript's overloads, which take no tensors
+    # TorchScript's overloads are left out, because they take no tensors.
     have = [n.replace("default", "") for n in packet_op.overloads() if torch._C._dispatch_has_kernel(named(n))]
     if dot and overload != "default" and overload not in have:
         raise ValueError(
@@ -324,7 +324,7 @@ def overloads_of(name: str) -> list[str]:
 
 
 def misfit(fn: Callable[..., Any], overload: str) -> str:
-    """Why a function cannot be called with an overload's arguments, by name or by position; "" if it can."""
+    """Why a function cannot be called with an overload's arguments, neither by name nor by position; "" if it can."""
     packet, _, name = overload.partition(".")
     arguments = getattr(getattr(torch.ops.aten, packet), name or "default")._schema.arguments
     is_class = _is_autograd_function(fn)
@@ -356,7 +356,7 @@ def _has_all_parameters(spec: Spec, fn: Any) -> bool:
     is_class = _is_autograd_function(fn)
     try:
         params = list(inspect.signature(fn.forward if is_class else fn).parameters.values())[is_class:]
-    except (TypeError, ValueError):  # a builtin without a signature: assume that it has all
+    except (TypeError, ValueError):  # a builtin without a signature: assume yes
         return True
     by_name = {p.name for p in params if p.kind is p.KEYWORD_ONLY}
     by_place = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -371,7 +371,7 @@ def origin_of(package: Package, impl: OpImpl) -> Origin:
 
 
 def _is_own(value: Any, module: ModuleType) -> bool:
-    """Whether a public name is defined by the package, not imported into it."""
+    """Whether a public name is defined in the package (and not only imported there)."""
     home = getattr(value, "__module__", None) or ""
     return callable(value) and home.startswith(module.__name__.rpartition(".")[0])
 
@@ -389,7 +389,7 @@ def _where(module: ModuleType, fn: Any = None) -> str:
 
 
 def unused_by_key(ops: VendorOps) -> Mapping[str, str]:
-    """The unused ops by the keys of our specs."""
+    """Key of our spec -> the reason, for the vendor's unused ops."""
     reasons = {}
     for name, reason in ops.unused.items():
         for space in NAME_LOOKUP["export"]:

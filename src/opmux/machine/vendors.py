@@ -1,7 +1,7 @@
-"""Vendors: the description of a vendor, and the table of known vendors.
+"""How a vendor is described, and the table of known vendors.
 
-Vendors are the folders `opmux.backends._*`, packages with entry points, and those registered in code. Packages are
-imported on first use. A broken package is skipped, with one warning that names the file and the line.
+Vendors come from the folders `opmux.backends._*`, from packages with entry points, and from code that registers them.
+Packages are imported on first use. A broken package is skipped, with one warning that names the file and the line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..imports import foreign_names
 
 
 class BadVendor(OpmuxError, ValueError):
-    """A vendor's package that cannot be used; the message names the file and the necessary change."""
+    """Raised if a vendor's package cannot be used. The message names the file and the necessary change."""
 
 
 class Autograd(Enum):
@@ -52,7 +52,7 @@ class Autograd(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """The size of a chip; a field that is None is read from the device, or is unknown."""
+    """The sizes of a chip. If a field is None, the size is read from the device, or is unknown."""
 
     cores: int | None = None  # multiprocessors, compute units or vector cores
     shared_memory: int | None = None  # bytes available to one program
@@ -70,7 +70,7 @@ NOT_VERIFIED = "nothing was run on this hardware"
 
 @functools.cache
 def dispatch_keys() -> tuple[str, ...]:
-    """torch's dispatch keys of devices: those with an autograd key of their own."""
+    """torch's dispatch keys that have their own autograd key; these are the keys of devices."""
     names = torch._C.DispatchKey.__members__
     return tuple(sorted(n for n in names if f"Autograd{n}" in names and n != "Other"))
 
@@ -79,9 +79,9 @@ def dispatch_keys() -> tuple[str, ...]:
 class VendorInfoBase:
     """A vendor, its device type, and how to detect its device.
 
-    `device_query_cmd` is a command that succeeds only on a machine with the vendor's chip; it is run without a shell
-    and with a time limit, and only if torch cannot tell. `dispatch_key` is torch's key for the device's kernels: by
-    default the device's name in capitals if torch has such a key, else PrivateUse1.
+    `device_query_cmd` is a command that succeeds only on a machine with the vendor's chip. It is run without a shell
+    and with a time limit, and only if torch does not identify the vendor. `dispatch_key` is torch's key for the
+    device's kernels: by default the device's name in capitals if torch has such a key, else PrivateUse1.
     """
 
     vendor_name: str
@@ -90,12 +90,12 @@ class VendorInfoBase:
     dispatch_key: str | None = None
     torch_package: str = ""  # the package that adds torch.<device>: imported before the device is probed
     driver_files: tuple[str, ...] = ()  # paths that exist if the vendor's driver is installed: faster than the query
-    triton_extra_name: str | None = None  # the name in tl.extra.<name>.libdevice, if it is not the device's
+    triton_extra_name: str | None = None  # the name in tl.extra.<name>.libdevice, if it differs from device_name
     fp64_enabled: bool = True
     bf16_enabled: bool = True
     int64_enabled: bool = True
     targets: Mapping[str, Target] = field(default_factory=dict, hash=False)  # by arch; "" is any chip of the vendor
-    # What was run on the hardware. By vendor's name, so that it does not hold for a vendor who copies the file.
+    # What was run on the hardware. A mapping has the vendor's name as key, which voids the statement in a copied file.
     verified: str | Mapping[str, str] = field(default=NOT_VERIFIED, hash=False)
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class VendorInfoBase:
 
 @dataclass(frozen=True)
 class VendorInfo:
-    """The short form: a vendor and its device type; its ops are the `ops` of the package that registers it."""
+    """The short form: a vendor and its device type. Its ops are those in `ops` of the package that registers it."""
 
     vendor: str
     device: str
@@ -156,7 +156,7 @@ class Package:
     """A vendor and its package."""
 
     info: VendorInfoBase
-    module: str  # its import name; "" for a vendor registered by code that has no package
+    module: str  # the package's import name; "" if code outside of a package registered the vendor
     origin: Origin = field(default_factory=Origin)
     arch_map: Mapping[Any, str] = field(default_factory=dict, hash=False)
     arch_of: Callable[[int], str | None] | None = None
@@ -179,14 +179,14 @@ class Package:
 _known: dict[str, Package] = {}  # replaced, never changed in place
 _broken: dict[str, str] = {}  # module -> why it is skipped
 _generation = 0  # incremented by every change
-_generation_of_tree = 0  # the generation after the vendors of the tree were loaded
+_generation_of_tree = 0  # the value of `_generation` once the built-in vendors were loaded
 _changed: list[Callable[[], None]] = []  # called when a vendor is added or removed
-# By thread, the package that is being imported: a call of `register_vendor` belongs to it.
+# Thread -> the package that it imports now. A call of `register_vendor` in that thread belongs to this package.
 _importing: dict[int, tuple[str, Origin]] = {}
 
 
 def known() -> dict[str, Package]:
-    """Every vendor by name. The first call imports the packages of the tree and loads plugins, which may add more."""
+    """Every vendor by name. The first call imports the built-in packages, and loads plugins, which may add vendors."""
     manager = get_default_manager()
     if not manager.started and plugins_are_named():
         manager.prepare(announce=False)
@@ -194,10 +194,10 @@ def known() -> dict[str, Package]:
 
 
 def known_so_far() -> dict[str, Package]:
-    """The vendors of the tree, and those that plugins and code have registered so far."""
+    """The built-in vendors, and those that plugins and code have registered so far."""
     if not _tree.done:
         _tree.run()
-    # Leave out vendors whose package failed to import after it had registered them, as a plugin may.
+    # Leave out a vendor if its package's import failed after it had registered the vendor, as may happen in a plugin.
     return {name: p for name, p in _known.items() if not p.module or p.module in sys.modules}
 
 
@@ -212,7 +212,7 @@ _tree = Once(_read_tree, "importing vendors' packages")
 
 
 def generation() -> int:
-    """A number that changes with the vendors, for cache keys."""
+    """A number for cache keys, which changes whenever the vendors change."""
     return _generation
 
 
@@ -223,13 +223,13 @@ def changed_in_code() -> bool:
 
 
 def broken() -> dict[str, str]:
-    """The packages that are skipped, and why."""
+    """Package that is skipped -> the reason."""
     known()
     return dict(_broken)
 
 
 def in_tree() -> list[str]:
-    """The vendor folders of the tree; adding a folder adds a vendor."""
+    """The vendor folders in `opmux.backends`. Adding a folder adds a vendor."""
     root = _find(ROOT)
     places = list(root.submodule_search_locations or ()) if root else []
     return sorted(m.name for m in pkgutil.iter_modules(places) if m.ispkg and m.name.startswith("_"))
@@ -240,7 +240,7 @@ def get(name: str) -> Package | None:
 
 
 def register_vendor(info: VendorInfo | VendorInfoBase) -> None:
-    """Register a vendor; its ops are those of the calling package. It replaces a vendor of the same name."""
+    """Register a vendor, whose ops are those of the calling package. A vendor of the same name is replaced."""
     if isinstance(info, VendorInfo):
         info = info.in_full()
     if not isinstance(info, VendorInfoBase):
@@ -252,7 +252,7 @@ def register_vendor(info: VendorInfo | VendorInfoBase) -> None:
         caller = sys._getframe(1).f_globals
         module = caller["__name__"] if caller.get("__path__") else _package_of(info)
         origin = Origin(caller["__name__"], file=caller.get("__file__"))
-        known_so_far()  # load the tree first: this vendor may replace one of them
+        known_so_far()  # load the built-in vendors first, as this one may replace one of them
     _add(info, module, origin)
 
 
@@ -301,7 +301,7 @@ def _set_known(packages: dict[str, Package]) -> None:
 
 
 def _merged(before: dict[str, Package], added: dict[str, Package], now: dict[str, Package]) -> dict[str, Package]:
-    """The current vendors with one change undone; later changes are kept."""
+    """The current vendors without the change from `before` to `added`. Later changes are kept."""
     names = {n for n in {*before, *added} if before.get(n) is not added.get(n)}
     return {**{n: p for n, p in now.items() if n not in names}, **{n: p for n, p in before.items() if n in names}}
 
@@ -346,7 +346,7 @@ def _checked(info: Any, module: str) -> VendorInfoBase:
 
 
 def skip_package(module: str, error: BaseException, part: str = "") -> None:
-    """Log once that a package, or a part of it, cannot be used, with the file and line of the error."""
+    """Log once that a package or a part of it is skipped, with the file and line of the error."""
     problem = f"{place_of(module, error)}: {type(error).__name__}: {error}"
     name = f"{module}.{part}" if part else module
     if _broken.get(name) != problem:
@@ -355,7 +355,7 @@ def skip_package(module: str, error: BaseException, part: str = "") -> None:
 
 
 def place_of(module: str, error: BaseException) -> str:
-    """The file and line of a package that raised an error."""
+    """The file and line in a package where an error was raised."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     spec = _find(module)

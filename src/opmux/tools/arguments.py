@@ -12,7 +12,7 @@ from ..core import machine
 from ..core.errors import OpmuxError, nearest
 
 DTYPES = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool".split()
-# The arguments are allocated: a larger shape could make the kernel's OOM killer end the process.
+# The limit for a tensor. Arguments are allocated, and for a larger shape the system's OOM killer may end the process.
 LARGEST = 2**28
 SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHORT |= {"double": "float64", "float": "float32", "half": "float16", "int": "int32"}
@@ -35,7 +35,7 @@ def dtype(text: str, allowed: Iterable[str] = DTYPES) -> torch.dtype:
 
 
 def parts(values: Iterable[str]) -> Iterator[str]:
-    """The values of a repeatable option. One word may hold several, separated by spaces: "4096x4096 8x128"."""
+    """The values of a repeatable option. One word may have several values, separated by spaces: "4096x4096 8x128"."""
     return (part for value in values for part in value.split())
 
 
@@ -56,7 +56,7 @@ def devices() -> list[str]:
 
 
 def device(text: str | None) -> torch.device:
-    """Parse a device of this machine. None means its accelerator, or the CPU if it has none."""
+    """Parse a device of this machine. None stands for its accelerator, or for the CPU if there is no accelerator."""
     have = devices()
     if text is None:
         return torch.device(have[0])

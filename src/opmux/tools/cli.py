@@ -26,7 +26,7 @@ class Commands(TyperGroup):
                 return super().invoke(ctx)
             finally:
                 if sys.stdout is not None:
-                    sys.stdout.flush()  # now, not at interpreter exit, so that a full disk is reported
+                    sys.stdout.flush()  # here, because at exit a full disk would not be reported
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of the pipe has exited; typer exits silently
                 raise
@@ -34,7 +34,7 @@ class Commands(TyperGroup):
                 _drop_output()
             raise _exit(f"{error.filename or 'stdout'}: {error.strerror or error}") from None
         except Exception as error:
-            # Look it up in sys.modules: an import would need torch; if it is not loaded, the error is not ours.
+            # Look it up in sys.modules, because an import would need torch. If it is not loaded, the error is not ours.
             errors = sys.modules.get("opmux.core.errors")
             if errors is None or not isinstance(error, errors.OpmuxError):
                 raise
@@ -42,13 +42,13 @@ class Commands(TyperGroup):
 
 
 def _exit(message: str) -> typer.Exit:
-    """Print the reason; return the exception that exits with code 2. Words over 300 characters are truncated."""
+    """Print the reason, and return the exception that exits with code 2. Words over 300 characters are truncated."""
     typer.echo("opmux: " + re.sub(r"\S{300,}", lambda long: f"{long[0][:100]}... (cut)", message), err=True)
     return typer.Exit(2)
 
 
 def _drop_output() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter does not repeat the failed write at exit."""
+    """Redirect stdout to /dev/null, so that Python does not try the failed write again at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -66,7 +66,8 @@ RunJson = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Wri
 RunHtml = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write a report with charts: one page that loads nothing.")
 ]
-# Explicit option names: some versions of typer take a metavar for the option if it is the parameter in upper case.
+# Option names are explicit, because some versions of typer take a metavar as the option's name if it is the parameter's
+# name in upper case.
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Dtype of the tensors: float32, bfloat16, ...")]
 Device = Annotated[
     str | None,
@@ -75,7 +76,7 @@ Device = Annotated[
 
 
 def _op_names(incomplete: str) -> list[str]:
-    """For shell completion: ops whose names begin with `incomplete`, from the type stubs (importing torch is slow)."""
+    """For shell completion: ops whose names begin with `incomplete`. Reads type stubs, as importing torch is slow."""
     from . import completion
 
     return completion.ops(incomplete)
@@ -101,7 +102,7 @@ def options(
     ] = False,
 ) -> None:
     if ctx.invoked_subcommand == "run":
-        return  # stdout and stderr belong to the program
+        return  # leave stdout and stderr to the program
     if sys.stdout is None:
         raise _exit("stdout is closed, and this command only prints")
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""Where a program's ops run: which ops of ATen ran the chip's own kernels, ours, torch's, or the CPU's.
+"""Where a program's ops run: counts calls of ATen's ops that ran the chip's kernels, ours, torch's, or the CPU's.
 
 with coverage.watch("npu") as seen:
     train()
@@ -47,7 +47,7 @@ class SeenCalls:
     rows: list[CoverageRow] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """The number of calls, by where they ran."""
+        """Place -> the number of calls that ran there."""
         calls: Counter[str] = Counter()
         for row in self.rows:
             calls[row.where] += row.calls
@@ -69,7 +69,7 @@ class SeenCalls:
 
 @contextlib.contextmanager
 def watch(device: str) -> Iterator[SeenCalls]:
-    """Count the calls of ATen's ops on a device; the rows are complete when the block ends.
+    """Count the calls of ATen's ops on a device in a block. The counts are available when the block ends.
 
     Ops without a kernel of ours are counted only on a simulated device, which records its fallbacks.
     """

@@ -27,7 +27,7 @@ class Compiled(NamedTuple):
 
 
 def libraries() -> list[Compiled]:
-    """The native library and the CPU's kernels."""
+    """The native library, and the library of the CPU's kernels."""
     ours = native_library
     compiled = [Compiled(ours.NAME, ours.LOST, ours.is_built, ours.compile)]
     if package := vendors.known().get("cpu"):
@@ -37,10 +37,10 @@ def libraries() -> list[Compiled]:
 
 
 def state_of(library: Compiled) -> str:
-    """The state of a library, what is slower without it, and how to change it.
+    """The state of a library. If it is not compiled, also what is slower without it and how to change that.
 
-    One of: compiled, not compiled yet, off, no compiler, the compiler fails, headers are missing, the cache folder
-    cannot be used.
+    The states are: compiled, not compiled yet, off, no compiler, the compiler fails, headers are missing, the cache
+    folder cannot be used.
     """
     lost = f"Without it, {library.without}"
     if not CPP.get():
@@ -56,7 +56,7 @@ def state_of(library: Compiled) -> str:
 
 
 def before_measuring(device: str) -> None:
-    """Compile what runs on a CPU, if that is the device: calls would run torch's own ops until that is done."""
+    """On a CPU, compile the libraries now, because until then calls would run torch's own ops."""
     if device != "cpu" or not CPP.get():
         return
     from . import screen
@@ -72,7 +72,7 @@ def before_measuring(device: str) -> None:
 
 def run() -> int:
     """Compile every library that is not compiled yet. Returns 0, or 2 if one cannot be compiled."""
-    import typer  # imported here: `make setup` lists the libraries while typer is being installed
+    import typer  # here, because `make setup` lists the libraries while typer is being installed
 
     if not CPP.get():
         typer.echo(f"opmux: C++ is off: {CPP.name}=0. Unset it, and run `{COMMAND}` again", err=True)
@@ -92,7 +92,7 @@ def run() -> int:
 
 
 def _compile(library: Compiled) -> Path | None:
-    """Compile a library, even if that failed before; None if it was compiled already."""
+    """Compile a library, even if that has failed before. Returns None if it was already compiled."""
     with contextlib.suppress(build.CompilerFails):
         if library.is_built():
             return None

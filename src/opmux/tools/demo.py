@@ -26,11 +26,11 @@ from ..core.spec import Spec, specs
 from ..core.tensors import dtype_name
 from . import arguments, llama, screen
 
-# The largest difference allowed between the runs, in losses and first gradients, relative to the larger value. In
-# float32 on a CPU they differ by 1e-7. Scaling the weights of a plain torch run by 1 + 3e-7 changes step 200 by 2e-6.
+# The largest allowed relative difference of losses and of first gradients between the runs. In float32 on a CPU the
+# difference is 1e-7. Scaling the weights of a plain torch run by 1 + 3e-7 changes the loss of step 200 by 2e-6.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2}
-# The losses of this many steps are compared. Training is chaotic: the same scaling changes step 250 by 2e-5, and later
-# steps by more.
+# The number of steps whose losses are compared. Training is chaotic: the same scaling changes the loss of step 250 by
+# 2e-5, and later losses by more.
 HORIZON = 200
 
 
@@ -62,8 +62,8 @@ class Run:
     name: str
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    first_grads: list[Tensor] = field(default_factory=list)  # of every weight, after the first backward
-    peak: int | None = None  # bytes on the device; None if unknown
+    first_grads: list[Tensor] = field(default_factory=list)  # gradients of all weights after the first backward
+    peak: int | None = None  # peak memory on the device in bytes; None if unknown
 
     @property
     def step_ms(self) -> float:
@@ -72,7 +72,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Gaps:
-    """The differences between two runs, and the limit for them."""
+    """The largest differences between two runs, and the allowed difference."""
 
     losses: float
     grads: float
@@ -117,9 +117,9 @@ def run(steps: int, device: str | None, dtype: str, seed: int) -> int:
 
 @contextlib.contextmanager
 def _quiet_and_deterministic(device: torch.device) -> Iterator[None]:
-    """Make the runs reproducible: torch's fused attention backward on accelerators sums in any order."""
+    """Make the runs reproducible. On accelerators, torch's fused attention backward sums in varying order."""
     with warnings.catch_warnings(), contextlib.ExitStack() as stack:
-        warnings.filterwarnings("ignore", message="mkldnn_matmul failed")  # a CPU without bfloat16: slow, not wrong
+        warnings.filterwarnings("ignore", message="mkldnn_matmul failed")  # raised on a CPU without bfloat16; only slow
         if device.type != "cpu":
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
@@ -135,7 +135,7 @@ def _ops(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted) -> llama.L
 
 
 def train(record: Run, model: llama.Llama, batches: Tensor, bar: Progress, task: TaskID) -> None:
-    """Train with AdamW, one batch per step, and record the run in `one`."""
+    """Train with AdamW, one batch per step, and store the losses, times and first gradients in `record`."""
     device = batches.device
     bar.start_task(task)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -147,7 +147,7 @@ def train(record: Run, model: llama.Llama, batches: Tensor, bar: Progress, task:
         loss = llama.loss_of(model, batch)
         loss.backward()
         if not record.first_grads:
-            # Adam is insensitive to a constant factor in a gradient: the losses would not show such an error.
+            # Compare gradients too: Adam ignores a constant factor in a gradient, so the losses would not show it.
             record.first_grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
         optimizer.zero_grad()
@@ -169,13 +169,13 @@ def relative(a: float, b: float) -> float:
 
 
 def grad_gap(a: Tensor, b: Tensor) -> float:
-    """|a - b| / |a|, over all elements together."""
+    """|a - b| / |a|, with the norm over all elements."""
     a, b = a.double(), b.double()
     return ((a - b).norm() / a.norm().clamp(min=1e-12)).item()
 
 
 def largest(gaps: Iterable[float]) -> float:
-    """The largest number; infinity if one is NaN or infinite, as comparisons with NaN are false."""
+    """The largest number; infinity if one is NaN or infinite, because `max` does not handle NaN."""
     gaps = list(gaps)
     return max(gaps) if all(map(math.isfinite, gaps)) else math.inf
 
@@ -212,7 +212,7 @@ def _show_calls(console: Console, counted: list[Counted], device: torch.device, 
 
 
 def chosen(spec: Spec, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> OpImpl | None:
-    """The impl that dispatch chooses for tensors like the model's. Called after the run, so that failures are known."""
+    """The impl that dispatch chooses for tensors like the model's. Call it after the run, when failures are known."""
     sample = spec.samples.at(shape, dtype, device)  # type: ignore[union-attr]
     return get_default_manager().explain(specs.functions[spec.key], *sample.args, **sample.kwargs).chosen
 

@@ -1,4 +1,4 @@
-"""`opmux run --device DEVICE`: a program that says "cuda" runs on another device.
+"""`opmux run --device DEVICE`: runs a program that says "cuda" on another device.
 
 Devices are translated where torch uses them: the arguments of torch's functions, autocast, `torch.load`, and the
 functions of `torch.cuda` that wait, count memory or select a device. Nothing is patched outside the `with` block.
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import arguments
 
-# Functions of torch.cuda that have no counterpart on a CPU, and what they return there.
+# Functions of torch.cuda that do not exist for a CPU -> what they return instead.
 NEUTRAL: dict[str, Any] = dict.fromkeys(
     "synchronize set_device empty_cache ipc_collect reset_peak_memory_stats reset_max_memory_allocated".split()
 )
@@ -134,7 +134,7 @@ def _returning(value: Any) -> Callable[..., Any]:
 
 
 class HostEvent:
-    """`torch.cuda.Event` on a CPU, where a call returns when its work is done: an event only holds the time."""
+    """`torch.cuda.Event` on a CPU. It only stores the time, because calls on a CPU return when their work is done."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
         self._seconds: float | None = None

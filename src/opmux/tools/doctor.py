@@ -29,7 +29,7 @@ from . import cpp, screen
 
 @dataclass
 class DoctorReport:
-    """The report as plain data; `broken` has a sentence for each problem that must be fixed."""
+    """The report as data. `broken` has one sentence for each problem that must be fixed."""
 
     versions: dict[str, str] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class DoctorReport:
     broken: list[str] = field(default_factory=list)
 
     def guard(self, what: str, probe: Callable[[], Any], otherwise: Any) -> Any:
-        """The result of `probe`; if it fails, `otherwise`, and a message in `broken`."""
+        """The result of `probe`. If `probe` raises: `otherwise`, and a message is added to `broken`."""
         try:
             return probe()
         except Exception as error:  # report it, and continue
@@ -68,13 +68,13 @@ def run(as_json: bool) -> int:
 def examine() -> DoctorReport:
     report = DoctorReport(versions=versions())
     report.devices = report.guard("devices", device_rows, [])
-    # The file is checked once: each setting that is not in the environment would report its error again.
+    # Check the file once. Otherwise each setting that is not in the environment would report the file's error again.
     file_is_good = report.guard("settings file", lambda: knobs.files() is not None, False)
     report.settings = [setting(k, file_is_good) for k in knobs.all_knobs()]
     report.broken += [s["error"] for s in report.settings if s["error"]]
     report.strangers = report.guard("settings", knobs.unknown_settings, [])
     bad = [s["source"].removeprefix("env ") for s in report.settings if s["error"]]
-    with without(bad):  # so that everything else can be checked
+    with without(bad):  # so that the rest can be checked
         report.guard("log", screen.show_log, None)
         report.policy = report.guard("policy", lambda: str(policies.get_policy()), None)
         report.vendors = report.guard("implementations", vendor_rows, [])
@@ -152,7 +152,7 @@ def device_rows() -> list[dict[str, Any]]:
 
 
 def setting(knob: knobs.Knob[Any], file_is_good: bool) -> dict[str, Any]:
-    """A setting and its value; for an invalid value, its text and the error."""
+    """A setting with its value. If the value is invalid, its text and the error."""
     row = {"name": knob.name, "aliases": list(knob.aliases), "doc": knob.doc, "error": None}
     try:
         current = knob.look()
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 def vendor_rows() -> list[dict[str, Any]]:
-    """The number of impls by vendor, and by kind for impls without a vendor."""
+    """The number of impls for each pair of vendor and kind."""
     manager = get_default_manager()
     for name in manager.registry.list_operators():  # loads families and plugins
         manager.resolve_candidates(name)  # loads the kernels
@@ -277,7 +277,7 @@ def _plugin_table(report: DoctorReport) -> Any:
 
 
 def _settings_table(report: DoctorReport, width: int) -> Any:
-    value = ("value", {"max_width": width // 3})  # a long path must leave room for the meaning
+    value = ("value", {"max_width": width // 3})  # a long path must leave space for the setting's description
     table = screen.table(("setting", {"no_wrap": True}), value, ("meaning", {"style": "dim"}))
     for s in report.settings:
         unset = s["source"].startswith("default")

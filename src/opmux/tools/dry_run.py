@@ -1,4 +1,4 @@
-"""Makes launch plans without launching them: shows what a kernel would launch, on this chip or another one."""
+"""Makes launch plans without launching, to show what a kernel would launch on this chip or another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import arguments, tile_checks
 
 @contextlib.contextmanager
 def standing_in(chip: str | None) -> Iterator[None]:
-    """Make plans as for another chip, given by its arch or its vendor. None: for this machine's chip."""
+    """Make plans for another chip, given by its arch or its vendor. None is this machine's chip."""
     if chip is None:
         yield
         return
@@ -35,7 +35,7 @@ def standing_in(chip: str | None) -> Iterator[None]:
 
 
 def _carrier(chip: Chip) -> str:
-    """A known chip with the same warp size, for which plans can be made if the vendor's compiler is not installed."""
+    """A chip with the same warp size for which Triton can make plans without the vendor's compiler."""
     package = vendors.get(chip.vendor or "")
     width = None if package is None else package.info.target(chip.arch).warp_size
     return next((name for name, (target, _) in CHIPS.items() if target.warp_size == width), "sm_90")
@@ -43,7 +43,7 @@ def _carrier(chip: Chip) -> str:
 
 @contextlib.contextmanager
 def nothing_launched() -> Iterator[None]:
-    """Make plans whose launches are no-ops."""
+    """In a block, make plans whose launches are no-ops."""
     before = Launcher.__call__
     Launcher.__call__ = lambda self, grid, args, config: None
     forget()

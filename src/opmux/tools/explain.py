@@ -61,8 +61,8 @@ def chip_of(text: str) -> Chip:
 
 def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bool, chip: Chip | None) -> int:
     manager = get_default_manager()
-    manager.registry.list_operators()  # loads the families and the plugins: any of them may have the op
-    key = manager.explain(op).key  # first, to report an unknown op
+    manager.registry.list_operators()  # loads all families and plugins, because any may have the op
+    key = manager.explain(op).key  # before the arguments, so that an unknown op is reported first
     requested = arguments.dtype(dtype), torch.device("meta") if chip is not None else arguments.device(device)
     sizes = None if shape is None else arguments.shape(shape)
     spec = specs.get(key)
@@ -78,7 +78,7 @@ def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bo
 
 
 def _without_triton(explanation: Explanation) -> str | None:
-    """A hint if our kernels are missing from the candidates because triton is not installed."""
+    """A hint for the user if there are no kernels of ours because triton is not installed."""
     if explanation.device == "cpu" or importlib.util.find_spec("triton") is not None:
         return None
     if any(v.impl.kind is BackendImplKind.DEFAULT for v in explanation.verdicts):
@@ -87,7 +87,7 @@ def _without_triton(explanation: Explanation) -> str | None:
 
 
 def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> list[dict[str, str]]:
-    """The tiles that our kernel would use, and their source; also for a chip that is not present."""
+    """The tiles that our kernel would use on this chip or another one, and where they come from."""
     if impl.kind is not BackendImplKind.DEFAULT or importlib.util.find_spec("triton") is None:
         return []
     from ..kernels.lib import config
@@ -102,7 +102,8 @@ def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> lis
         stack.enter_context(nothing_launched())
         calls = stack.enter_context(config.asked())
         stack.enter_context(torch.no_grad())
-        # An impl may refuse the arguments; a composition fails without its first part's results. Tiles are known then.
+        # Ignore these errors, which are raised after tiles were chosen: an impl may refuse the arguments, and a
+        # composition fails because its first part returns no results.
         lifted = (TypeError, AttributeError) if impl.parts else ()
         stack.enter_context(contextlib.suppress(NotSupported, *lifted))
         impl.call(*args, **kwargs)
@@ -115,9 +116,10 @@ def found_on_cpu(sample: Sample) -> bool:
 
 
 def takes_shape(samples: Any, dtype: torch.dtype) -> bool:
-    """Whether these samples can be made in a given shape.
+    """Whether these samples can be made in any given shape.
 
-    If so, they can be made in the shape of the first one; if that fails, the dtype is not supported.
+    This is tested with the first sample's shape. If the first sample itself cannot be made, the dtype is the cause, not
+    the shape, and the answer is True.
     """
     if not hasattr(samples, "at"):
         return False
@@ -138,7 +140,7 @@ def _goes(make: Callable[[], Any]) -> bool:
 def nearest_sample(
     spec: Spec | None, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Sample, str | None]:
-    """Arguments in that shape. If the op's samples have fixed shapes: the first sample, and a note."""
+    """Arguments in the given shape. If the op's samples have fixed shapes: the first sample, and a note about it."""
     samples = getattr(spec, "samples", None)
     if shape is None or samples is None or takes_shape(samples, dtype):
         return sample_of(spec, name, shape, dtype, device), None
@@ -149,7 +151,7 @@ def nearest_sample(
 def sample_of(
     spec: Spec | None, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> Sample:
-    """Arguments of the op from its spec's samples; for an op without samples, one tensor if a shape is given."""
+    """Arguments of the op from its samples. For an op without samples: one tensor if a shape is given, else nothing."""
     samples: Any = getattr(spec, "samples", None)
     try:
         if samples is None:
@@ -210,7 +212,7 @@ def _show(
         *((f"tiles of {t['tunable'].partition('[')[0]}", f"{t['tiles']} ({t['from']})") for t in tiles),
     ]
     console.print(screen.pairs(facts_shown))
-    unwrapped = {"no_wrap": True}  # a truncated id could not be copied
+    unwrapped = {"no_wrap": True}  # do not truncate an id, so that it can be copied
     columns = ("", ("implementation", unwrapped), ("kind", unwrapped), ("priority", {"justify": "right", **unwrapped}))
     outside = any(v.origin.plugin != "opmux" for v in explanation.verdicts)
     table = screen.table(*columns, ("verdict", {"min_width": 16}), *(["from"] if outside else []))

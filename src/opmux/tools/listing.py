@@ -54,7 +54,7 @@ class ListingRow:
 
 
 def rows(manager: OpManager) -> list[ListingRow]:
-    """Every op that has an impl, by family, in the order of declaration; ops without a spec come last."""
+    """Every op that has an impl, sorted by family, then in the order of declaration. Ops without a spec come last."""
     manager.prepare()  # loads the plugins
     keys = [*(s.key for s in specs), *sorted(k for k in manager.registry if k not in specs.by_key)]
     listed = []
@@ -66,7 +66,7 @@ def rows(manager: OpManager) -> list[ListingRow]:
 
 
 def select(rows: list[ListingRow], named: list[str], family: str | None, glob: str | None) -> list[ListingRow]:
-    """The rows that `named` (families, ops, or globs of either), the family and the glob all select."""
+    """The rows that match all given selectors: `named` (families, ops, or globs of either), `family` and `glob`."""
     if named:
         keys = {row.key for name in named for row in _named(rows, name)}
         rows = [r for r in rows if r.key in keys]
@@ -121,7 +121,7 @@ def run(named: list[str], family: str | None, glob: str | None, as_json: bool) -
 
 
 def _show_families(rows: list[ListingRow], console: Console) -> None:
-    """One line per family. Small families share one line, as do those of an extension's space, such as tex."""
+    """Print one line per family. Small families share one line, and so do the families of a namespace such as tex."""
     by_family: dict[str, list[ListingRow]] = {}
     for row in rows:
         by_family.setdefault(row.family, []).append(row)
@@ -146,14 +146,14 @@ def _show_families(rows: list[ListingRow], console: Console) -> None:
 
 
 def _examples(ops: list[ListingRow], width: int) -> str:
-    """As many of the first names as fit."""
+    """The first names, as many as fit."""
     names = [r.name.rpartition("::")[2] for r in ops]
     shown = [n for i, n in enumerate(names) if len(", ".join(names[: i + 1])) <= width - 5]
     return ", ".join(shown) + (", ..." if len(shown) < len(names) else "")
 
 
 def _table(family: str, rows: list[ListingRow], width: int) -> Any:
-    """A screen of fewer than 120 columns shows no space and no backward op, so that names and ids are not cut."""
+    """The table of a family. Below 120 columns it omits namespaces and backward ops, so that ids are not cut."""
     wide = width >= 120
     name, arguments = ("op", {"no_wrap": True}), ("arguments -> results", {"style": "dim"})
     more = [("space", {"style": "dim"})] if wide else []
@@ -185,12 +185,12 @@ def vendor_rows() -> list[dict[str, Any]]:
 
 
 def _is_here(package: Package) -> bool:
-    """Whether the vendor's device is present. Queries only available devices, because a query may run a command."""
+    """Whether the vendor's device is present. Checks only available devices, as detection may run a command."""
     return package.device in HERE.devices() and devices.vendor_of(package.device) == package
 
 
 def impl_text(verdict: Verdict) -> Text:
-    """An impl in short form: its id, its kind and vendor if the id does not contain them, and its origin."""
+    """An impl in short form: its id, its kind and vendor if the id does not contain these, and where it comes from."""
     impl, origin = verdict.impl, verdict.origin
     style = "dim" if verdict.status == "refused" else screen.KIND_STYLES[impl.kind.value]
     text = Text("*" if verdict.status == "chosen" else "", "bold green")

@@ -40,7 +40,7 @@ class LlamaSize:
 
 @dataclass(frozen=True)
 class LlamaOps:
-    """The three ops that the two runs compute differently; each returns only what the model needs."""
+    """The three ops that differ between the two runs. They return only results that the model needs."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # the normalised sum, the sum
@@ -103,7 +103,7 @@ class LlamaLayer(nn.Module):
 
 
 class Llama(nn.Module):
-    """The model. A residual is added inside the norm that follows it, so each norm but the first is add_rms_norm."""
+    """The model. Each residual is added in the norm after it, so all norms except the first one are add_rms_norm."""
 
     def __init__(self, size: LlamaSize, ops: LlamaOps):
         super().__init__()
@@ -111,7 +111,7 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(size.vocab, size.dim)
         self.first_norm = nn.Parameter(torch.ones(size.dim))
         self.layers = nn.ModuleList(LlamaLayer(size) for _ in range(size.layers))
-        # The norm after each layer: the first norm of the next layer, or the final norm.
+        # The norm after each layer, which is the next layer's first norm or the final norm.
         self.norms = nn.ParameterList(torch.ones(size.dim) for _ in range(size.layers))
         self.head = linear(size.dim, size.vocab)
 
@@ -128,7 +128,7 @@ class Llama(nn.Module):
 
 
 def batches(size: LlamaSize, steps: int, seed: int) -> Tensor:
-    """[steps, batch, context + 1] bytes of the text, drawn on the CPU, so that they are the same on every machine."""
+    """Random pieces of the text, [steps, batch, context + 1] bytes. The CPU draws them: the same on all machines."""
     data = torch.frombuffer(bytearray(TEXT.encode("ascii")), dtype=torch.uint8).long()
     drawn = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(data) - size.context - 1, (steps, size.batch), generator=drawn)
@@ -136,7 +136,7 @@ def batches(size: LlamaSize, steps: int, seed: int) -> Tensor:
 
 
 def build(size: LlamaSize, ops: LlamaOps, seed: int, device: torch.device, dtype: torch.dtype) -> Llama:
-    """Build the model. The same seed gives the same weights, whatever the ops and the device."""
+    """Build the model. The same seed gives the same weights for all ops and devices."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Llama(size, ops)

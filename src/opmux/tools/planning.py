@@ -1,10 +1,10 @@
-"""The planner process of auto mode: plans and compiles calls for the program, which starts it (faces/aten/planner.py).
+"""The planner process of auto mode: plans and compiles calls for the program that starts it (faces/aten/planner.py).
 
 A request is the key of a call, as 64-bit words (`CallKey` in native/launches.h): the dtype, sizes and strides of each
 tensor and the value of every other argument. The planner runs the implementation for the chip on meta tensors, with
-Triton's compiler and without a device. The answer lists the kernels that were launched and, for each pointer, its
-tensor; or it says that C++ cannot launch the call. If earlier keys differ from this one in only one size, a size class
-follows: from it C++ computes the launches of other sizes without a request (size_classes.py).
+Triton's compiler and without a device. The answer lists the launches and the tensor of each pointer. If C++ cannot
+launch the call, the answer says so. If an earlier key differs from this one in only one size, a size class follows,
+from which C++ computes the launches of other sizes without a request (size_classes.py).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ DEVICE = "cuda"
 CUDA = 1  # c10::DeviceType
 KERNEL, RECORD, REFUSAL, FAILURE, CLASS, DONE = range(1, 7)  # Message in planner.h
 ARGUMENT, RESULT, SPACE, NUMBER = range(4)  # LaunchRecord::Kind in launches.h
-MOST = 1 << 17  # bytes of a message
-PREFIX = "opmux-planner-"  # the start of the name of a folder of compiled kernels
-NEW = 60.0  # seconds: a younger folder may not be locked yet
-RESTARTS = 16  # of killed workers; after that many the planner ends
+MOST = 1 << 17  # maximum length of a message in bytes
+PREFIX = "opmux-planner-"  # prefix of the folders of compiled kernels
+NEW = 60.0  # seconds; leave a younger folder alone, because it may not be locked yet
+RESTARTS = 16  # at most this many killed workers are replaced; then the planner ends
 PR_SET_PDEATHSIG = 1  # a prctl option: kill a worker when its parent process ends
 # c10::ScalarType, whose numbers are part of torch's file format
 DTYPES: dict[int, torch.dtype] = {
@@ -73,9 +73,9 @@ DTYPES: dict[int, torch.dtype] = {
     24: torch.float8_e4m3fn,
 }
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-KEPT = 8  # the latest keys of a pattern, with which new keys are compared
-REFUSALS = 3  # refusals of a pattern in a row, after which its new keys are sent only at their second call
-ATTEMPTS = 4  # runs of one call: the first ones may also make its plan, which calls torch's ops
+KEPT = 8  # a new key is compared with this many latest keys of its pattern
+REFUSALS = 3  # consecutive refusals of a pattern, after which C++ sends a new key only at its second call
+ATTEMPTS = 4  # attempts to record a call; the first ones may make its plan, which calls torch's ops
 FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
 
@@ -84,7 +84,7 @@ class NotLaunchable(Exception):
 
 
 def main() -> None:
-    """Start the planner; it ends when the process that started it closes the socket or ends."""
+    """Run the planner until the process that started it closes the socket or ends."""
     facts = json.loads(sys.argv[1])
     os.nice(5)
     with _folder() as folder:
@@ -94,9 +94,9 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for compiled kernels, locked while it is used; those of killed planners are removed first."""
+    """A new folder for compiled kernels, locked during the block. Folders of killed planners are removed first."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # removed meanwhile, in use, or of another user
+        with contextlib.suppress(OSError):  # removed meanwhile, in use, or another user's
             if time.time() - path.lstat().st_mtime > NEW and not path.is_symlink():
                 with _locked(path):
                     shutil.rmtree(path, ignore_errors=True)
@@ -110,7 +110,7 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder; the lock ends with the process and its workers. OSError if another process holds it."""
+    """Lock a folder until this process and its workers end. Raises OSError if another process holds the lock."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,11 +153,11 @@ def serve(ours: socket.socket, facts: dict[str, Any], folder: Path) -> int:
 def _supervise(count: int, ours: socket.socket, work: Callable[[int, mmap.mmap], None]) -> int:
     """Fork workers that read the same socket, and wait for their end; returns an exit status.
 
-    A worker that is killed, as when memory is short, is replaced, and the request that it was answering counts as
-    answered. Forking is safe: this process has no threads.
+    A worker that is killed (when memory is short) is replaced, and its current request counts as answered. Forking is
+    safe, because this process has no threads.
     """
     busy = mmap.mmap(-1, count + RESTARTS)  # worker number -> whether the worker is answering
-    numbers = iter(range(count + RESTARTS))  # each is used once: it is part of the names of a worker's files
+    numbers = iter(range(count + RESTARTS))  # never reused, as file names contain it
     workers: dict[int, int] = {}  # process id -> number
 
     def start(number: int) -> None:
@@ -202,10 +202,10 @@ class Param(NamedTuple):
 
 @dataclass
 class _PlannedCall:
-    """What a call launches."""
+    """The launches of a call."""
 
     words: list[int]  # the words of the answer after the key
-    free: set[int]  # positions of words that may depend on the sizes of the call
+    free: set[int]  # positions of those words that may depend on the call's sizes
     kernels: list[bytes]  # messages of kernels that C++ does not know yet
 
     def add_sizes(self, *words: int) -> None:
@@ -222,7 +222,9 @@ class _Pattern:
         self.refused = 0  # refusals in a row
 
     def related(self, words: list[int], sizes: list[int]) -> tuple[int, dict[int, Formula]] | None:
-        """The size in which this key differs from a kept key, and formulas for its words; the simplest such pair."""
+        """If this key differs from a stored key only in one size: the size's position, and formulas for the words that
+        depend on it. Of several stored keys, the one with the simplest formulas is used.
+        """
         related = []
         for other in self.keys:
             with contextlib.suppress(ValueError):
@@ -250,18 +252,18 @@ class Worker:
     def __init__(self, names: dict[str, str], devices: frozenset[int], folder: Path):
         self.number = 0  # the worker's index
         self._devices, self._folder = devices, folder
-        self._kernels: dict[str, int] = {}  # hash of a compiled kernel -> its number; these were sent to C++
-        self._new: dict[str, int] = {}  # hash of a compiled kernel -> its number; these are not sent yet
+        self._kernels: dict[str, int] = {}  # hash of a kernel that was sent to C++ -> its number
+        self._new: dict[str, int] = {}  # hash of a kernel that was not sent yet -> its number
         self._names = {int(slot): name for slot, name in names.items()}
         self._calls: dict[int, Callable[..., Any]] = {}
         engine.STATE.on = frozenset(self._names.values())
         self._requests = 0
-        self._patterns: dict[tuple[int, int, int], _Pattern] = {}  # by overload, pattern hash, number of words
+        self._patterns: dict[tuple[int, int, int], _Pattern] = {}  # key: overload, pattern hash, number of words
         for family in {overloads.table()[name].family for name in self._names.values()} - {"vendor"}:
             specs.load_implementers(family)
 
     def answer(self, message: bytes) -> Iterator[bytes]:
-        """The messages that answer one request, without the last one, DONE."""
+        """The messages that answer a request, except DONE, which follows them."""
         slot, epoch, hashed, pattern, *masks, count = struct.unpack_from("<7Q", message)
         words = list(struct.unpack_from(f"<{count}Q", message, 7 * 8))
         known = self._patterns.setdefault((slot, pattern, count), _Pattern())
@@ -283,14 +285,14 @@ class Worker:
             yield _packed(REFUSAL, slot, epoch, pattern)
 
     def _planned(self, slot: int, words: list[int]) -> _PlannedCall | int:
-        """What a call launches, or REFUSAL or FAILURE."""
+        """The launches of a call, or REFUSAL or FAILURE."""
         self._new = {}
         self._requests += 1
-        if self._requests % 4096 == 0:  # plans are stored by shape, so they accumulate
+        if self._requests % 4096 == 0:  # plans are stored per shape, so they would accumulate
             from ..kernels.lib import plans
 
             plans.forget()
-            self._patterns = {}  # a scalar that changes at every step makes a new pattern each time
+            self._patterns = {}  # a scalar that changes in every step makes a new pattern in every step
         try:
             return self._plan(slot, words)
         except Exception as error:
@@ -308,7 +310,7 @@ class Worker:
             return []
         try:
             return list(self._class_of(known, slot, words, sizes, planned))
-        except Exception as error:  # a fault here must not end the worker; the answer for this key has been sent
+        except Exception as error:  # must not end the worker; the key itself was answered
             logger.debug("no size class of %s: %s: %s", self._names.get(slot), type(error).__name__, error)
             known.refused += 1
             return []
@@ -316,9 +318,10 @@ class Worker:
     def _class_of(
         self, known: _Pattern, slot: int, words: list[int], sizes: list[int], planned: _PlannedCall
     ) -> Iterator[tuple[int, SizeClass, list[int]]]:
-        """The class of a call, if one is known or can be derived: the position of its size, formulas, and the answer.
+        """Yield the size class of a call, if one is known or can be derived: (position of the size, class, answer).
 
-        The position is an index into the key. Formulas use indices into the answer, whose word 0 is the key's length.
+        The position is an index into the key. The class's formulas use indices into the answer, whose word 0 is the
+        length of the key.
         """
         for entry in known.classes:
             if _covers(entry, words):
@@ -425,7 +428,7 @@ class Worker:
 
 
 def _entry(overload: overloads.Overload) -> Callable[..., Any]:
-    """The override that the gate calls for an overload; it raises NotLaunchable if torch's own kernel would run."""
+    """The override that the C++ gate calls for an overload. It raises NotLaunchable if torch's kernel would run."""
 
     def native(*args: Any, **kwargs: Any) -> Any:
         raise NotLaunchable("torch's own kernel runs it")
@@ -472,7 +475,7 @@ def _param(kind: str, value: Any, owners: dict[int, tuple[int, int]]) -> Param:
 def arguments(
     overload: overloads.Overload, words: list[int], devices: frozenset[int]
 ) -> tuple[list[Any], dict[str, Any], list[Tensor]]:
-    """The arguments that a key describes, positional and by keyword, and the tensors among them in order."""
+    """The positional and keyword arguments that a key describes, and the tensors among them in order."""
     reader = _KeyReader(words, devices)
     if reader.word() or DTYPES.get(reader.word()) is not torch.float32:
         raise NotLaunchable("deterministic algorithms, or another default dtype")
@@ -521,7 +524,7 @@ class _KeyReader:
         return struct.unpack("<d", struct.pack("<Q", self.word()))[0]
 
     def value(self, kind: str, count: int | None = None) -> Any:
-        """Read a value of a type, which is written as in a schema."""
+        """Read a value. `kind` is its type as in a schema."""
         if kind in ("Optional[List[int]]", "Optional[List[SymInt]]"):
             n = self.word()
             return None if n == (1 << 64) - 1 else [self.signed() for _ in range(n)]
@@ -577,7 +580,7 @@ class _KeyReader:
         return struct.pack("<Q", self.word())[:size].decode()
 
     def device(self) -> torch.device:
-        """Read a device. C++ allocates results on the device of the first tensor, which is the current one."""
+        """Read a device. It must be the current device, which is the first tensor's: C++ allocates results there."""
         word = self.word()
         kind, index = word >> 8, word & 0xFF
         if kind != CUDA or index not in (self._home, 0xFF):
@@ -590,7 +593,7 @@ class _KeyReader:
         return torch.strided
 
     def symbol(self) -> int:
-        self.word()  # the length, which is 1
+        self.word()  # skip the length, which is 1
         return self.signed()
 
     _KINDS = {

@@ -13,13 +13,13 @@ from ..core.errors import quoted
 from ..faces import compat
 from .arguments import BadOption
 
-INTERRUPTED = 130  # a shell's exit code for a program ended by Ctrl-C
+INTERRUPTED = 130  # the exit code by which shells report a program that Ctrl-C has ended
 
 
 def run(program: list[str], libraries: list[str], shadow: bool, module: bool) -> int:
     """Run a script or a module as `python` would, and return its exit status.
 
-    An exception is shown as `python` shows it: only the program's frames, through its own `sys.excepthook`.
+    An exception is printed as by `python`: only with the program's frames, by the program's `sys.excepthook`.
     """
     if not program:
         raise BadOption("run takes a program: opmux run [--as NAME] script.py [ARGS], or -m MODULE [ARGS]")
@@ -55,7 +55,7 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
 
 
 def _below(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without our frames and runpy's above the program."""
+    """The traceback without the frames of opmux and runpy that called the program."""
     above = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap>")
     while trace is not None and trace.tb_frame.f_code.co_filename in above:
         trace = trace.tb_next
@@ -69,7 +69,7 @@ def _missing_module(name: str) -> str | None:
         if spec is not None and spec.submodule_search_locations is not None:
             if importlib.util.find_spec(f"{name}.__main__") is None:
                 return f"No module named {name}.__main__; '{name}' is a package and cannot be directly executed"
-    except (ImportError, ValueError) as error:  # a parent that is missing or no package, a name with dots in front
+    except (ImportError, ValueError) as error:  # the parent is missing or no package, or the name starts with a dot
         return f"Error while finding module specification for {quoted(name)} ({type(error).__name__}: {error})"
     return None if spec is not None else f"No module named {quoted(name)[1:-1]}"
 

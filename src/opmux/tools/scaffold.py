@@ -24,11 +24,11 @@ TEMPLATE = Path(__file__).with_name("template")
 
 
 class CannotMake(OpmuxError, ValueError):
-    """The backend cannot be generated; nothing was written."""
+    """Raised if the backend cannot be generated. Nothing was written."""
 
 
 class TemplateFile(NamedTuple):
-    """A file of the template: where it comes from, where it goes, and what it is for."""
+    """A file of the template: its source and target paths, and its purpose."""
 
     source: str
     target: str
@@ -50,7 +50,7 @@ class NewBackend:
 
     name: str
     device: str
-    root: Path  # the folder that contains all files: a new one, or a checkout of opmux
+    root: Path  # the folder of all files: a new folder, or a checkout of opmux
     in_tree: bool
 
     @property
@@ -88,7 +88,7 @@ class NewBackend:
         return re.sub("|".join(names), lambda match: names[match[0]], text)
 
 
-OF_TORCH = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu")  # device types that torch knows without another package
+OF_TORCH = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu")  # device types that torch itself has
 
 
 def run(name: str, device: str, out: Path | None, in_tree: bool) -> int:
@@ -118,7 +118,7 @@ def commands(backend: NewBackend) -> list[str]:
     install = [f"pip install --no-deps --no-build-isolation -e {shlex.quote(shown(backend.root))}"]
     conform = f"opmux conform --vendor {backend.name}"
     if backend.device in devices.accelerators():
-        conform = f"OPMUX_VENDOR={backend.name} {conform}"  # another vendor's chip may have this device type
+        conform = f"OPMUX_VENDOR={backend.name} {conform}"  # because another vendor's chip may have this device type
     elif backend.device in OF_TORCH:
         conform += " --device cpu"  # torch's own device types cannot be simulated
     return [*([] if backend.in_tree else install), "opmux list", conform]
@@ -169,7 +169,7 @@ def _check_name(name: str) -> None:
 
 
 def _checkout(out: Path | None) -> Path:
-    """The root of a checkout of opmux: the given one, else the running one."""
+    """The root of a checkout of opmux: the folder `out`, or else the checkout that runs this code."""
     root = Path(__file__).absolute().parents[3] if out is None else out.absolute()
     if (root / "src/opmux/backends/registry.py").is_file() and (root / "tests/backends").is_dir():
         return root
@@ -181,7 +181,7 @@ def _checkout(out: Path | None) -> Path:
 
 
 def write(backend: NewBackend) -> None:
-    """Write all files or none: they are written to a temporary folder, which is renamed at the end."""
+    """Write all files or none. They are written to a temporary folder, which is renamed at the end."""
     target, *more = backend.new
     texts = {part.target: backend.text(part) for part in backend.parts}
     try:
@@ -195,7 +195,7 @@ def write(backend: NewBackend) -> None:
             path = staging / name.removeprefix(inside).lstrip("/") if name.startswith(inside) else backend.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        staging.chmod(0o755)  # mkdtemp makes folders that only their owner can read
+        staging.chmod(0o755)  # mkdtemp's folders are readable only by their owner
         staging.rename(target)
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)

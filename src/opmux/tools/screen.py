@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ..core import log
 
-# The width of a console that is a file or a pipe: lines are not wrapped there.
+# The width of a console that is a file or a pipe, so that lines are not wrapped.
 WIDE = 1000
 
 KIND_STYLES = {"flagos": "green", "cpp": "cyan", "vendor": "magenta", "reference": "blue"}
@@ -43,7 +43,7 @@ def _console(stream: Any, stderr: bool) -> Console:
 
 
 def beside(json: str | None) -> Console:
-    """The console of a command that may write a JSON file: stderr if that goes to stdout, `-`."""
+    """The console of a command that may write JSON. It is stderr if the JSON goes to stdout (`-`)."""
     return err() if json == "-" else out()
 
 
@@ -68,7 +68,7 @@ def write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def paged() -> Iterator[Console]:
-    """A console whose output goes through a pager if it is longer than the terminal; a file or pipe gets it at once."""
+    """A console that uses a pager if the output is longer than the terminal. A file or pipe gets it directly."""
     console = out()
     if not console.is_terminal:
         yield console
@@ -81,18 +81,18 @@ def paged() -> Iterator[Console]:
 
 
 def _page(text: str) -> bool:
-    """Show the text in $PAGER, else in less; False if there is no such program."""
+    """Show the text in $PAGER, or in less if that is unset. Returns False if there is no such program."""
     command = shlex.split(os.environ.get("PAGER", "")) or ["less"]
     if command[0] in ("", "cat") or shutil.which(command[0]) is None:
         return False
-    env = {"LESS": "-FRX", **os.environ}  # colours; stay on the screen after the last line
+    env = {"LESS": "-FRX", **os.environ}  # show colours, and leave the text on the screen
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the user quit the pager
         subprocess.run(command, input=text, encoding="utf-8", env=env, check=False)
     return True
 
 
 def show_log() -> None:
-    """Show log lines from WARNING on, unless the settings name a level."""
+    """Show log lines of level WARNING and above, unless the settings name another level."""
     log.show("WARNING")
     log.from_knobs()
 
@@ -107,19 +107,19 @@ def takes_unicode() -> bool:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 op`, `2 ops`, `2 families`."""
+    """A number with its noun: `1 op`, `2 ops`, `2 families`."""
     several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number} {noun if number == 1 else several}"
 
 
 def some(names: Iterable[str], most: int = 12) -> str:
-    """Names in one line; after `most` of them, the number of the others."""
+    """The first `most` names in one line, and how many more there are."""
     listed = list(names)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def table(*columns: str | tuple[str, dict[str, Any]], title: str | None = None) -> Table:
-    """A table in the common style; a column is a heading, or a heading and its options."""
+    """A table in the common style. A column is a heading, or a heading with options."""
     styled = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         heading, options = (column, {}) if isinstance(column, str) else column
@@ -128,7 +128,7 @@ def table(*columns: str | tuple[str, dict[str, Any]], title: str | None = None) 
 
 
 def pairs(rows: Iterable[tuple[str, Any]], title: str | None = None) -> Table:
-    """Facts, one a line: a name and a value."""
+    """Facts as names and values, one per line."""
     facts = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -149,7 +149,7 @@ def progress(*more: str) -> Iterator[Progress]:
     )
     before = sys.stderr
     with Progress(*columns, console=err()) as bar:
-        # While the bar is live, sys.stderr is rich's proxy, which prints above it: our log handler must write to it.
+        # While the bar is live, sys.stderr is rich's proxy, which prints above it. Let our log handler use the proxy.
         ours = [h for h in log.logger.handlers if isinstance(h, logging.StreamHandler) and h.stream is before]
         for handler in ours:
             handler.setStream(sys.stderr)

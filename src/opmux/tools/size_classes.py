@@ -1,4 +1,4 @@
-"""Size classes: the launches of a call as formulas of one size, for a range of sizes.
+"""Size classes: for a range of sizes, the launches of a call as formulas of the size.
 
 If batch lengths change, every call has a new key. But calls that differ only in one size, such as the length, launch
 the same kernels. Only sizes, strides, grids and scalar arguments change, and they are functions of that size v:
@@ -7,8 +7,8 @@ key from them (planner.h).
 
 The sizes of a class lie between two consecutive powers of two and have the same largest power-of-two divisor (2^13 at
 most), because kernels are chosen and specialised by both: a block is a power of two, the mask is omitted if the block
-divides the size, and Triton specialises on divisibility by 16. `fit` derives the formulas from some planned calls, then
-plans every other size of the class: a class holds only sizes for which its formulas give what the planner has planned.
+divides the size, and Triton specialises on divisibility by 16. `fit` derives the formulas from some planned calls, and
+then plans every other size of the class. The class keeps only sizes for which the formulas give the planned launches.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST_TWOS = 13  # no block is longer than 2^13: a multiple of 2^13 is a multiple of every block
-MOST_SIZES = 256  # sizes of one class: each is planned, in 0.3 to 1 ms
-MOST_CALLS = 40  # calls planned to find the formulas
-MOST_FORMULAS = 1000  # candidate formulas compared for one word
-LIMIT = 1 << 62  # every computed value stays below this
+MOST_TWOS = 13  # the largest block is 2^13, so a multiple of 2^13 is one of every block
+MOST_SIZES = 256  # at most this many sizes are in a class; planning a size takes 0.3 to 1 ms
+MOST_CALLS = 40  # at most this many calls are planned to find the formulas
+MOST_FORMULAS = 1000  # at most this many candidate formulas are compared for one word
+LIMIT = 1 << 62  # all computed values stay below this
 
 Words = list[int]
 Plan = Callable[[int], Words | None]  # size -> the words of the call's launches; None: C++ cannot launch it
 
 
 class Formula(NamedTuple):
-    """times * ceil(factor * v^power / divisor) + plus."""
+    """The value times * ceil(factor * v^power / divisor) + plus of a size v."""
 
     power: int = 0
     factor: int = 0
@@ -43,20 +43,20 @@ class Formula(NamedTuple):
         return self.times * -(-self.factor * v**self.power // self.divisor) + self.plus
 
     def fits(self, largest: int) -> bool:
-        """Whether nothing overflows 64 bits."""
+        """Whether no value overflows 64 bits for sizes up to `largest`."""
         return self.times * (self.factor * largest**self.power + self.divisor) + abs(self.plus) < LIMIT
 
 
 class SizeClass(NamedTuple):
-    """Formulas for the sizes between `low` and `high` whose largest power-of-two divisor is 2^twos.
+    """Formulas for the sizes from `low` to `high` whose largest power-of-two divisor is 2^twos.
 
-    If twos is MOST_TWOS, the class holds all multiples of 2^twos.
+    If twos is MOST_TWOS, these are all multiples of 2^twos.
     """
 
     low: int
     high: int
     twos: int
-    formulas: dict[int, Formula]  # by position
+    formulas: dict[int, Formula]  # position of a word -> its formula
 
     def sizes(self) -> range:
         step = 1 << self.twos
@@ -64,7 +64,7 @@ class SizeClass(NamedTuple):
 
 
 def class_of(v: int) -> SizeClass | None:
-    """The class that a size belongs to, without formulas; None if it would have no other size."""
+    """The class of a size, without formulas; None if the class would have no other size."""
     if not 2 <= v < LIMIT:
         return None
     twos = min((v & -v).bit_length() - 1, MOST_TWOS)
@@ -79,14 +79,14 @@ def class_of(v: int) -> SizeClass | None:
 
 
 def key_formulas(first: Sequence[int], second: Sequence[int], sizes: Iterable[int]) -> tuple[int, dict[int, Formula]]:
-    """The position of the size in which two keys differ, and a formula of it for every word that differs.
+    """The position of the size in which two keys differ, and for each word that differs a formula of that size.
 
     Args:
-        first, second: the words of two keys, equal but for sizes and strides.
-        sizes: the positions that may be that size.
+        first, second: the words of two keys that are equal except for sizes and strides.
+        sizes: the positions of words that are sizes.
 
-    Raises ValueError if they differ in any other way. A formula that fits two keys by chance is harmless: the class is
-    used only for keys that equal its formulas in every word.
+    Raises ValueError if the keys differ in more than one size. A formula that fits two keys by chance is harmless: the
+    class is used only for keys that equal its formulas in every word.
     """
     differ = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
     for position in sizes:
@@ -100,7 +100,7 @@ def key_formulas(first: Sequence[int], second: Sequence[int], sizes: Iterable[in
 
 
 def _through(v: int, w: int, a: int, b: int) -> Formula | None:
-    """A formula f with f(v) = a and f(w) = b, or None."""
+    """A formula f with f(v) = a and f(w) = b; None if none is found."""
     for power in (1, 2):
         factor = a // v**power
         if factor and factor * v**power == a and factor * w**power == b:
@@ -110,7 +110,7 @@ def _through(v: int, w: int, a: int, b: int) -> Formula | None:
 
 
 def fit(within: SizeClass, v: int, planned: Words, free: Set[int], plan: Plan) -> SizeClass | None:
-    """The class around the size v, with formulas that give what is planned for each of its sizes; None if none do.
+    """The class around the size v, with formulas that give the planned words of each size; None if there is none.
 
     Args:
         within: the largest class that may be returned.
@@ -129,13 +129,13 @@ def fit(within: SizeClass, v: int, planned: Words, free: Set[int], plan: Plan) -
         return None
     up = calls.agree(sizes[start : high + 1], formulas)
     down = calls.agree(sizes[low : start + 1][::-1], formulas)
-    if up + down < 3:  # both count the size v
+    if up + down < 3:  # both counts include v
         return None
     return SizeClass(sizes[start - down + 1], sizes[start + up - 1], within.twos, formulas)
 
 
 class _NoClass(Exception):
-    """A call of the class launches something else, or too many calls would have to be planned."""
+    """Raised if a call of the class launches other kernels, or if too many calls would have to be planned."""
 
 
 class _Calls:
@@ -149,7 +149,7 @@ class _Calls:
         return [0 if i in self._free else word for i, word in enumerate(words)]
 
     def is_alike(self, v: int) -> bool:
-        """Whether the call with this size launches the same, except for words that may depend on the size."""
+        """Whether the launches of a call with this size differ only in words that may depend on the size."""
         if v in self.known:
             return True
         if not self._left:
@@ -162,7 +162,7 @@ class _Calls:
         return True
 
     def agree(self, sizes: list[int], formulas: dict[int, Formula]) -> int:
-        """The number of sizes, from the first one on, for which the formulas give what is planned."""
+        """The number of sizes, counted from the first, for which the formulas give the planned words."""
         for count, v in enumerate(sizes):
             words = self.known.get(v) or self._plan(v)
             if words is None or self._without_free(words) != self._fixed:
@@ -176,9 +176,10 @@ class _Calls:
             raise _NoClass
 
     def reach(self, sizes: list[int]) -> int:
-        """The index of a size up to which all calls launch what the first one does; plans at most four calls.
+        """The index of a size up to which all calls have the first call's launches. Plans at most four calls.
 
-        Kernels are chosen by thresholds: if the calls at both ends launch the same, so do all between them.
+        Kernels are chosen by thresholds, so if the calls at both ends launch the same kernels, all calls between them
+        do.
         """
         last = len(sizes) - 1
         if self.is_alike(sizes[last]):
@@ -190,7 +191,7 @@ class _Calls:
         return good
 
     def formulas(self, sizes: list[int]) -> dict[int, Formula]:
-        """A formula for each word that changes; plans more calls while several formulas fit and disagree."""
+        """A formula for each word that changes. While several formulas fit but disagree, more calls are planned."""
         at = torch.tensor(sizes)
         while True:
             agreed: dict[tuple[int, ...], Formula] = {}
@@ -211,7 +212,7 @@ class _Calls:
 
 
 def _agreed(points: list[tuple[int, int]], sizes: Tensor) -> tuple[Formula, Tensor]:
-    """A formula through these points, and for each size whether another formula gives another value."""
+    """A formula through these points, and for each size whether other formulas that fit give another value."""
     formulas = formulas_of(points, int(sizes[-1]))
     if not formulas:
         raise _NoClass
@@ -252,7 +253,7 @@ def _linear(points: list[tuple[int, int]]) -> list[Formula]:
 
 
 def _ceilings(points: list[tuple[int, int]], power: int, divisor: int, times: int) -> list[Formula]:
-    """Formulas with this divisor and an odd factor; an even factor reduces to a smaller divisor."""
+    """Formulas with this divisor and odd factors, because a formula with an even factor has a smaller divisor too."""
     least = max(divisor * (y // times - 1) // v**power + 1 for v, y in points)
     most = min(divisor * (y // times) // v**power for v, y in points)
     first = max(least | 1, 1)

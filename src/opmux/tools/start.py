@@ -1,4 +1,4 @@
-"""Starts the command `opmux`, or says what to install: after `pip install --no-deps` its packages may be missing."""
+"""Starts the command `opmux`. If packages are missing (after `pip install --no-deps`), it says what to install."""
 
 from __future__ import annotations
 

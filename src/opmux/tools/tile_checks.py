@@ -19,7 +19,7 @@ from ..machine.vendors import Package
 from ..tuning import tile_files
 from ..tuning.tile_files import BadTiles
 
-# Typical facts for tunables, by the annotation of a parameter.
+# Annotation of a tunable's parameter -> typical values.
 FACTS: dict[str, tuple[Any, ...]] = {
     "torch.dtype": (torch.bfloat16, torch.float32),
     "bool": (True, False),
@@ -34,7 +34,7 @@ def load() -> None:
 
 
 def typical_facts(tunable: Tunable) -> Iterator[dict[str, Any]]:
-    """Typical facts for a tunable; none if one of its parameters has a type that FACTS lacks."""
+    """Typical facts for a tunable. Yields nothing if the type of a parameter is not in FACTS."""
     kinds = [_type_text(p.annotation) for p in inspect.signature(tunable.default).parameters.values()]
     if all(kind in FACTS for kind in kinds):
         for values in itertools.product(*(FACTS[kind] for kind in kinds)):
@@ -42,14 +42,14 @@ def typical_facts(tunable: Tunable) -> Iterator[dict[str, Any]]:
 
 
 def _type_text(annotation: Any) -> str:
-    """The text of an annotation, whether or not the module postpones evaluation."""
+    """An annotation as text. It already is text if the module postpones evaluation."""
     if isinstance(annotation, str):
         return annotation
     return "torch.dtype" if annotation is torch.dtype else getattr(annotation, "__name__", str(annotation))
 
 
 def untried(package: Package) -> list[str]:
-    """The tunables in a vendor's files for which there are no typical facts."""
+    """The tunables in a vendor's files that cannot be checked, because there are no typical facts for them."""
     named = {name for chip in chips(package) for name in tile_files.names_in_files(chip, [])}
     return sorted(n for n in named if n in config.tunables and not any(True for _ in typical_facts(config.tunables[n])))
 
@@ -63,7 +63,7 @@ def chips(package: Package) -> list[Chip]:
 
 
 def faults(package: Package) -> list[str]:
-    """All errors in a vendor's tile files: the file, the tunable, the size, and what is allowed; each once."""
+    """The distinct errors in a vendor's tile files. Each names file, tunable and size, and says what is allowed."""
     problems: dict[str, None] = {}
     for chip in chips(package):
         unreadable: list[BadTiles] = []
@@ -79,7 +79,7 @@ def faults(package: Package) -> list[str]:
 
 
 def fault(chip: Chip, tunable: Tunable) -> str | None:
-    """The first rule or config of a tunable that its kernel does not accept."""
+    """The error for the first rule or config of a tunable that its kernel does not accept; None if all are accepted."""
     for facts in typical_facts(tunable):
         if not _accepts(tunable, facts):
             continue
@@ -93,15 +93,15 @@ def fault(chip: Chip, tunable: Tunable) -> str | None:
 
 
 def _accepts(tunable: Tunable, facts: dict[str, Any]) -> bool:
-    """Whether the default accepts these facts: a kernel never passes facts for which the default raises."""
+    """Whether the default tiles accept these facts. If the default raises, a kernel never passes such facts."""
     try:
         tunable.default(**facts)
-    except (RuntimeError, ValueError):  # no device to read the number of cores from, or facts that its kernel refuses
+    except (RuntimeError, ValueError):  # no device to count cores of, or the kernel refuses these facts
         return False
     return True
 
 
 def of_vendor(name: str) -> Chip | None:
-    """Parse a vendor's name, with an arch after a colon, into a chip: `acme`, `acme:a200`; None for other names."""
+    """The chip for a vendor's name, or for a name and an arch: `acme`, `acme:a200`. None if there is no such vendor."""
     chip = Chip.of_arch(name if ":" in name else f"{name}:")
     return chip if chip.vendor is not None and vendors.get(chip.vendor) is not None else None

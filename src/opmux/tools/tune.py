@@ -32,18 +32,18 @@ from .dry_run import nothing_launched, standing_in
 from .runner.check import DeviceLost, as_tuple, in_one_line
 from .runner.clock import Call, median_ms
 
-GAIN = 0.02  # a smaller gain is noise and is not stored
-LONG_SUM = 10.0  # factor on the tolerance if the current tiles need it: sums of thousands of float32 in another order
+GAIN = 0.02  # a gain below 2 % is noise and is not stored
+LONG_SUM = 10.0  # factor on the tolerance for long float32 sums, used if the current tiles need it
 SHAPES, DTYPES = ("4096x8192",), ("bfloat16",)
-STAND_IN = "sm_90"  # the chip of a dry run on a machine without an accelerator
-SHOWN = 12  # rows of a table; slower trials are only counted
+STAND_IN = "sm_90"  # the chip to assume in a dry run on a machine without an accelerator
+SHOWN = 12  # at most this many trials are in a table; slower ones are only counted
 
 Bench = Callable[[Call], float]
 
 
 @dataclass
 class TileTrial:
-    """Tiles to be timed, their source, and a time or the reason why there is none."""
+    """Tiles to time, where they come from, and their time or the reason why there is no time."""
 
     tiles: Tiles
     source: str
@@ -57,8 +57,8 @@ class TuneOutcome:
 
     call: TunableCall
     trials: list[TileTrial]  # the current tiles come first
-    best: TileTrial | None = None  # faster than the current tiles by GAIN, measured twice
-    times: tuple[float, float] = (0.0, 0.0)  # of the current tiles and the fastest others
+    best: TileTrial | None = None  # faster than the current tiles by GAIN in two measurements
+    times: tuple[float, float] = (0.0, 0.0)  # ms of the current and of the fastest other tiles
 
 
 @dataclass
@@ -71,7 +71,7 @@ class TuneCase:
     shape: str
     dtype: torch.dtype
     expected: Any = field(default=None, repr=False)
-    slack: float = 1.0  # factor on the op's tolerance
+    slack: float = 1.0  # multiplies the op's tolerance
 
     def __str__(self) -> str:
         return f"{self.spec.name} {self.shape} {dtype_name(self.dtype)}"
@@ -80,7 +80,7 @@ class TuneCase:
         return self.call(*self.sample.args, **self.sample.kwargs)
 
     def plan(self) -> list[TunableCall]:
-        """The tunables that the kernel looks up when it makes its plan, each once."""
+        """The tunables that the kernel looks up when it makes its plan, without duplicates."""
         forget()
         with config.asked() as calls, torch.no_grad():
             try:
@@ -90,7 +90,9 @@ class TuneCase:
         return list({call.key: call for call in calls}.values())
 
     def disagreement(self) -> str:
-        """How the result differs from the reference's, or "". Runs twice: the second call replays a recorded launch."""
+        """How the result differs from the reference's, or "". Calls twice, as the second call replays a recorded
+        launch.
+        """
         if self.expected is None:
             self.expected = as_tuple(self.spec.reference(*self.sample.args, **self.sample.kwargs))
         for _ in range(2):
@@ -108,7 +110,7 @@ class TuneCase:
 
 
 def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: bool) -> TuneCase:
-    """The op's own kernel and arguments for it; `anywhere`: even if its device is not present."""
+    """Our kernel, or the vendor's, with arguments for it. With `anywhere`, its device need not be present."""
     spec = specs.find(op, NAME_LOOKUP["ops"])
     kind, sizes = arguments.dtype(dtype), arguments.shape(shape)
     if not hasattr(spec.samples, "at"):
@@ -131,7 +133,7 @@ def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: boo
 
 
 def _of_vendor(spec: Spec, chip: Chip | None) -> OpImpl | None:
-    """The kernel of the chip's vendor for an op, if its file declares tiles."""
+    """The chip vendor's kernel for an op, if the module of the kernel declares tunables."""
     package = vendors.get(chip.vendor) if chip is not None and chip.vendor is not None else None
     if chip is None or package is None:
         return None
@@ -158,7 +160,7 @@ def trials_for(call: TunableCall, chip: Chip | None) -> list[TileTrial]:
 
 @dataclass
 class Tuner:
-    """Tunes one case: one tunable of its plan after the other, each with the best tiles so far for the others."""
+    """Tunes the tunables of one case, one after the other. The others have the best tiles that were found so far."""
 
     case: TuneCase
     chip: Chip | None
@@ -166,7 +168,7 @@ class Tuner:
     held: dict[str, Tiles] = field(default_factory=dict)
 
     def tune(self, call: TunableCall, tick: Callable[[float | None], None] = lambda best: None) -> TuneOutcome:
-        """Time every trial; `tick` gets the best time so far after each."""
+        """Time every trial. After each one, `tick` gets the best time so far."""
         out = TuneOutcome(call, trials_for(call, self.chip))
         present, *others = out.trials
         self._time(call.key, present)
@@ -190,13 +192,13 @@ class Tuner:
         return out
 
     def _time(self, key: str, trial: TileTrial) -> None:
-        """Check and time a trial; a wrong result or an error of the chip gives a reason instead of a time."""
+        """Check and time a trial. If it raises or its result is wrong, the trial gets a reason instead of a time."""
         with self._using(key, trial.tiles):
             try:
                 trial.reason = self.case.disagreement()
                 if not trial.reason:
                     trial.ms = self.bench(self.case.run)
-            except Exception as error:  # compilers and drivers have no common class
+            except Exception as error:  # errors of compilers and drivers have no common class
                 trial.reason = in_one_line(error, 2000)
                 self._check_device(trial)
 
@@ -228,7 +230,7 @@ class Tuner:
 def run(
     op: str, shapes: Sequence[str], dtypes: Sequence[str], device: str | None, dry_run: bool, chip: str | None
 ) -> int:
-    specs.find(op, NAME_LOOKUP["ops"])  # first, to report an unknown op
+    specs.find(op, NAME_LOOKUP["ops"])  # first, so that an unknown op is reported
     at = arguments.device(device)
     if chip is not None and not dry_run:
         raise arguments.BadOption("--chip names a chip that is not present: nothing can be timed. Add --dry-run")
@@ -321,7 +323,7 @@ def _summary(outcome: TuneOutcome) -> str:
 
 
 def show_trials(chip: str) -> int:
-    """For each tunable, the configs that the chip's own files list; raises BadTiles for one that its kernel refuses."""
+    """Print the configs that the chip's files list for each tunable. Raises BadTiles if a kernel refuses one."""
     console = screen.out()
     with standing_in(chip):
         _load(chip)
@@ -363,7 +365,7 @@ def _load(chip: str | None) -> None:
 
 
 def show_list(chip: str | None) -> int:
-    """Every tunable, and the source of its values on this chip."""
+    """Print every tunable, and where its values on this chip come from."""
     _load(chip)
     with standing_in(chip):
         at = config.this_chip()
@@ -395,13 +397,13 @@ def show_list(chip: str | None) -> int:
 
 
 def provider_files(chip: Chip) -> list[str]:
-    """The files with times of implementations that apply to a chip, and how many classes each has."""
+    """A line for each file with times of implementations on a chip, with the number of classes in it."""
     files = provider_speed.FILES.files(chip)
     return [f"times of implementations: {file}, {len(provider_speed.FILES.read(file))} classes" for file in files]
 
 
 def _folder(entry: tile_files.FileEntry) -> str:
-    """The folder of a file as it is printed: `_nvidia/hopper`."""
+    """The folder of a file in short form: `_nvidia/hopper`."""
     parts = entry.file.parent.parts
     return "/".join(parts[next((i for i, p in enumerate(parts) if p.startswith("_")), len(parts) - 1) :])
 

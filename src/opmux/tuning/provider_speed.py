@@ -1,7 +1,7 @@
 """The measured times of the implementations of compute-bound ops on this chip, by which `core.choosing` ranks them.
 
-`opmux tune --providers` measures. A vendor's arch folder ships measured times (`provider_speed.json`); those in the
-user's cache override them. A file has the time of each implementation for a class of calls (`speed_classes`).
+`opmux tune --providers` measures. A vendor's arch folder contains measured times (`provider_speed.json`), which times
+in the user's cache override. A file has the time of each implementation for each class of calls (`speed_classes`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FILES = SpeedFiles("providers-", _times, dict, "provider_speed.json")
 
 @functools.cache
 def measured(chip: Chip) -> Mapping[str, Mapping[str, Times]]:
-    """For each op that was measured on a chip: the label of a class -> the times of the implementations."""
+    """Measured op -> label of a class -> the times of the implementations on a chip."""
     by_op: dict[str, dict[str, Times]] = {}
     for label, times in FILES.measured(chip).items():
         by_op.setdefault(label.partition("[")[0], {})[label] = times
@@ -44,14 +44,14 @@ def measured(chip: Chip) -> Mapping[str, Mapping[str, Times]]:
 
 
 def store(chip: Chip, measurements: Mapping[str, Times], more: Mapping[str, Any]) -> Path | None:
-    """Add measurements to the user's file; None if it could not be stored."""
+    """Add measurements to the user's file. Returns the file, or None if they could not be stored."""
     file = FILES.store(chip, measurements, more)
     forget()
     return file
 
 
 def forget() -> None:
-    """Read the files again on next use."""
+    """Drop the times in memory, so that the files are read again on next use."""
     measured.cache_clear()
     get_default_manager().invalidate("the measured times have changed")
 
@@ -60,7 +60,7 @@ def forget() -> None:
 
 
 def speeds(key: str, device: str) -> Speeds | None:
-    """An op's measured times on a device type; None if there are none and no vendor's libraries come first."""
+    """An op's measured times on a device type; None if nothing was measured and no vendor's libraries are preferred."""
     if key not in CLASSES or device != default_device():
         return None
     chip, known, name = chip_of(device), CLASSES[key], key.rpartition("::")[2]
@@ -76,7 +76,7 @@ def speeds(key: str, device: str) -> Speeds | None:
 
 
 def _preference(key: str, device: str) -> Preference | None:
-    """The preference of a device's vendor for its libraries, regardless of measured times."""
+    """Whether the device's vendor wants its libraries to run before our kernels, regardless of measured times."""
     local = machine.current()
     first = local.preferred(device).get(key)
     if not isinstance(first, LibrariesFirst):
@@ -91,7 +91,7 @@ def _preference(key: str, device: str) -> Preference | None:
 
 @dataclass(frozen=True)
 class ForSomeCalls:
-    """A reason of `get_preferred_ops` that holds only for calls that the vendor's libraries accept.
+    """A reason in `get_preferred_ops` that applies only to calls that the vendor's libraries accept.
 
     Our kernel runs the other calls.
     """
@@ -103,10 +103,10 @@ class ForSomeCalls:
 
 
 class LibrariesFirst:
-    """Why a vendor's libraries come before our kernel of an op, as given by `get_preferred_ops`.
+    """Why a vendor's libraries come before our kernel of an op, according to `get_preferred_ops`.
 
-    None if our kernel was measured to be faster for some calls, or if the libraries accept only some calls. Then our
-    kernel is a candidate, ranked for each class of calls.
+    Calling it returns the reason, or None if our kernel was measured to be faster for some calls, or if the libraries
+    accept only some calls. In these cases our kernel stays a candidate, and is ranked for each class of calls.
     """
 
     def __init__(self, key: str, why: machine.Preferred):

@@ -1,8 +1,8 @@
-"""The classes of calls by which the fastest implementation of a compute-bound op is looked up: dtype, options, sizes.
+"""Classes of calls (dtype, options, sizes), by which the fastest implementation of a compute-bound op is looked up.
 
 `CLASSES` has a function for each op. It takes the op's arguments and returns one value for each of its `names`. An int
-value is the class of a length, (n - 1).bit_length(): lengths with the same next power of two share a class, as they do
-for tiles. These functions run at each call, so they read only shapes and strides.
+value is the class of a length, (n - 1).bit_length(). As for tiles, lengths with the same next power of two share a
+class. These functions run at each call, so they read only shapes and strides.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..core.tensors import dtype_name
 
 
 class SpeedClass(NamedTuple):
-    """The names of the values on which an op's speed depends, and the function that computes them for a call."""
+    """The names of the values that determine an op's speed, and the function that computes the values for a call."""
 
     names: tuple[str, ...]
     of: Callable[..., tuple]
 
     def label(self, op: str, values: tuple) -> str:
-        """`linear[dtype=bfloat16 m<=16 n<=8192 k<=8192]`: the name of a class in files and messages."""
+        """The name of a class in files and messages: `linear[dtype=bfloat16 m<=16 n<=8192 k<=8192]`."""
         return f"{op}[{' '.join(map(_fact_text, self.names, values))}]"
 
 
@@ -60,7 +60,7 @@ def linear_act(
 
 
 def gemm(a: Tensor, b: Tensor, other: Any, trans_a: bool, trans_b: bool, alpha: float, out_dtype: Any) -> tuple:
-    """Also for gemm_gelu and gemm_dgelu; `other` is the bias, or for gemm_dgelu the argument of the activation."""
+    """Also used for gemm_gelu and gemm_dgelu. `other` is the bias; for gemm_dgelu it is the activation's argument."""
     (m, k), n = a.shape, b.shape[0 if trans_b else 1]
     if trans_a:
         m, k = k, m
@@ -182,7 +182,7 @@ def attention_varlen_bwd(do: Any, q: Tensor, k: Tensor, v: Tensor, o: Any, lse: 
 
 
 def attention_general(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple:
-    """Calls with the same options set share a class, whatever the values of the options, except causal windows.
+    """Calls that set the same options share a class, whatever the values. Only `right` counts by value: 0 is causal.
 
     Packed sequences have the class of a dense batch with the same work, so that both layouts use one implementation.
     """
@@ -204,7 +204,7 @@ def attention_general_bwd(do: Any, q: Tensor, k: Tensor, v: Tensor, o: Any, lse:
 def attention_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor | None, *rest: Any
 ) -> tuple:
-    """The number of keys is the capacity of the cache: how many are in use is known only on the device."""
+    """The number of keys is the capacity of the cache, because only the device knows how many are in use."""
     b, queries, h, dim = q.shape
     _, page, kv_heads, _ = k_cache.shape
     keys = page if table is None else page * table.shape[1]

@@ -1,11 +1,11 @@
-"""Files of measured times: those in the folders of a chip's vendor, and those in the user's cache, which override them.
+"""Files of measured times, in the folders of a chip's vendor and in the user's cache, which overrides the vendor's.
 
-A file has its format, what it was measured with, remarks about the measurement, and one line for each entry.
+A file has its format, the chip and versions that were measured, remarks about the measurement, and one line per entry.
 
-The user's files are in `tuning/` of the cache directory (`OPMUX_CACHE_DIR`): one for each kind of measurement, chip,
-driver and set of versions, shared by many processes and ranks. A file is replaced atomically, so a reader sees the old
-or the new one. Writers merge their entries under a lock; a writer that does not get the lock stores nothing. These
-files affect only speed, never results: a file that cannot be read is skipped with a warning.
+The user's files are in `tuning/` of the cache directory (`OPMUX_CACHE_DIR`). There is one file for each kind of
+measurement, chip, driver and set of versions. Many processes and ranks share it. A file is replaced atomically, so a
+reader sees the old or the new one. Writers merge their entries under a lock; a writer that does not get the lock stores
+nothing. These files affect only speed, never results: a file that cannot be read is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from . import tile_files
 
 FORMAT = 2
 SECTIONS = {1: ("entries", "ops"), FORMAT: ("entries",)}  # format -> the name of the section with the entries
-LOCK_TIMEOUT = 300.0  # seconds to wait for other writers; each takes milliseconds
+LOCK_TIMEOUT = 300.0  # seconds to wait for other writers, each of which takes milliseconds
 T = TypeVar("T")
 
 
@@ -42,7 +42,7 @@ class BadSpeeds(OpmuxError, ValueError):
 
 
 def chip_of(device: str) -> Chip:
-    """The chip of a device type; with `assume`, the assumed chip."""
+    """The chip of a device type; inside `assume`, the assumed chip."""
     if devices.assumed() is not None:
         package = devices.vendor_of(device)
         return Chip(None if package is None else package.name, devices.arch_of(device))
@@ -54,14 +54,14 @@ class SpeedFiles(Generic[T]):
     """One kind of file with measured times."""
 
     prefix: str  # start of the file's name in the cache
-    of_data: Callable[[Any], T]  # raises if the data is not an entry
+    of_data: Callable[[Any], T]  # JSON data -> entry; raises if the data is invalid
     as_data: Callable[[T], Any]
     name: str | None = None  # the file's name in a vendor's folders; None if no vendor ships such a file
 
     # -- reading
 
     def measured(self, chip: Chip) -> dict[str, T]:
-        """The shipped entries for a chip, overridden by the user's; a file that cannot be read causes one warning."""
+        """The entries for a chip: the vendor's, overridden by the user's. An unreadable file causes one warning."""
         own, entries = self.path(chip), dict[str, T]()
         for file in (*self._shipped_files(chip), *([] if own is None else [own])):
             with contextlib.suppress(FileNotFoundError):
@@ -69,12 +69,12 @@ class SpeedFiles(Generic[T]):
         return entries
 
     def files(self, chip: Chip) -> list[Path]:
-        """The files that exist for a chip; later ones override earlier ones."""
+        """The existing files for a chip. Later files override earlier ones."""
         own = self.path(chip)
         return [f for f in (*self._shipped_files(chip), *([] if own is None else [own])) if f.is_file()]
 
     def shipped(self, chip: Chip) -> dict[str, T]:
-        """The entries in the folders of a chip's vendor; raises BadSpeeds."""
+        """The entries in the folders of a chip's vendor. Raises BadSpeeds for a damaged file."""
         entries: dict[str, T] = {}
         for file in self._shipped_files(chip):
             entries |= self.read(file)
@@ -108,7 +108,7 @@ class SpeedFiles(Generic[T]):
         return [file for file in paths if file.is_file()]
 
     def _read_or_warn(self, file: Path, chip: Chip | None) -> dict[str, T]:
-        """The entries of a file without damaged ones; `chip` is given if the file is in the cache."""
+        """The entries of a file, except damaged ones. `chip` is given only for a file in the cache."""
         try:
             if chip is None:
                 data = file.read_bytes()
@@ -130,10 +130,10 @@ class SpeedFiles(Generic[T]):
         return entries
 
     def _entries(self, text: bytes, chip: Chip | None) -> tuple[dict[str, T], dict[str, str]]:
-        """The entries of a file, and the damaged ones with the reason; a file of the cache must be made for `chip`."""
+        """The entries of a file, and the damaged ones with the reasons. With `chip`, the file must be made for it."""
         try:
             data = json.loads(text)
-        except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not even text
+        except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not text
             raise _Unusable(f"{type(error).__name__}: {error}") from None
         sections = next(
             (names for n, names in SECTIONS.items() if isinstance(data, dict) and data.get("format") == n), ()
@@ -156,7 +156,7 @@ class SpeedFiles(Generic[T]):
     # -- writing
 
     def text(self, chip: Chip, entries: Mapping[str, T], more: Mapping[str, Any]) -> str:
-        """A file of measurements: one line for each entry."""
+        """The contents of a file of measurements, with one line per entry."""
         head = {"format": FORMAT, "made_for": made_for(chip), **more}
         lines = [f"  {json.dumps(n)}: {json.dumps(self.as_data(entries[n]))}" for n in sorted(entries)]
         return json.dumps(head, indent=1)[:-2] + ',\n "entries": {\n' + ",\n".join(lines) + "\n }\n}\n"
@@ -172,7 +172,7 @@ class SpeedFiles(Generic[T]):
         try:
             self._merge(file, chip, entries, more or {})
         except OSError as error:
-            # Log the error as text: a log record that is kept would keep the error's frames, which may hold the lock.
+            # Log the error as text: a stored log record would keep the error's frames, which may hold the lock.
             advice = "" if isinstance(error, TimeoutError) else f". Set {CACHE_DIR.name} to a writable folder"
             logger.warning("tuning results are not stored: %s%s", str(error), advice)
             return None
@@ -204,7 +204,7 @@ def directory() -> Path | None:
 
 def made_for(chip: Chip) -> dict[str, str]:
     """The properties that a measured time depends on."""
-    package = sys.modules["opmux"]  # not imported: this package depends on nothing above it
+    package = sys.modules["opmux"]  # no import, because this package must not depend on layers above
     return {
         "chip": chip.name,
         "arch": chip.arch or "",
@@ -223,7 +223,7 @@ def _triton() -> str:
 
 
 def clear() -> list[Path]:
-    """Remove all the user's files, of every kind, chip and version; returns the removed files."""
+    """Remove the user's files of every kind, chip and version. Returns the removed files."""
     folder = directory()
     removed = []
     try:
@@ -240,12 +240,12 @@ def clear() -> list[Path]:
 
 
 def exclusive(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Exclude other writers. Without this lock a writer must not write, because it would drop their entries."""
+    """A lock that excludes other writers. A writer must hold it, because otherwise it could drop their entries."""
     return cache_dir.locked(folder / ".lock", LOCK_TIMEOUT, required=True)
 
 
 class _Unusable(ValueError):
-    """A file without valid entries for this chip and these versions."""
+    """Raised for a file without valid entries for this chip and these versions."""
 
 
 _warned: set[str] = set()

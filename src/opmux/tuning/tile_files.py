@@ -1,8 +1,8 @@
 """Tile settings in a vendor's folder: `backends/_<vendor>/[<arch>/]`.
 
 A folder may contain `heuristics_config_utils.py` (rules), `tune_configs.yaml` (configs to try) and `ops/`. An arch
-folder overrides its vendor's, per tunable and op; `ARCH_MAP` of the vendor's package names it. Files are read on first
-use; a package outside the tree has the same layout.
+folder overrides its vendor's folder for each tunable and op that it contains; `ARCH_MAP` of the vendor's package names
+the arch folders. Files are read on first use. A vendor's package outside of opmux has the same layout.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ RULES, TRIALS = "heuristics_config_utils", "tune_configs.yaml"
 
 
 class BadTiles(OpmuxError, ValueError):
-    """Tiles that a kernel does not accept, or a vendor's file that cannot be read; the message names the file."""
+    """Raised for tiles that a kernel does not accept, or an unreadable file of a vendor. The message names the file."""
 
 
 # ---- the folders ----------------------------------------------------------------------------------------------------
 
 
 class FileEntry(NamedTuple):
-    """The settings of one tunable in a file: rules by the name of a size, or a list of configs to try."""
+    """The settings of one tunable in a file: {size: rule}, or a list of configs to try."""
 
     file: Path
     given: Any
@@ -49,9 +49,10 @@ def candidates(chip: Chip, name: str) -> FileEntry | None:
 
 
 def names_in_files(chip: Chip, unreadable: list[BadTiles] | None = None) -> dict[str, set[Path]]:
-    """Every tunable named in a file of this chip's vendor, and the files.
+    """Every tunable that a file of this chip's vendor names, and the files that name it.
 
-    Raises for a file that cannot be read. With `unreadable`, the error is appended to it and the other files are read.
+    Raises for a file that cannot be read. With `unreadable`, appends the error to that list instead, and reads the
+    other files.
     """
     files: dict[str, set[Path]] = {}
     for folder in folders(chip):
@@ -80,13 +81,13 @@ def folders(chip: Chip) -> tuple[str, ...]:
 
 @functools.cache
 def _is_folder(package: str) -> bool:
-    """Whether an arch folder exists: a copy of a package may lack some folders of its ARCH_MAP."""
+    """Whether an arch folder exists. A copy of a package may lack folders that its ARCH_MAP names."""
     spec = importlib.util.find_spec(package)
     return spec is not None and bool(spec.submodule_search_locations)
 
 
 def _arch_keys(arch: str | None) -> Iterable[Any]:
-    """The keys by which an ARCH_MAP may name an arch: sm_90, "9.0", "9", 9; for other vendors a prefix of the name."""
+    """The keys by which an ARCH_MAP may name an arch: for sm_90 also "9.0", "9" and 9; for other vendors a prefix."""
     if arch is None:
         return
     yield arch
@@ -147,7 +148,7 @@ _FIELDS = ("META", "num_warps", "num_stages")
 
 
 def expand(items: Any, where: str) -> list[dict[str, Any]]:
-    """Every config in a list of items, as {size: value}; with `gen: true` an item is a Cartesian product of lists."""
+    """Every config in a list of items, as {size: value}. An item with `gen: true` is a Cartesian product of lists."""
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadTiles(f"{where}: expected a list of configs such as {{META: {{BLOCK_M: 1}}, num_warps: 4}}")
     expanded = [_product(item, where) if item.get("gen") else [_plain(item, where)] for item in items]
@@ -163,7 +164,7 @@ def _plain(item: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _product(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """One item with `gen: true`. `param_map` gives the list of values of each field, by name or literally."""
+    """The configs of an item with `gen: true`. `param_map` has the list of values of each field, or the list's name."""
     fields = item.get("param_map")
     if not isinstance(fields, dict):
         raise BadTiles(f"{where}: gen needs a param_map such as {{META: {{BLOCK_M: rows}}, num_warps: warps}}")

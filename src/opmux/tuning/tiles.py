@@ -19,9 +19,9 @@ from .speed_files import SpeedFiles
 class Entry:
     """The result for one key: the tiles, and how they were measured."""
 
-    tiles: dict[str, Any]  # warps, stages, and the sizes that differ from the default
+    tiles: dict[str, Any]  # warps, stages, and those sizes that differ from the default
     ms: float
-    before_ms: float  # with the tiles that were used before tuning
+    before_ms: float  # ms with the tiles that were used before tuning
     op: str
     sample: str
 
@@ -39,7 +39,7 @@ path, directory = FILES.path, speed_files.directory
 
 
 def key(name: str, facts: Mapping[str, Any]) -> str:
-    """`softmax.rows[dtype=bfloat16 n<=8192]`: lengths are given by shape class, other facts by value."""
+    """The key `softmax.rows[dtype=bfloat16 n<=8192]`: lengths appear by shape class, other facts by value."""
     return f"{name}[{' '.join(_fact_text(k, facts[k]) for k in sorted(facts))}]"
 
 
@@ -66,20 +66,20 @@ def entries(chip: Chip) -> dict[str, Entry]:
 
 
 def store(chip: Chip, measured: Mapping[str, Entry]) -> Path | None:
-    """Add entries to the file of a chip; logs a warning and returns None if it cannot be written."""
+    """Add entries to the file of a chip. Logs a warning and returns None if the file cannot be written."""
     file = FILES.store(chip, measured)
     _tables.pop(chip, None)
     return file
 
 
 def clear() -> list[Path]:
-    """Remove all files of measured times from the cache, for every chip and version; returns the removed files."""
+    """Remove all files of measured times from the cache, for every chip and version. Returns the removed files."""
     removed = speed_files.clear()
     forget()
     return removed
 
 
 def forget() -> None:
-    """Drop the entries in memory: read the files again on next use."""
+    """Drop the entries in memory, so that the files are read again on next use."""
     _tables.clear()
     speed_files.forget_warnings()

@@ -32,7 +32,7 @@ VARIANTS: dict[str, Callable[[tuple], tuple]] = {
 
 
 class QuickDraw(Draw):
-    """Draws numbers on the device. Drawing 128 M numbers takes 2 s on a CPU; copying such a tensor takes 0.1 ms."""
+    """Draws numbers on the device, as a CPU takes 2 s for 128 M numbers. (Copying such a tensor takes 0.1 ms.)"""
 
     def _new(self, shape: Shape, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         if self.device.type == "cpu" or math.prod(shape) < 2**16:
@@ -44,7 +44,7 @@ class QuickDraw(Draw):
 
 
 def name_of(spec: Spec) -> str:
-    """The op's name in `opmux.ops`; its key if the name is ambiguous."""
+    """The op's name in `opmux.ops`, or its key if the name is ambiguous."""
     return spec.name if specs.lookup(spec.name, NAME_LOOKUP["ops"]) is spec else spec.key
 
 
@@ -69,7 +69,7 @@ class BenchCase:
     shape: Shape
     dtype: torch.dtype
     variant: str = ""
-    host: bool = False  # the host time is rated, not the device time
+    host: bool = False  # compare providers by host time, not by device time
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class BenchCase:
         return f"{self.name} {sizes(self.shape)} {dtype_name(self.dtype)}"
 
     def sample(self, device: torch.device, rows: int | None = None) -> Sample:
-        """The arguments of the op; `rows` replaces the number of rows. Raises BadOption if it has no such samples."""
+        """The arguments of the op. `rows` replaces the first size. Raises BadOption if the op has no such samples."""
         shape = self.shape if rows is None else (rows, *self.shape[1:])
         try:
             drawn = sample_of(self.spec, Drawn(shape), self.dtype, device)
@@ -99,7 +99,7 @@ def sizes(shape: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """Ops that are measured on the same row lengths."""
+    """Ops that are measured on tensors with the same row lengths."""
 
     ops: str
     widths: tuple[int, ...]
@@ -114,7 +114,7 @@ class Preset:
     doc: str
     lines: tuple[Line, ...]
     dtypes: tuple[str, ...]
-    rows: int | None = None  # None: enough rows for a tensor of --mib MiB
+    rows: int | None = None  # None: as many rows as fit in a tensor of --mib MiB
     providers: str | None = None
     host: bool = False
 
@@ -171,7 +171,7 @@ NAMED_WIDTHS = {"cpu": (1024,)}
 
 
 def select(texts: Iterable[str]) -> list[Spec]:
-    """Ops by name, `family:NAME` or glob. Families and globs skip compositions; a glob with `::` includes them."""
+    """The ops that names, `family:NAME` or globs select. Only names, and globs with `::`, select compositions."""
     chosen: dict[str, Spec] = {}
     for text in texts:
         chosen |= {s.key: s for s in _selected(text.strip())}
@@ -232,7 +232,7 @@ def plan(
 def _lines(
     words: list[str], preset: str | None, device: str, notes: list[str]
 ) -> tuple[Preset, list[tuple[Spec, Line]]]:
-    """The preset that applies, and every op to measure with its line of that preset."""
+    """The preset to use, and every op to measure, each with its line of the preset."""
     chosen = select(words)
     if preset is None and chosen:
         base = NAMED_ON_CPU if device == "cpu" else NAMED
@@ -257,7 +257,7 @@ def _lines(
 
 
 def _measurable(lines: list[tuple[Spec, Line]], kinds: list[torch.dtype], notes: list[str]) -> list[tuple[Spec, Line]]:
-    """Keep the ops whose samples can have any shape; add a note for each group of other ops."""
+    """Keep the ops whose samples can have any shape. Add a note on ops without samples, and one on fixed shapes."""
     ways: dict[str, list[str]] = {"": [], "no samples to measure with": [], "only samples of fixed shapes": []}
     fits, bare, own = ways.values()
     for spec in {s.key: s for s, _ in lines}.values():

@@ -1,4 +1,4 @@
-"""`opmux bench`: makes the plan, measures with a line per case, prints a summary, and writes JSON and HTML."""
+"""`opmux bench`: makes the plan, measures the cases, prints a line per case and a summary, and writes JSON and HTML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .measure import Limits
 from .providers import BenchProvider, ProviderChoice
 from .record import BenchRecord, facts, limits_data
 
-# The copy that measures the memory bandwidth is too large for any cache.
+# The size of the copy that measures the memory bandwidth, which must be too large for any cache.
 COPY_MIB = {"cpu": 64}
 COPY_MIB_OF_CHIPS = 512
 
@@ -39,7 +39,7 @@ class BenchOptions:
     mib: int = 256
     dynamic: bool = False
     listing: bool = False
-    source: Path | None = None  # show and draw this run instead of measuring
+    source: Path | None = None  # print and draw this earlier run instead of measuring
 
 
 def run(options: BenchOptions) -> int:
@@ -59,7 +59,7 @@ def run(options: BenchOptions) -> int:
         try:
             todo = plan(*request)
         except UnknownName:
-            get_default_manager().registry.list_operators()  # loads the plugins, one of which may define the op
+            get_default_manager().registry.list_operators()  # loads plugins, as one of them may define the op
             todo = plan(*request)
         if not todo.cases:
             raise arguments.BadOption(f"there is nothing to measure: {'; '.join(todo.notes)}")
@@ -81,7 +81,7 @@ def run(options: BenchOptions) -> int:
 def _measure(record: BenchRecord, bench: Bench, cases: list[BenchCase], options: BenchOptions) -> None:
     """Measure the cases into `record`, and print a line for each case when it is done."""
     console = screen.beside(options.json)
-    console.file = console.file  # fix the current stream: the bar replaces sys.stdout
+    console.file = console.file  # assign the current stream, because the progress bar replaces sys.stdout
     columns = {p.name: None for c in {c.spec.key: c for c in cases}.values() for p in bench.choice.of_op(c.spec)}
     with screen.progress("now") as bar:
         task = bar.add_task("measuring", total=len(cases), now="limits")

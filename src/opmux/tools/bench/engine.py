@@ -24,7 +24,7 @@ from .measure import Limits, Truth
 from .providers import COMPILE, OURS, BenchProvider, ProviderChoice
 
 Started = Callable[[BenchCase, BenchProvider], None]
-# A call on at most this many elements is also timed on the host: there, launch overhead matters.
+# A call on at most this many elements is also timed on the host, because launch overhead matters for such a call.
 SMALL = 2**16
 # The number of rows to check if the reference on all rows would not fit in memory.
 FEW = 64
@@ -32,7 +32,8 @@ FEW = 64
 
 @dataclass
 class BenchRow:
-    """One provider's result on one case: `ok` with figures; else `wrong`, `failed`, `declined` or `skipped`, and why.
+    """One provider's result on one case. Its status is `ok`, with figures, or `wrong`, `failed`, `declined` or
+    `skipped`, with a reason.
 
     A provider is skipped if the case has no arguments, or if the reference fails.
     """
@@ -43,7 +44,7 @@ class BenchRow:
     variant: str
     shape: list[int]
     dtype: str
-    metric: str  # which time counts: "device" or "host"
+    metric: str  # the time that is compared: "device" or "host"
     provider: str
     impl: str | None = None  # the impl of opmux that ran
     status: str = "ok"
@@ -58,7 +59,7 @@ class BenchRow:
     limit: str | None = None  # "copy" or "matmul"
     share: float | None = None  # the speed, as a share of that limit
     peak_bytes: int | None = None
-    ratio: float | None = None  # the best time of the other providers over this one's
+    ratio: float | None = None  # best time of the other providers / this time
 
     @property
     def time_us(self) -> float | None:
@@ -74,7 +75,7 @@ class Bench:
     choice: ProviderChoice
 
     def rows(self, cases: list[BenchCase], started: Started) -> Iterator[list[BenchRow]]:
-        """Yields the rows of each case when it is done."""
+        """Yields the rows of each case as soon as the case is done."""
         last = None
         providers: list[BenchProvider] = []
         for case in cases:
@@ -83,7 +84,7 @@ class Bench:
                 if any(p.name == COMPILE for p in providers):
                     _forget_compiled()
             with warnings.catch_warnings(), torch.no_grad():
-                warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's warnings would break up the table
+                warnings.filterwarnings("ignore", module=r"torch\.")  # torch.compile's warnings would break the table
                 rows = self._case(case, providers, started)
             yield rows
 
@@ -111,7 +112,7 @@ class Bench:
         return BenchRow(*shown, provider.name, impl=provider.impl or None)
 
     def _truth(self, case: BenchCase, sample: Sample) -> Truth:
-        """The reference's results on the case itself, or on only FEW rows if all would not fit in memory."""
+        """The reference's results for the case, or for only FEW rows of it if all rows would not fit in memory."""
         if measure.fits(case.spec, sample, self.device) or len(case.shape) < 2:
             try:
                 return Truth.of(case.spec, sample)
@@ -120,7 +121,7 @@ class Bench:
         return Truth.of(case.spec, case.sample(self.device, rows=min(FEW, *case.shape[:1])))
 
     def _row(self, row: BenchRow, case: BenchCase, provider: BenchProvider, sample: Sample, truth: Truth) -> None:
-        """Fill in a row. An error of the provider is recorded in its row and does not stop the run."""
+        """Fill in a provider's row. If the provider raises, the row gets the error, and the run continues."""
         known = len(get_default_manager().failures())
         try:
             with provider.around():
@@ -167,27 +168,27 @@ def _work(case: BenchCase, sample: Sample) -> tuple[int, int | None]:
 
 
 def _forget_compiled() -> None:
-    """Reset Dynamo, which limits the recompilations of a function, before each op."""
+    """Reset Dynamo. Called before each op, because Dynamo limits how often a function is recompiled."""
     import torch._dynamo
 
     torch._dynamo.reset()
 
 
 def rank(rows: list[BenchRow]) -> None:
-    """Set the ratio of each row: the best time of the other rows over its own."""
+    """Set the ratio of each row: the best time of the other rows divided by the row's time."""
     for row in rows:
         others = [r.time_us for r in rows if r is not row and r.time_us is not None]
         row.ratio = min(others) / row.time_us if others and row.time_us else None
 
 
 def who_runs(case: BenchCase, sample: Sample) -> tuple[str | None, str | None]:
-    """The impl that dispatch runs for these arguments, and why dispatch skips a preferred one."""
+    """The impl that dispatch runs for these arguments, and why dispatch skips a preferred impl."""
     explanation = get_default_manager().explain(case.spec.key, *sample.args, **sample.kwargs)
     if explanation.chosen is None or explanation.chosen.kind is BackendImplKind.REFERENCE:
         refused = next((v for v in explanation.verdicts if v.status == "refused"), None)
         why = None if refused is None else f"{refused.impl.impl_id}: {refused.reason}"
         return None if explanation.chosen is None else explanation.chosen.impl_id, why
-    try:  # it may still decline when called: dispatch then uses the next one
+    try:  # call the impl: it may still decline, and dispatch then uses the next one
         with policy(strict=True):
             specs.functions[case.spec.key](*sample.args, **sample.kwargs)
     except NotSupported as error:

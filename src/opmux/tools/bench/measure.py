@@ -18,10 +18,10 @@ from ...core.tensors import dtype_name, tensors_in
 from ..runner.check import Wrong, as_tuple
 from ..runner.clock import Call, call_ms, wait
 
-# Dtypes whose values float32 represents exactly: they are compared in float32, all others in float64.
+# Dtypes whose values float32 represents exactly. Such results are compared in float32, all others in float64.
 NARROW = {torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2}
-# Other libraries may round several times (torch's own norm backwards exceed a spec's tolerance where terms cancel).
-# Their tolerance is the spec's times this, and relative to the mean of a result too.
+# Other libraries may round several times: torch's norm backwards exceed a spec's tolerance where terms cancel. So their
+# tolerance is the spec's times this factor, and may also be relative to the mean of a result.
 LOOSE = 4
 
 
@@ -30,7 +30,7 @@ LOOSE = 4
 
 @dataclass(frozen=True)
 class Truth:
-    """The reference's results for a sample, by name, and the arguments that the op wrote."""
+    """The reference's results for a sample, and the arguments that the op wrote, both by name."""
 
     spec: Spec
     sample: Sample
@@ -46,10 +46,10 @@ class Truth:
     def check(
         self, build: Callable[[Spec, Sample], Call], gives: Sequence[str], *, exact: bool, random: bool = False
     ) -> float | None:
-        """Compare a provider's results: returns the largest difference, or raises Wrong if one is too large.
+        """Compare a provider's results. Returns the largest difference, or raises Wrong if it exceeds the tolerance.
 
-        `exact` is for impls of opmux: it requires the spec's own tolerance and the reference's dtypes, and calls twice,
-        because the second call may replay a recorded launch.
+        `exact` is for impls of opmux. It requires the spec's own tolerance and the reference's dtypes, and makes two
+        calls, because the second one may replay a recorded launch.
         """
         worst = 0.0
         args, kwargs = _fresh(self.spec, self.sample)
@@ -69,7 +69,7 @@ class Truth:
 
 
 def _fresh(spec: Spec, sample: Sample) -> tuple[tuple, dict]:
-    """The arguments; copies if the op writes any of them."""
+    """The arguments, copied if the op writes any of them."""
     if not spec.mutates:
         return sample.args, sample.kwargs
     return tree_map_only(Tensor, torch.clone, (sample.args, sample.kwargs))
@@ -81,7 +81,7 @@ def _written(spec: Spec, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 
 def compare(name: str, got: Any, want: Any, spec: Spec, *, exact: bool) -> float:
-    """Compare one result: returns the largest difference, or raises Wrong if it exceeds the tolerance."""
+    """Compare one result. Returns the largest difference, or raises Wrong if it exceeds the tolerance."""
     if not isinstance(want, Tensor) or not isinstance(got, Tensor):
         if type(got) is not type(want) or (not isinstance(want, Tensor) and got != want):
             raise Wrong(f"{name} is {type(got).__name__}, expected {type(want).__name__}")
@@ -122,10 +122,10 @@ def _tolerance(spec: Spec, *dtypes: torch.dtype) -> Tol:
 
 
 def fits(spec: Spec, sample: Sample, device: torch.device) -> bool:
-    """Whether the reference and its temporaries, in float32 or wider, fit in memory with the arguments."""
+    """Whether the reference's arguments, and its temporaries in float32 or wider, fit in memory together."""
     tensors = tensors_in((sample.args, sample.kwargs))
     largest = max((t.numel() * max(t.itemsize, 4) for t in tensors), default=0)
-    return 12 * largest < free_bytes(device)  # backwards of norms hold eight such temporaries
+    return 12 * largest < free_bytes(device)  # norms' backwards have eight such temporaries
 
 
 def free_bytes(device: torch.device) -> int:
@@ -155,7 +155,7 @@ def peak_bytes(fn: Call, device: torch.device) -> int | None:
 
 @dataclass
 class Limits:
-    """The machine's limits, measured in the same run: the speed of a copy, and of a matrix product."""
+    """The machine's limits, measured in the same run: the speed of a copy and the speed of a matrix product."""
 
     device: torch.device
     copy_gbs: float = 0.0
@@ -164,7 +164,7 @@ class Limits:
     def measure_copy(self, mib: int) -> None:
         a = torch.ones((mib << 20) // 2, dtype=torch.bfloat16, device=self.device)
         b = torch.empty_like(a)
-        best = min(call_ms(lambda: b.copy_(a), self.device) for _ in range(3))  # the GPU's clocks have to rise first
+        best = min(call_ms(lambda: b.copy_(a), self.device) for _ in range(3))  # the first run raises the GPU's clocks
         self.copy_gbs = 2 * a.nbytes / best / 1e6
 
     def matmul(self, dtype: torch.dtype) -> float:

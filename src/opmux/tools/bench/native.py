@@ -1,4 +1,4 @@
-"""Torch's own way to compute an op: the call that a user would write, or only autograd's backward of it."""
+"""Torch's own call for an op, as a user would write it. For a backward op, only autograd's backward is called."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Given = Mapping[str, Any]
 class Native(NamedTuple):
     """Torch's call for an op; it takes the op's own arguments.
 
-    `gives` names the op's results in the order in which the call returns them; empty means all. `recompute` has
-    functions that compute the forward arguments that the backward op does not take, from those that it takes. The
-    results of a `random` call are compared only in shape. A `short` call is torch's function of the same name, called
-    without arguments that equal their default.
+    `gives` names the op's results in the order in which the call returns them; empty means all. `recompute`: functions
+    that compute forward arguments which the backward op does not take, from arguments that it takes. Of a `random`
+    call's results, only the shapes are compared. A `short` call is torch's function of the same name, called without
+    arguments that equal their default.
     """
 
     call: Callable[..., Any]
@@ -40,7 +40,7 @@ def _shifted(weight: Tensor, offset: float) -> Tensor:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str) -> Tensor:
-    """Ignores `casting`: torch's rms_norm always rounds once, and the benchmarks use only that casting."""
+    """Ignores `casting`, because torch's rms_norm always rounds once, and the benchmarks use only that casting."""
     return F.rms_norm(x, weight.shape, _shifted(weight, offset), eps)
 
 
@@ -71,7 +71,7 @@ ACTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _activations() -> Iterator[tuple[str, Native]]:
-    """Each activation on its own, with a bias, as a gate of two tensors, and as a gate of the two halves of one."""
+    """Torch's calls for activations: alone, with a bias, as a gate of two tensors, and of a tensor's two halves."""
     for name, act in ACTS.items():
         yield name, Native(act)
         yield f"{name}_bias", Native(lambda x, bias, act=act: act(x + bias))
@@ -120,7 +120,7 @@ NATIVE: dict[str, Native] = {
     "group_norm": Native(_group_norm, "y", {"bias": lambda g: torch.zeros_like(g["weight"])}),
     "softmax": Native(torch.softmax),
     "log_softmax": Native(torch.log_softmax),
-    # The functions that autograd calls: they take y, from which the forward's input cannot be recovered exactly.
+    # The functions that autograd calls. These ops take y, from which the forward's input cannot be recomputed exactly.
     "softmax_bwd": Native(lambda dy, y, dim: torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)),
     "log_softmax_bwd": Native(lambda dy, y, dim: torch.ops.aten._log_softmax_backward_data(dy, y, dim, y.dtype)),
     **dict(_activations()),
@@ -137,7 +137,7 @@ class Backward(NamedTuple):
 
 
 def native(spec: Spec) -> Native | Backward | None:
-    """Torch's call for an op; None if torch has none besides the reference."""
+    """Torch's call for an op; None if torch has no call for it besides the reference."""
     if spec.space == "aten":
         return Native(getattr(torch, spec.name, spec.reference), short=True)
     if spec.space != "opmux":
@@ -161,7 +161,7 @@ def forward_of(spec: Spec) -> Spec | None:
 
 
 def shortened(spec: Spec, sample: Sample) -> Sample:
-    """The arguments as a user writes them: defaults are left out at the end and among the keywords."""
+    """The arguments as a user writes them, without keywords and last positional arguments that equal the default."""
     params = list(spec.signature.parameters.values())
     plain = lambda p, value: not isinstance(value, Tensor) and type(value) is type(p.default) and value == p.default
     args = list(sample.args)
@@ -172,19 +172,19 @@ def shortened(spec: Spec, sample: Sample) -> Sample:
 
 
 def call_of(fn: Callable[..., Any], sample: Sample) -> Callable[[], Any]:
-    """The call to time: its arguments are bound, and it has no Python frame of ours."""
+    """The call to time. Its arguments are bound by functools.partial, which adds no Python frame."""
     return functools.partial(fn, *sample.args, **sample.kwargs)
 
 
 def backward_of(fn: Callable[..., Any], how: Backward, spec: Spec, sample: Sample) -> Callable[[], Any]:
-    """Only autograd's backward of `fn`, for the arguments of a backward op. The forward runs once, here."""
+    """A call of autograd's backward of `fn`, with a backward op's arguments. The forward runs once, before the call."""
     forward = how.forward
     arguments = dict(zip(spec.names, sample.args)) | sample.kwargs
     forward_arguments = {name: make(arguments) for name, make in how.native.recompute.items()}
     forward_arguments |= {n: arguments[n] for n in forward.names if n in arguments}
     filled = {p.name: forward_arguments.get(p.name, p.default) for p in forward.signature.parameters.values()}
     inputs = [name.removeprefix("d") for name in spec.out]
-    # Copies: some libraries overwrite saved tensors with gradients.
+    # Clone the inputs, because some libraries overwrite saved tensors with gradients.
     leaves = [filled[name].detach().clone().requires_grad_() for name in inputs]
     with torch.enable_grad():
         results = as_tuple(fn(*{**filled, **dict(zip(inputs, leaves))}.values()))

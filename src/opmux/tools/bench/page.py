@@ -15,7 +15,7 @@ from .record import LEVEL, BenchRecord
 COLOURS = ("#2f6fde", "#8a94a6", "#d98a2b", "#3f9d6b", "#a35bb8", "#c2555f", "#4aa3b5", "#8b7d4e")
 GROUP, BAR, HEIGHT, LEFT, TOP = 30, 15, 170, 38, 14
 Groups = tuple[tuple[str, tuple[BenchRow, ...]], ...]
-WIDE = 700  # a chart wider than this gets a line to itself
+WIDE = 700  # a wider chart gets a line of the page to itself
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Chart:
 
 
 def charts(record: BenchRecord) -> list[Chart]:
-    """One chart for each op that has several shapes, one for all other ops, and one for host times."""
+    """For each dtype: one chart per op with several shapes, one for all other ops, and one for host times."""
     by_op: dict[tuple[str, str], list[list[BenchRow]]] = {}
     alone: dict[str, list[list[BenchRow]]] = {}
     host: dict[str, list[list[BenchRow]]] = {}
@@ -118,7 +118,7 @@ def _ticks(chart: Chart) -> list[float]:
 
 
 def sentence(row: BenchRow) -> str:
-    """A row in one sentence: the tooltip of a bar."""
+    """A provider's result in one sentence, which is the tooltip of a bar."""
     who = row.provider if row.impl in (None, row.provider) else f"{row.provider} ({row.impl})"
     facts = [f"{row.op} {sizes(row.shape)} {row.dtype}, {who}"]
     if row.status != "ok":
@@ -181,7 +181,7 @@ def _row(row: BenchRow) -> str:
 def _product(shape: Iterable[int]) -> int:
     key = 1
     for n in shape:
-        key = key * 1_000_003 + n  # sorts by rows, then by columns
+        key = key * 1_000_003 + n  # sorts shapes by the first size, then by the next
     return key
 
 

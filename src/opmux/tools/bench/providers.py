@@ -19,7 +19,7 @@ from ...core.spec import Sample, Spec, specs
 from .native import Backward, Native, backward_of, call_of, native, shortened
 
 OURS, NATIVE, COMPILE, REFERENCE = "ours", "native", "compile", "reference"
-# The providers that are torch. Ours must not be slower than any of them.
+# The providers that run torch's kernels. Ours must not be slower than any of them.
 TORCH = (NATIVE, COMPILE, REFERENCE)
 
 Build = Callable[[Spec, Sample], Callable[[], Any]]
@@ -27,13 +27,13 @@ Build = Callable[[Spec, Sample], Callable[[], Any]]
 
 @dataclass(frozen=True)
 class BenchProvider:
-    """One way to compute an op: `build` returns the call, which is timed inside `around`."""
+    """A library or impl that computes an op. `build` returns the call, which is timed inside the context `around`."""
 
     name: str
     build: Build
-    gives: tuple[str, ...]  # the op's names for the results that it returns
+    gives: tuple[str, ...]  # the op's names of the results that the call returns
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
-    impl: str | None = None  # an impl of opmux is checked more strictly; "" is the one that dispatch chooses
+    impl: str | None = None  # opmux's impl ("": chosen by dispatch), checked more strictly; None: another library
     random: bool = False  # only the shapes of results are compared
 
 
@@ -87,8 +87,9 @@ def torch_compile(spec: Spec, dynamic: bool | None) -> BenchProvider:
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    """Let compiled backwards run twice (by default they free saved tensors), and allow any number of shapes (by default
-    the ninth runs uncompiled)."""
+    """Let compiled backwards run twice (by default they free saved tensors), and compile up to 64 shapes (by default
+    the ninth runs uncompiled).
+    """
     import torch._dynamo.config
     import torch._functorch.config
 
@@ -112,8 +113,8 @@ def _is_random(way: Native | Backward) -> bool:
 
 # ---- other libraries ------------------------------------------------------------------------------------------------
 
-# op -> (function of liger_kernel.transformers.functional, its arguments from the op's, the results it returns). Not in
-# place: that would overwrite dy with the gradient.
+# op -> (function of liger_kernel.transformers.functional; how to make its arguments from the op's; the results that it
+# returns). `in_place` is False, because the function would overwrite dy with the gradient.
 LIGER: dict[str, tuple[str, Callable[..., tuple], str]] = {
     "rms_norm": ("liger_rms_norm", lambda x, w, eps, offset, casting: (x, w, eps, offset, casting, False), "y"),
     "add_rms_norm": (
@@ -134,12 +135,12 @@ def load(module: str) -> tuple[Any, str]:
     """Another library, or the reason why it is not available."""
     try:
         return importlib.import_module(module), ""
-    except Exception as error:  # some libraries raise other errors without a device
+    except Exception as error:  # without a device, some libraries raise other errors
         return None, f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
 
 
 def liger(spec: Spec) -> BenchProvider | None:
-    """Liger's function, or autograd's backward of it; None if Liger lacks the op."""
+    """Liger's function for an op, or autograd's backward of the function; None if Liger has no such op."""
     functional, _ = load("liger_kernel.transformers.functional")
     way = native(spec)
     name = way.forward.name if isinstance(way, Backward) else spec.name
@@ -157,7 +158,7 @@ def liger(spec: Spec) -> BenchProvider | None:
 
 
 def flaggems(spec: Spec) -> BenchProvider | None:
-    """The native call while FlagGems overrides ATen's kernels."""
+    """Torch's native call, made while FlagGems overrides ATen's kernels."""
     package, _ = load("flag_gems")
     way = native(spec)
     if package is None or way is None:
@@ -176,7 +177,7 @@ class ProviderChoice:
     """The providers to measure: from the command line, or the defaults for the device."""
 
     names: tuple[str, ...]
-    impls: bool  # measure every vendor's impl too
+    impls: bool  # also measure every vendor's impl
     dynamic: bool | None = False
 
     @classmethod
@@ -198,7 +199,7 @@ class ProviderChoice:
         return [f"{name} is skipped: {why}" for name, why in tried.items() if why]
 
     def of_op(self, spec: Spec) -> list[BenchProvider]:
-        """The providers of an op, each name once."""
+        """The providers of an op, without duplicate names."""
         names = [*self.names, *(vendor_impl_ids(spec) if self.impls else [])]
         providers = [self._one(spec, name) for name in names]
         return list({p.name: p for p in providers if p is not None}.values())

@@ -15,7 +15,7 @@ from .engine import BenchRow
 from .measure import Limits
 from .providers import OURS, TORCH
 
-# A ratio from this to 1 counts as equally fast: two runs of one kernel differ by 2 %.
+# Ratios between this and 1 count as equally fast, because two runs of the same kernel differ by 2 %.
 LEVEL = 0.98
 
 
@@ -62,7 +62,7 @@ class BenchRecord(RunRecord):
         return list(dict.fromkeys(row.provider for row in self.rows))
 
     def against_torch(self) -> list[tuple[BenchRow, float]]:
-        """Our row of each case for which torch has a time too, with torch's best time over ours."""
+        """For each case that torch has a time for: our row, and torch's best time divided by ours."""
         ratios = []
         for rows in self.cases():
             own = next((r for r in rows if r.provider == OURS and r.time_us), None)
@@ -79,7 +79,7 @@ class BenchRecord(RunRecord):
         return f"{level} of {len(ratios)} cases at or above the best of torch"
 
     def behind(self) -> list[BenchRow]:
-        """Our rows where another provider is more than 2 % faster, the worst first."""
+        """Our rows of cases in which another provider is more than 2 % faster, the worst first."""
         slower = [r for r in self.rows if r.provider == OURS and r.ratio is not None and r.ratio < LEVEL]
         return sorted(slower, key=lambda r: r.ratio or 0.0)
 

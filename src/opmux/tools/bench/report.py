@@ -16,11 +16,11 @@ from .record import LEVEL, BenchRecord
 
 STATUS = {"wrong": ("WRONG", "bold red"), "failed": ("failed", "red"), "declined": ("declined", "dim")}
 STATUS["skipped"] = ("skipped", "dim")
-SHOWN = 12  # the most entries of a list that are printed
+SHOWN = 12  # at most this many entries of a list are printed
 
 
 class Lines:
-    """Prints the table line by line. Columns have a fixed width, so each line can be printed when its case is done."""
+    """Prints the table line by line. Columns have a fixed width, so each line is printed when its case is done."""
 
     def __init__(self, console: Console, ops: Iterable[str], shapes: Iterable[str], providers: list[str]):
         self.console, self.providers = console, providers
@@ -47,7 +47,7 @@ class Lines:
 
 
 def cell(row: BenchRow | None, best: BenchRow | None) -> tuple[str, str]:
-    """A provider's result: share of the limit and time, or why there is none."""
+    """A provider's result as text: the share of the limit and the time, or why there is no result."""
     if row is None:
         return "-", "dim"
     if row.status != "ok":
@@ -60,7 +60,7 @@ def cell(row: BenchRow | None, best: BenchRow | None) -> tuple[str, str]:
 
 
 def _ratio(ours: BenchRow | None) -> tuple[str, str]:
-    """The best other provider's time over ours: above 1 ours is faster."""
+    """The best time of the other providers divided by ours, as text. Above 1, ours is faster."""
     if ours is None or ours.ratio is None:
         return f"{'-':>6}", "dim"
     return f"{ours.ratio:5.2f}x", "green" if ours.ratio >= 1 else "" if ours.ratio >= LEVEL else "yellow"
@@ -115,7 +115,7 @@ def _broken(record: BenchRecord) -> list[Any]:
 
 
 def _elsewhere(record: BenchRecord) -> list[Any]:
-    """Cases in which our call ran the reference although there is another impl for this device."""
+    """Cases in which our call ran the reference, although another impl for this device exists."""
     ops: dict[str, dict[str, None]] = {}
     for row in record.rows:
         if row.provider == OURS and row.impl == "reference.torch" and row.reason:

@@ -1,1 +1,1 @@
-"""`opmux conform`: compares a vendor's implementations with the references, and shows what runs where on its chip."""
+"""`opmux conform`: compares a vendor's implementations with the references, and shows where ops run on its chip."""

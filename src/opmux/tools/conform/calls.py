@@ -1,4 +1,4 @@
-"""Calls of ATen's ops from the table of real shapes: draws their tensors, and computes the truth and our results."""
+"""Calls of ATen's ops from the table of real shapes. Draws their tensors, and computes the expected and our results."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .shapes import ModelCall, TensorSpec, UnderTest
 POSITIVE = ("rstd", "invstd", "var", "norms")
 # Ops that are defined, or well conditioned, only for positive numbers.
 POSITIVE_OPS = ("log", "sqrt", "rsqrt", "pow", "xlogy", "lgamma", "digamma", "polygamma", "reciprocal", "div", "acosh")
-BATCH_ARGUMENTS = {"native_group_norm": "N", "native_group_norm_backward": "N"}  # these repeat the batch size
+BATCH_ARGUMENTS = {"native_group_norm": "N", "native_group_norm_backward": "N"}  # the argument repeats the batch size
 
 
 class LeftToTorch(Exception):
-    """Our kernels leave this call to torch. The message says why."""
+    """Raised if our kernels leave a call to torch. The message says why."""
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def scaled(call: ModelCall, most: int) -> ModelCall | None:
     if dim is None:
         return None
     before = largest.shape[dim]
-    after = max(min(before, 2), most * before // largest.numel)  # a variance needs two rows
+    after = max(min(before, 2), most * before // largest.numel)  # keep two rows, which a variance needs
     if largest.numel // before * after > 16 * most:
         return None
 
@@ -53,7 +53,7 @@ def scaled(call: ModelCall, most: int) -> ModelCall | None:
         if not isinstance(value, TensorSpec) or len(value.shape) < 2:
             return value
         shape = list(value.shape)
-        at = dim - len(largest.shape) + len(shape)  # counted from the right, as in broadcasting
+        at = dim - len(largest.shape) + len(shape)  # the same dimension counted from the right, as in broadcasting
         for axis in {at, dim} if value.shape[0] == before and dim == 0 else {at}:
             if 0 <= axis < len(shape) and shape[axis] == before:
                 shape[axis] = after
@@ -71,7 +71,7 @@ def scaled(call: ModelCall, most: int) -> ModelCall | None:
 
 @dataclass
 class Arguments:
-    """The arguments of one call, drawn once. `fresh` returns copies, because a call may write into its arguments."""
+    """The arguments of one call; tensors are drawn once. `fresh` returns copies, because a call may write to them."""
 
     call: ModelCall
     dtype: torch.dtype
@@ -116,7 +116,7 @@ class Arguments:
         return x.to(dtype)
 
     def fresh(self, wide: bool = False) -> tuple[list[Any], dict[str, Any]]:
-        """Copies with the same strides; `wide`: floats, and dtype arguments, become float64."""
+        """Copies with the same strides. With `wide`, float tensors and dtype arguments become float64."""
         return tree_map(lambda v: _copied(v, wide), (self.args, self.kwargs))
 
 
@@ -167,7 +167,7 @@ def ours(arguments: Arguments) -> list[Tensor]:
 
 
 def derived(overload: Overload, shape: tuple[int, ...], dtype: torch.dtype) -> ModelCall | None:
-    """A call of an overload from the samples of the op that computes it; None if they do not fit."""
+    """A call of an overload, made from samples of the op that computes it. None if they do not fit the overload."""
     base = specs.by_key[overload.bases[0]]
     samples: Any = base.samples
     if base.space != "aten" or not hasattr(samples, "at"):
@@ -193,7 +193,7 @@ def derived(overload: Overload, shape: tuple[int, ...], dtype: torch.dtype) -> M
 
 
 def sibling(overload: Overload, rows: Sequence[ModelCall]) -> ModelCall | None:
-    """A model's call of another overload of the same op, converted to this `out=` or in-place overload."""
+    """A call of this `out=` or in-place overload, made from a model's call of another overload of the op."""
     shape = overload.shape
     for row in rows:
         other = OverloadSchema(row.op)

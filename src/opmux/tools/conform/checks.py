@@ -1,4 +1,4 @@
-"""The checks of one subject: values, writes, errors, fake kernel, gradient, opcheck, torch.compile."""
+"""The checks of an op or of one impl: values, writes, errors, fake kernel, gradient, opcheck, torch.compile."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .record import FAIL, PASS, REFUSED, CheckResult, ImplRefusal
 from .samples import Drawn, Watch, bound, by_name, in_words, moved, named, quiet, shared_memory, written
 from .subject import Called, Crashed, Declined, Subject
 
-# A gradient has the errors of a forward and a backward, each within its own tolerance.
+# The factor for a gradient's tolerance, as a gradient has the rounding errors of a forward and of a backward.
 SLACK = 4.0
-# The devices for which opcheck can run test_autograd_registration: it needs a dispatch key of torch.
+# The devices for which opcheck can run test_autograd_registration, which needs one of torch's own dispatch keys.
 REGISTRATION = ("cpu", "cuda", "xpu")
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
 @dataclass
 class Tally:
-    """Counts the outcomes of one check's samples, and makes its result from them."""
+    """Counts the outcomes of a check over its samples, and makes the check's result from them."""
 
     subject: Subject
     check: str
@@ -45,7 +45,7 @@ class Tally:
 
     @contextmanager
     def trial(self, drawn: Drawn | None, sample: str = "") -> Iterator[None]:
-        """Run one sample; an exception inside the block decides its outcome."""
+        """A block that runs one sample. An exception in the block decides the sample's outcome."""
         start = time.perf_counter()
         try:
             yield
@@ -56,7 +56,7 @@ class Tally:
             self.fail(str(error) if error.impl == self.subject.id else f"{error.impl} {error}", drawn, sample)
         except Wrong as error:
             self.fail(str(error), drawn, sample)
-        except Exception as error:  # any error of an impl or its device fails this check only
+        except Exception as error:  # any error of an impl or its device fails only this check
             self.fail(f"raised {short_error(error)}", drawn, sample)
         self.seconds += time.perf_counter() - start
 
@@ -69,7 +69,7 @@ class Tally:
         self.declined.setdefault((error.impl, error.stage, error.reason), []).append(dtype)
 
     def result(self) -> CheckResult | None:
-        """None if nothing was tried: the check does not apply to this op."""
+        """The result of the check; None if no sample was tried, because the check does not apply to this op."""
         if not self.tried and not self.declined:
             return None
         spec = self.subject.spec
@@ -105,8 +105,8 @@ def forward(
     sample = drawn.on(device)
     arguments = named(spec, sample)
     watch = Watch(arguments, spec.mutates)
-    returned: dict[str, Any] = {}  # what the call returned
-    after: dict[str, Any] = {}  # what it returned and what it wrote
+    returned: dict[str, Any] = {}  # the returned values
+    after: dict[str, Any] = {}  # the returned values, and the arguments that the call wrote
     called: Called | None = None
     with tallies["values"].trial(drawn), quiet():
         called = subject.call(sample)
@@ -153,7 +153,7 @@ def _untouched(watch: Watch, arguments: dict[str, Any], returned: dict[str, Any]
 
 
 def _check_fake(spec: Spec, sample: Sample, got: dict[str, Any]) -> None:
-    """Compare results with the fake kernel's shapes, dtypes, strides and devices: torch.compile relies on them."""
+    """Compare results with the shapes, dtypes, strides and devices that the fake kernel tells torch.compile."""
     predicted = _by_name(spec, fake_call(spec, sample.args, sample.kwargs))
     for name, want in predicted.items():
         value = got[name]
@@ -170,7 +170,7 @@ def _check_fake(spec: Spec, sample: Sample, got: dict[str, Any]) -> None:
 
 
 def strides(t: Tensor) -> tuple[int, ...]:
-    """The strides that matter: without dimensions of size 1."""
+    """The strides without those of dimensions of size 1, which do not matter."""
     return tuple(s for n, s in zip(t.shape, t.stride()) if n > 1) if t.numel() else ()
 
 
@@ -178,12 +178,13 @@ def strides(t: Tensor) -> tuple[int, ...]:
 
 
 def errors(subject: Subject, device: torch.device, tally: Tally) -> None:
-    """Invalid arguments must raise an error that names them, and nothing may be written. An impl may also decline, so
-    that the reference raises the error."""
+    """Check that invalid arguments raise an error that names them, and that nothing is written. An impl may also
+    decline, because the reference then raises the error.
+    """
     assert subject.spec.errors is not None
     for bad in subject.spec.errors(device):
         if not bad.typed and (subject.direct or subject.spec.space == "tex"):
-            # opmux's entry point checks types, and a direct call bypasses it. tex accepts any flag, as NVIDIA does.
+            # A direct call bypasses opmux's entry point, which checks types. tex accepts any flag, as NVIDIA's does.
             continue
         sample = bound(subject.spec, bad)
         watch = Watch(named(subject.spec, sample))
@@ -222,7 +223,7 @@ def _named_by_dispatch(spec: Spec, error: BaseException) -> bool:
 
 
 def gradient(subject: Subject, drawn: Drawn, device: torch.device) -> None:
-    """Compare forward and backward, as autograd runs them, with autograd through the reference."""
+    """Compare the op's forward and backward under autograd with autograd through the reference."""
     spec = subject.spec
     call = subject.fn
     if subject.direct:
@@ -245,7 +246,7 @@ def gradient(subject: Subject, drawn: Drawn, device: torch.device) -> None:
 
 
 def _is_precise(drawn: Drawn) -> bool:
-    """Whether autograd through the reference is precise enough: below float32 it may round at every step."""
+    """Whether autograd through the reference is precise enough. With float16 or bfloat16, each step may round."""
     involved = (*tensors_in((drawn.sample.args, drawn.sample.kwargs)), *tensors_in(list(drawn.results.values())))
     return all(t.dtype in (torch.float32, torch.float64) for t in involved if t.is_floating_point())
 
@@ -267,7 +268,7 @@ def _raise_if_an_impl_failed() -> None:
 
 
 def _weights(out: Tensor, seed: int) -> Tensor:
-    """An incoming gradient that is the same on every device."""
+    """A random incoming gradient, with the same numbers on every device."""
     drawn = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))
     return drawn.to(out.device, out.dtype)
 
@@ -275,7 +276,7 @@ def _weights(out: Tensor, seed: int) -> Tensor:
 def backward(
     spec: Spec, call: Callable[..., Any], sample: Sample, weights: Callable[[Tensor, int], Tensor] = _weights
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The results of a call, and the gradients of its arguments if the results have these incoming gradients."""
+    """The results of a call, and the gradients of its arguments. `weights` draws the results' incoming gradients."""
     leaves = _leaves(spec, sample)
     bound_now = spec.signature.bind(**(named(spec, sample) | leaves))
     with torch.enable_grad():
@@ -289,7 +290,7 @@ def backward(
 
 
 def _leaves(spec: Spec, sample: Sample) -> dict[str, Tensor]:
-    """The arguments that have a gradient, as leaves of a graph."""
+    """The arguments that have a gradient, as new leaves that require grad."""
     arguments = named(spec, sample)
     targets = {spec.names[i] for i in spec.gradient.targets}
     floats = {n: v for n, v in arguments.items() if n in targets and isinstance(v, Tensor) and v.is_floating_point()}
@@ -297,7 +298,7 @@ def _leaves(spec: Spec, sample: Sample) -> dict[str, Tensor]:
 
 
 def _autograd(spec: Spec, drawn: Drawn) -> dict[str, Any] | None:
-    """Gradients by autograd through the reference; None if it is not differentiable."""
+    """Gradients by autograd through the reference; None if the reference is not differentiable."""
     try:
         return backward(spec, spec.reference, moved(drawn.sample, torch.device("cpu")))[1]
     except (Wrong, RuntimeError):
@@ -307,7 +308,7 @@ def _autograd(spec: Spec, drawn: Drawn) -> dict[str, Any] | None:
 def by_the_backward(
     spec: Spec, sample: Sample, outs: Sequence[Any], weights: Callable[[Tensor, int], Tensor] = _weights
 ) -> dict[str, Any]:
-    """Gradients from the reference of the backward op; the expected values in low precision."""
+    """Gradients from the backward op's reference, which are the expected values in low precision."""
     plan, arguments = spec.gradient, spec.bound(sample.args, sample.kwargs)[0]
     counted = [i for i, d in enumerate(plan.differentiable) if d]
     grads = {i: weights(outs[i], at) for at, i in enumerate(counted)}
@@ -321,7 +322,7 @@ def by_the_backward(
 
 
 def opcheck(subject: Subject, drawn: Drawn, device: torch.device, all_tests: bool = True) -> None:
-    """Torch's checker of custom ops, with the tests that support this device. The last test takes 0.5 s."""
+    """Run torch's checker for custom ops, with the tests that support this device. The last test takes 0.5 s."""
     spec = subject.spec
     sample = drawn.on(device)
     if spec.grad:
@@ -343,7 +344,7 @@ def compiled(subject: Subject, drawn: Drawn, device: torch.device) -> None:
     import torch._dynamo
 
     spec, fn = subject.spec, subject.fn
-    torch._dynamo.reset()  # all ops share the lambda's code, and so one limit of recompilations
+    torch._dynamo.reset()  # all ops share the code of this lambda, whose recompilations are limited
     traced = torch.compile(lambda *a, **k: fn(*a, **k), fullgraph=True, backend="aot_eager", dynamic=False)
     runs = []
     with subject.scope(), quiet():

@@ -1,4 +1,4 @@
-"""`opmux conform`: finds the vendor and a device on which its impls can run, checks them, and reports."""
+"""`opmux conform`: finds the vendor and a device on which its impls can run, checks the impls, and prints a report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .scope import OpScope
 from .subject import extras_of
 from .target import ConformTarget, NeedsFreshProcess, find, ready
 
-PACKAGE = "(package)"  # in place of an op, in results about a vendor's files
+PACKAGE = "(package)"  # stands for the op in results about a vendor's files
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ConformOptions:
     jobs: int | None = None
 
     def as_arguments(self) -> list[str]:
-        """These options as arguments of a command line."""
+        """These options as arguments for a command line."""
         words = ["--vendor", self.vendor] if self.vendor else []
         for option, values in (("--op", self.ops), ("--dtype", self.dtypes), ("--check", self.checks)):
             words += [w for value in values for w in (option, value)]
@@ -89,7 +89,7 @@ def run(options: ConformOptions) -> int:
 
 def _rerun_interpreted(options: ConformOptions) -> int:
     """Run the same command in a new process that interprets Triton kernels from the start."""
-    if os.environ.get(VARIABLE) == "1":  # this is that process
+    if os.environ.get(VARIABLE) == "1":  # this already is the new process
         raise arguments.BadOption(f"triton compiles its kernels although {VARIABLE}=1, and none can be interpreted")
     env = {**os.environ, VARIABLE: "1"}
     return subprocess.run(
@@ -101,7 +101,7 @@ def _run(options: ConformOptions, target: ConformTarget, depth: Depth, collector
     start = time.perf_counter()
     get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
     cpp.before_measuring(target.device.type)
-    vendor_rows, untried = rows.served(target)  # before OpScope.of, which looks up the overloads that it declares
+    vendor_rows, untried = rows.served(target)  # before OpScope.of, which needs the overloads that this declares
     scope = OpScope.of(options.ops)
     plan = ConformPlan.of(scope.specs, target, depth)
     known = gaps.read(target.package.folder)
@@ -131,7 +131,7 @@ def _run(options: ConformOptions, target: ConformTarget, depth: Depth, collector
 
 
 def _untried_tunables(target: ConformTarget) -> list[Unchecked]:
-    """The tunables in the vendor's files that can only be tried by running their kernel."""
+    """The tunables in the vendor's files whose tiles cannot be checked without running their kernel."""
     if importlib.util.find_spec("triton") is None:
         return []
     from .. import tile_checks
@@ -168,9 +168,9 @@ def _check(
 
 
 def _warm(plan: ConformPlan) -> None:
-    """Import torch's tracer before the workers fork: the import would take 3 s in each of them.
+    """Import torch's tracer before the workers fork. In a worker, the import would take 3 s.
 
-    Nothing is computed here: a forked worker that uses the parent's thread pool hangs.
+    This must not compute anything, because a forked worker hangs if it uses a thread pool of the parent.
     """
     if plan.target.interpreted and {"fake", "opcheck", "compile"} & set(plan.depth.checks):
         import torch._dynamo
@@ -181,7 +181,7 @@ def _warm(plan: ConformPlan) -> None:
 
 
 def _check_rows(record: ConformRecord, plan: ConformPlan, vendor_rows: list[VendorRow]) -> None:
-    """Check the vendor's functions for overloads of ATen, each called alone."""
+    """Check each of the vendor's functions for overloads of ATen by calling it directly."""
     absent = opinfo.absent()
     if absent is not None:
         record.unchecked += [Unchecked(r.name, r.impl.impl_id, absent) for r in vendor_rows]
@@ -210,7 +210,7 @@ def _check_aten(record: ConformRecord, plan: ConformPlan, scope: OpScope) -> Non
 
 def _run_tasks(title: str, tasks: list[Any], names: list[str], target: ConformTarget) -> Iterator[tuple[int, Any]]:
     """Run the tasks, and yield their outcomes, with a progress bar."""
-    # before the bar, whose thread a worker must not inherit
+    # Fork the workers before the bar starts its thread, which they must not inherit.
     workers = Workers(tasks, cores() if target.interpreted else 1)
     with screen.progress("now") as bar:
         task = bar.add_task(title, total=len(tasks), now="")
@@ -259,7 +259,7 @@ def _facts(options: ConformOptions, target: ConformTarget) -> dict:
 
 
 class WarningCollector(logging.Handler):
-    """Collects opmux's warnings, which report the skipped parts of a vendor's package."""
+    """Collects opmux's warnings, because they report skipped parts of a vendor's package."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -270,7 +270,7 @@ class WarningCollector(logging.Handler):
 
     def __enter__(self) -> WarningCollector:
         self._level = log.logger.level
-        log.show("CRITICAL")  # log lines would break up the progress bar; the report shows them
+        log.show("CRITICAL")  # log lines would break the progress bar; the report shows them
         log.from_knobs()
         shown = log.logger.level
         log.logger.setLevel(min(shown, logging.WARNING))
@@ -287,7 +287,7 @@ class WarningCollector(logging.Handler):
         log.logger.setLevel(self._level)
 
     def loading(self, target: ConformTarget, depth: Depth) -> Iterator[CheckResult]:
-        """The check `load`: it fails if a part of the vendor's package was skipped."""
+        """The result of the check `load`, which fails if a part of the vendor's package was skipped."""
         if "load" not in depth.checks or not target.package.module:
             return
         marks = (target.package.module, str(target.package.folder), f"{target.package.name}'s ")

@@ -54,7 +54,7 @@ def numbers(name: str, got: Tensor, want: Tensor, tol: Tol, slack: float = 1.0) 
 
 
 def first_of(wrong: Tensor, name: str) -> tuple[tuple[int, ...], str]:
-    """The index of the first true element, and the name of that element in a message: `y[0, 3]`."""
+    """The index of the first true element, and how a message names the element: `y[0, 3]`."""
     at = tuple(wrong.nonzero()[0].tolist())
     return at, f"{name}{list(at)}" if at else name
 

@@ -1,4 +1,4 @@
-"""Where our ops and ATen's ops run: in the chip's own kernel, in default Triton, in torch's kernel, or on the CPU."""
+"""Where our ops and ATen's ops run: in the vendor's kernel, in our Triton kernel, in torch's kernel, or on the CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "Composit
 
 
 def served(spec: Spec, target: ConformTarget, drawn: Drawn, called: Called) -> Covered:
-    """Where an op ran for a sample."""
+    """Where an op ran when it was called with a sample."""
     why = _first_of((d.impl, d.stage, d.reason) for d in called.before)
     on_cpu = list(called.on_cpu)
     if called.impl.kind is REFERENCE and not target.simulated:
@@ -36,7 +36,7 @@ def served(spec: Spec, target: ConformTarget, drawn: Drawn, called: Called) -> C
 
 
 def predicted(spec: Spec, target: ConformTarget) -> Covered:
-    """Where an op would run, as far as `explain` can tell without tensors."""
+    """Where an op would run according to `explain` without arguments."""
     explanation = get_default_manager().explain(spec.key)
     why = _refused(explanation.verdicts)
     if explanation.chosen is None:
@@ -54,7 +54,7 @@ def _refused(verdicts: Iterable[Verdict]) -> str | None:
 
 
 def _first_of(refusals: Iterable[tuple[str, str, str]]) -> str | None:
-    """The reason of the first refusal, without refusals of impls for other devices."""
+    """The reason of the first refusal. Impls for other devices are ignored."""
     return next((": ".join(r) for r in refusals if r[1] != "device"), None)
 
 
@@ -69,7 +69,7 @@ def where(impl: OpImpl, target: ConformTarget, on_cpu: Iterable[str] = ()) -> st
 
 @contextlib.contextmanager
 def as_if_there(target: ConformTarget) -> Iterator[None]:
-    """For impls that are called directly on the CPU: dispatch as on a machine with the vendor's device."""
+    """If impls are called directly on the CPU: dispatch in this block as on a machine with the vendor's device."""
     if not target.direct:
         yield
         return
@@ -97,10 +97,9 @@ def of_aten(target: ConformTarget, chosen_overloads: Iterable[Overload]) -> Iter
 
 
 def rest_of_aten(target: ConformTarget) -> dict[str, int]:
-    """For the overloads of ATen that we do not compute: how many have a kernel for the device, and how many run on the
-    CPU.
+    """For the overloads of ATen that we do not compute: place -> the number of overloads that run there.
 
-    Composite overloads are not counted: they run where their parts run.
+    Composite overloads are not counted, because they run where the ops that they call run.
     """
     names = (n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
     ours = table()
@@ -115,7 +114,7 @@ def torchs_own(name: str, target: ConformTarget) -> str:
         return NOWHERE
     if "[backend fallback]" in entry:
         return CPU if target.package.info.key == "PrivateUse1" else NOWHERE
-    if "[default backend kernel]" in entry:  # it calls another overload; for a structured op, the `out` one
+    if "[default backend kernel]" in entry:  # it calls another overload: the `out` overload of a structured op
         into = next((o for o in (f"{name}_out", f"{name.partition('.')[0]}.out") if _exists(o)), None)
         return NATIVE if into is None or into == name else torchs_own(into, target)
     return NATIVE
@@ -126,7 +125,7 @@ def _exists(name: str) -> bool:
 
 
 def _line(name: str, key: str) -> str | None:
-    """The entry for an overload and a dispatch key in torch's table of kernels."""
+    """The entry in torch's table of kernels for an overload and a dispatch key."""
     lines = torch._C._dispatch_dump_table(f"aten::{name}").splitlines()
     entry = next((line for line in lines if line.startswith(f"{key}:")), None)
     return None if entry is None or "[missing]" in entry else entry
@@ -137,12 +136,12 @@ def _is_real(name: str) -> bool:
     has = lambda key: torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
     try:
         return not any(map(has, COMPOSITE))
-    except RuntimeError:  # an op of TorchScript only
+    except RuntimeError:  # an op that only TorchScript has
         return False
 
 
 def _left_to_cpu(spec: Spec, drawn: Drawn, target: ConformTarget) -> list[str]:
-    """The ATen overloads that a reference calls and that have no kernel for the vendor's device."""
+    """The ATen overloads that an op's reference calls, and for which the vendor's device has no kernel."""
     if target.package.info.key != "PrivateUse1":
         return []
     sample = drawn.on(target.device)

@@ -7,9 +7,10 @@
     impl = "default.flagos.acme"
     reason = "no double precision on the chip"
 
-A row names an op (its name, its key such as `"aten::add"`, or a glob; quoted where TOML requires it) and a check, or
-`"*"` for all of them. The reason is required; `impl` limits a row to one impl. A failure that a row covers is expected.
-If a row covers only passes, they are reported, so that the row can be removed.
+The header of a row (a TOML table) names an op and a check. The op is a name, a key such as `"aten::add"` or a glob, in
+quotes where TOML requires them. The check may be `"*"` for all checks. `reason` is required; `impl` limits the row to
+one impl. Failures that a row covers are expected. If it covers only passed checks, these are reported, so that the row
+can be removed.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _gap(file: Path, op: str, check: str, row: dict[str, Any]) -> Gap:
 
 
 def unknown_ops(gaps: Iterable[Gap]) -> list[str]:
-    """A note for each row whose op does not exist; not an error, as the file is used with several versions."""
+    """A note for each row whose op does not exist. It is no error, as several versions may read the same file."""
     names = {n.casefold(): n for s in specs for n in (s.name, s.key)}
     names |= {n.casefold(): n for k in specs.derived for n in (k, k.removeprefix("aten::"))}
     notes = []

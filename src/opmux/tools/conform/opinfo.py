@@ -1,4 +1,4 @@
-"""Runs ATen's ops under `opmux.use()` on PyTorch's own samples (OpInfo), and compares with ATen's own kernels."""
+"""Runs ATen's ops under `opmux.use()` on PyTorch's own samples (OpInfo), and compares with ATen's kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .target import ConformTarget
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.bool)
 LOW = (torch.bfloat16, torch.float16)
 Outputs = tuple[list[Tensor], list[Tensor]]  # results, gradients
-RANDOM = "random"  # the family whose results are compared only in shape and dtype
+RANDOM = "random"  # for this family, only shape and dtype of results are compared
 
 
 def absent() -> str | None:
@@ -40,7 +40,7 @@ def absent() -> str | None:
 
 
 def overloads(target: ConformTarget) -> dict[str, Overload]:
-    """The overloads of ATen that one of our kernels, or of the vendor's, computes on this device."""
+    """The overloads of ATen that a kernel of ours or of the vendor computes on this device."""
     return engine.choosable().get(target.device.type, {})
 
 
@@ -73,13 +73,13 @@ class Info:
                     if expected is None:
                         continue
                     self._compare(call, sample, grad, expected)
-            except Exception as error:  # from our kernel, or from a torch op that it calls
+            except Exception as error:  # raised by our kernel, or by a torch op that it calls
                 wrong = str(error) if isinstance(error, Wrong) else f"raised {short_error(error)}"
             result.count(wrong, name, dtype_name(dtype))
         return result if result.tried else None
 
     def lost(self, why: str) -> CheckResult:
-        """The result of an op that ended its worker process."""
+        """The result for an op that made its worker process end."""
         result = self._result()
         result.count(why)
         return result
@@ -103,7 +103,7 @@ class Info:
                         yield name, dtype, sample, entry.op, grad
 
     def _expected(self, call: Callable[..., Any], sample: Any, grad: bool) -> Outputs | None:
-        """The results of ATen's own kernels (the CPU's for a simulated device); None if they refuse the sample."""
+        """The results of ATen's own kernels, on the CPU if the device is simulated. None if they refuse the sample."""
         try:
             return both(call, *_on(sample, torch.device("cpu") if self.target.simulated else self.target.device), grad)
         except (RuntimeError, TypeError, ValueError, IndexError):
@@ -123,8 +123,8 @@ class Info:
 def agree(
     name: str, got: Tensor, want: Tensor, target: ConformTarget, tol: Mapping[Any, Tol] | None, slack: float
 ) -> None:
-    """Raise Wrong if a result on the device is not ATen's; without `tol`, only shape and dtype are compared."""
-    if target.simulated:  # accelerators always return the statistics of norms, and in float32
+    """Raise Wrong if a result on the device differs from ATen's. Without `tol`, only shape and dtype are compared."""
+    if target.simulated:  # norms on accelerators always return statistics, in float32
         if want.shape == (0,) != got.shape:
             return
         got = got.to(want.dtype) if got.dtype is torch.float32 and want.dtype in LOW else got
@@ -136,7 +136,7 @@ def agree(
 
 
 def _tolerance(want: Tensor, tols: Mapping[Any, Tol]) -> Tol:
-    """Adds rtol times the mean: ATen's kernels may round several times, and lose more where terms cancel."""
+    """The tolerance plus rtol times the mean, because ATen's kernels may round several times and terms may cancel."""
     tol = tols.get(want.dtype, EXACT)
     size = want.detach().abs().double() if want.is_complex() else want.detach().double().abs()
     mean = size[size.isfinite()].mean().nan_to_num().item()
@@ -144,7 +144,7 @@ def _tolerance(want: Tensor, tols: Mapping[Any, Tol]) -> Tol:
 
 
 def _on(sample: Any, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments on a device, `device=` arguments included."""
+    """The arguments, moved to a device. A `device=` argument is replaced."""
     move = lambda t: t.detach().to(device, copy=True).requires_grad_(t.requires_grad)
     args, kwargs = tree_map_only(Tensor, move, ([sample.input, *sample.args], dict(sample.kwargs)))
     return args, kwargs | ({"device": device} if "device" in kwargs else {})
@@ -153,7 +153,7 @@ def _on(sample: Any, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
 def drawn(entry: Any, dtype: torch.dtype, grad: bool) -> Iterator[Any]:
     """OpInfo's samples, on the CPU, from one seed.
 
-    Calls the function itself: `entry.sample_inputs` first searches the stack for a test's name, which takes 0.1 s.
+    `entry.sample_inputs` would first search the stack for a test's name, which takes 0.1 s.
     """
     random.seed(0)
     torch.default_generator.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Selects what is checked (ops, impls, dtypes, samples), and how thoroughly."""
+"""Selects the ops, impls, dtypes and samples to check, and how thoroughly to check them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .subject import Subject, own_impls, subjects
 from .target import ConformTarget
 
 SUBJECT_CHECKS = ("values", "mutation", "errors", "fake", "gradient", "opcheck", "compile")
-# The most gradient samples of a vendor's impl in a short run; other impls get one.
+# In a short run, the gradient is checked on at most this many samples for a vendor's impl, and on one for others.
 FEW = 3
 NO_SAMPLES = "the op declares no samples"
 NONE_DRAWN = "none of the op's samples can be drawn in a dtype of the device, copied there and compared"
@@ -35,7 +35,7 @@ class Depth:
     """How thoroughly ops are checked."""
 
     full: bool = False
-    dtypes: tuple[torch.dtype, ...] = ()  # the requested ones; empty: all that ops and the device support
+    dtypes: tuple[torch.dtype, ...] = ()  # requested dtypes; empty: all that op and device support
     checks: tuple[str, ...] = CHECKS
     sample: str | None = None  # only samples whose id matches
 
@@ -62,7 +62,7 @@ class ConformPlan:
         return plan
 
     def is_deep(self, subject: Subject) -> bool:
-        """Whether a subject gets the costly checks: in a short run the vendor's own, and one op of each family."""
+        """Whether a subject gets the slow checks. In a short run: the vendor's impls, and one op of each family."""
         if self.depth.full or subject.own or self.named:
             return True
         if own_impls(subject.spec, self.target):
@@ -82,7 +82,7 @@ class ConformPlan:
     # -- samples
 
     def dtypes(self, subject: Subject) -> list[torch.dtype]:
-        """The requested dtypes, or all that the device supports; those of the impl come first."""
+        """The requested dtypes, or all that the device supports. Dtypes that the impl supports come first."""
         if self.depth.dtypes:
             return list(self.depth.dtypes)
         lacks = machine.current().lacks(self.target.package.device)
@@ -91,7 +91,9 @@ class ConformPlan:
         return sorted(supported, key=lambda d: takes is not None and d not in takes)
 
     def samples(self, subject: Subject) -> Iterator[Drawn]:
-        """All samples in a full run. Else, vendor's impls: all in one dtype, the first in others; other impls: one."""
+        """All samples in a full run. In a short run, a vendor's impl gets all samples in one dtype and the first sample
+        in other dtypes; other impls get one sample.
+        """
         matches = lambda id: self.depth.sample is None or id == self.depth.sample or fnmatchcase(id, self.depth.sample)
         whole, dtypes_named = self.depth.full or self.named, bool(self.depth.dtypes)
         main = None  # the dtype in which all samples are tried
@@ -108,8 +110,8 @@ class ConformPlan:
     # -- checks
 
     def run(self, subject: Subject) -> tuple[list[CheckResult], Covered | None]:
-        """Run every check of a subject; for dispatch, also find where its first sample ran."""
-        with policy():  # one scope for all checks: entering the first scope and leaving the last one updates every op
+        """Run every check of a subject. For dispatch's choice, also find out where the first sample ran."""
+        with policy():  # one scope around all checks; otherwise each scope would update every op
             return self._run(subject)
 
     def _run(self, subject: Subject) -> tuple[list[CheckResult], Covered | None]:
@@ -137,14 +139,14 @@ class ConformPlan:
         return [result for t in tallies.values() if (result := t.result()) is not None], covered
 
     def untried(self, subject: Subject, results: list[CheckResult]) -> Unchecked | None:
-        """The vendor's impl, if none of its samples was tried."""
+        """An entry for the report if no sample of a vendor's impl was tried; otherwise None."""
         if not subject.own or "values" not in self.depth.checks or self.named or self.depth.dtypes:
             return None
         tried = any(r.check == "values" for r in results)
         return None if tried else Unchecked(subject.name, subject.id, NONE_DRAWN)
 
     def lost(self, subject: Subject, why: str) -> list[CheckResult]:
-        """The result of a subject that ended its worker process."""
+        """The result for a subject that made its worker process end."""
         tally = Tally(subject, "values")
         tally.fail(why, None)
         result = tally.result()
@@ -163,7 +165,7 @@ class ConformPlan:
         return [c for c in SUBJECT_CHECKS if c in have and c in self.depth.checks]
 
     def _differentiable(self, samples: list[Drawn]) -> list[Drawn]:
-        """Samples for the gradient check; low precision only in a full run or on request."""
+        """Samples for the gradient check. Low precision is included only in a full run or if dtypes were requested."""
         floats = [d for d in samples if d.dtype.is_floating_point and d.spec.grad and checks.is_differentiable(d)]
         if self.depth.full or self.depth.dtypes:
             return floats
@@ -187,7 +189,7 @@ def _has_numbers(sample: Drawn) -> bool:
 
 
 def check_names(names: list[str]) -> tuple[str, ...]:
-    """The requested checks; all by default."""
+    """The requested checks, or all if none is requested. Raises for an unknown name."""
     for name in names:
         if name not in CHECKS:
             raise UnknownName("check", name, CHECKS)

@@ -1,4 +1,4 @@
-"""Fills the memory of results before a kernel runs, so that elements which the kernel does not write are detected."""
+"""Fills results before a kernel runs, so that elements which the kernel does not write are detected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...faces.aten import engine
 
-# torch.use_deterministic_algorithms would import torch.compile, which takes 8 s.
+# The private function, because torch.use_deterministic_algorithms imports torch.compile, which takes 8 s.
 _deterministic = getattr(torch._C, "_set_deterministic_algorithms", torch.use_deterministic_algorithms)
 
 
@@ -35,7 +35,7 @@ def poisoned() -> Iterator[None]:
 
 @contextlib.contextmanager
 def launches_poisoned() -> Iterator[None]:
-    """The same for the memory that our launches allocate, during a whole run. Existing plans are dropped."""
+    """Also fill the memory that our launches allocate, during a whole run. Existing launch plans are discarded."""
     if importlib.util.find_spec("triton") is None:
         yield
         return
@@ -52,7 +52,7 @@ def launches_poisoned() -> Iterator[None]:
         return tensor
 
     rows.empty_cuda = empty
-    plans.forget()  # existing plans hold the allocator that they were made with
+    plans.forget()  # existing plans would still use the old allocator
     try:
         yield
     finally:

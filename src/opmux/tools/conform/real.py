@@ -1,7 +1,7 @@
 """`opmux conform --real`: checks our kernels at the sizes of real models, forward and gradients, against float64.
 
-A case is one op, one row of the table and one dtype. Cases are taken from all ops in turn, each time with another
-dtype, so that every op is covered even if time runs out early.
+A case is one op, one row of the table of shapes, and one dtype. Cases alternate between all ops and between dtypes, so
+that every op is covered even if time runs out early.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ from .shapes import ModelCall, Sized
 from .subject import Crashed, Declined, strictly
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16)
-OTHERS = (torch.float64, torch.int32)  # each is tried on one row of an op
+OTHERS = (torch.float64, torch.int32)  # each of these is tried on one row per op
 OF_INTEGERS = ("pointwise", "reduce", "scan")  # families that take integers
 INTEGERS = (torch.int32, torch.int64, torch.uint8)
-SAMPLES = ("samples",)  # in place of models, for calls that no model makes
+SAMPLES = ("samples",)  # stands for the models of a call that no model makes
 PASS, FAIL, DECLINED, UNCHECKED = "pass", "fail", "declined", "unchecked"
-# The most elements of a tensor. Elsewhere that is 512 MiB in float64; on a CPU, references take milliseconds.
+# The maximum number of elements of a tensor. On a CPU, references then take milliseconds; on other devices, a float64
+# tensor has at most 512 MiB.
 MOST = {"cpu": 1 << 16}
 MOST_ELSEWHERE = 1 << 26
 RANDOM_ROWS = 2  # random shapes for each op
-# Tolerance of float8 matmuls, relative to the size of the results: an H200 is off by 3e-4 at 7168 terms.
+# Tolerance of float8 matmuls, relative to the size of the results. On an H200 the error is 3e-4 at 7168 terms.
 FP8_SUMS = 2e-3
-# Ops whose float64 results in torch are off by up to 3e-11 (j0 at 3.3, compared with mpmath).
+# Ops for which torch's float64 results have errors of up to 3e-11 (j0 at 3.3, compared with mpmath).
 TORCH_IS_OFF = "special_bessel_"
-# Ops for which torch sums squares in float32 even for float64 arguments: their truth has float32 precision.
+# Ops for which torch sums squares in float32 even for float64 arguments, so the expected values have float32 precision.
 FLOAT32_TRUTH = ("_weight_norm_interface", "_weight_norm_interface_backward")
-# Families whose results depend on single bits: compared with the reference in the same dtype and the spec's tolerance.
+# Families whose results depend on single bits, compared with the reference in the same dtype and the spec's tolerance.
 BITS = ("quant", "random", "dropout", "moe")
-# Families that take any matrix: their random rows have two arbitrary sizes.
+# Families that take any matrix. Their random shapes are two arbitrary sizes.
 FLAT = ("norm", "softmax", "reduce", "scan", "pointwise", "activation", "random")
 # Families in which each result depends on a whole row, a channel or a product of rows.
 ALONG_ROWS = ("norm", "softmax", "reduce", "scan", "channel_norm", "gemm")
@@ -79,13 +80,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RealCase:
-    """One op on one row in one dtype; `run` returns the outcome."""
+    """One op on one row of the table in one dtype. `run` returns the outcome."""
 
     op: str
     words: str
     dtype: torch.dtype
     models: tuple[str, ...]
-    attempt: Callable[[torch.device], str | None] = field(compare=False)  # returns who computed it; raises if wrong
+    attempt: Callable[[torch.device], str | None] = field(compare=False)  # returns the impl; raises if wrong
 
     def run(self, device: torch.device) -> Outcome:
         outcome = Outcome(self.op, self.words, dtype_name(self.dtype), list(self.models))
@@ -101,7 +102,7 @@ class RealCase:
             outcome.status, outcome.reason = UNCHECKED, str(error)
         except torch.OutOfMemoryError:
             outcome.status, outcome.reason = UNCHECKED, "out of memory"
-        except Exception as error:  # any error of a kernel fails its case only
+        except Exception as error:  # any error of a kernel fails only its case
             reason = str(error) if isinstance(error, Crashed) else f"raised {short_error(error)}"
             outcome.status, outcome.reason = FAIL, reason
         outcome.seconds = round(time.perf_counter() - start, 4)
@@ -109,7 +110,7 @@ class RealCase:
 
 
 def terms_of(family: str, largest: Sequence[int], results: int) -> float:
-    """About how many elements of the largest argument a result depends on."""
+    """The approximate number of elements of the largest argument on which a result depends."""
     shared = torch.Size(largest).numel() / max(results, 1)
     return max(1.0, shared, max(largest, default=1) if family in ALONG_ROWS else 1.0)
 
@@ -132,11 +133,12 @@ def our_impls(spec: Spec, device: torch.device) -> list[OpImpl]:
 
 
 def rows_of(spec: Spec, limit: int = MOST_ELSEWHERE) -> list[Sized]:
-    """The rows of an op that fit the limit, then the others. In each group, shapes that failed before come first, then
-    the largest. Random shapes come last."""
+    """The rows of the table for an op: first those that fit the limit, then the others. In each group, shapes that once
+    failed come first, then the largest ones. Random shapes come last.
+    """
     rows = [r for r in shapes.read().sized if _is_for(r, spec)]
     rows.sort(key=lambda r: (cut(r.shape, limit) is None, "attacked" not in r.models, -torch.Size(r.shape).numel()))
-    # alternate between layouts
+    # Alternate between layouts.
     rounds = itertools.zip_longest(*([r for r in rows if r.layout == k] for k in dict.fromkeys(r.layout for r in rows)))
     return [r for group in rounds for r in group if r is not None] + drawn_rows(spec)
 
@@ -159,23 +161,23 @@ def drawn_rows(spec: Spec) -> list[Sized]:
 
 
 def cut(shape: tuple[int, ...], limit: int) -> tuple[int, ...] | None:
-    """The shape with a smaller first dimension (still a multiple of 32 if it was); None if one row is far too large."""
+    """The shape with a smaller first size, still a multiple of 32 if it was one. None if one row is far too large."""
     n = torch.Size(shape).numel()
     if n <= limit:
         return shape
     row_size = n // shape[0]
-    first = max(min(shape[0], 2), limit // row_size)  # a variance needs two rows
+    first = max(min(shape[0], 2), limit // row_size)  # keep two rows, which a variance needs
     if shape[0] % 32 == 0 and 32 * row_size <= 4 * limit:
         first = max(32, first // 32 * 32)
     return (first, *shape[1:]) if row_size * first <= 16 * limit else None
 
 
-TINY = ((32, 64), (2, 32, 2, 2))  # shapes to find out which dtypes an op supports
+TINY = ((32, 64), (2, 32, 2, 2))  # small shapes on which an op is tried to find the dtypes that it supports
 
 
 @functools.cache
 def dtypes_of(spec: Spec) -> tuple[torch.dtype, ...]:
-    """The float dtypes that an op's reference accepts; if it accepts none, the integers."""
+    """The float dtypes that an op's reference accepts; if it accepts none, the integer dtypes that it accepts."""
     takes = [d for d in FLOATS if _takes(spec, d)]
     return tuple(takes or [d for d in INTEGERS if _takes(spec, d)] or FLOATS)
 
@@ -194,7 +196,7 @@ def _takes(spec: Spec, dtype: torch.dtype) -> bool:
 
 
 def sample_of(spec: Spec, row: Sized, dtype: torch.dtype, device: torch.device) -> Sample:
-    """The arguments of a row; raises CannotCheck if the op has no such samples."""
+    """The arguments of an op for a row of the table. Raises CannotCheck if the op has no such samples."""
     shape = cut(row.shape, most(device))
     if shape is None:
         raise CannotCheck(f"one sample of {row.shape} is too large for a {device.type}")
@@ -214,7 +216,7 @@ def _channels_last(sample: Sample, shape: tuple[int, ...]) -> Sample:
 
 
 def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device: torch.device) -> str:
-    """Check every default kernel of an op on one row: its results, and its gradient through autograd."""
+    """Check the results of every kernel of ours for an op on one row, and the gradient through autograd."""
     sample = sample_of(spec, row, dtype, device)
     impls = our_impls(spec, device)
     if not impls:
@@ -241,8 +243,9 @@ def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What results are compared with: the reference in float64 and torch's own result in the same dtype; for families
-    in BITS, the reference in the same dtype."""
+    """The expected results: the reference in float64, and torch's own result in the same dtype. For families in BITS,
+    only the reference in the same dtype.
+    """
 
     spec: Spec
     plain: dict[str, Any]  # the reference's results in the same dtype
@@ -250,7 +253,7 @@ class Comparison:
     native: dict[str, Any]
     largest: tuple[int, ...]  # the shape of the largest argument
     size: float
-    fp8: torch.dtype | None  # the float8 dtype of byte results that were computed, then rounded
+    fp8: torch.dtype | None  # the float8 dtype to which byte results are rounded; None if there are none
 
     @classmethod
     def of(cls, spec: Spec, sample: Sample, device: torch.device) -> Comparison:
@@ -286,7 +289,7 @@ class Comparison:
         if self.fp8 is not None and want.dtype in (torch.uint8, self.fp8) and value.shape == want.shape:
             return yardstick.fp8_differs(label, value, want, self.fp8)
         if self.fp8 is not None and want.is_floating_point() and self.spec.family == "gemm":
-            # matrix units add float8 products with fewer bits than float32 has
+            # matrix units accumulate float8 products with fewer bits than float32 has
             scale = want.float().square().mean().sqrt().item()
             near = FP8_SUMS + torch.finfo(want.dtype).eps
             return yardstick.differs(label, value, want, Tol(near, near * max(scale, 1.0)))
@@ -305,7 +308,7 @@ def _reference(spec: Spec, sample: Sample) -> dict[str, Any]:
 
 
 def _in_float64(spec: Spec, sample: Sample, device: torch.device) -> dict[str, Any]:
-    """The reference's results in float64; empty if that is impossible (it has a dtype argument)."""
+    """The reference's results in float64; empty if that is impossible, as with a dtype argument."""
     wide = moved(sample, device, torch.float64)
     try:
         results = _reference(spec, wide)
@@ -315,7 +318,7 @@ def _in_float64(spec: Spec, sample: Sample, device: torch.device) -> dict[str, A
 
 
 def _native(spec: Spec, sample: Sample) -> dict[str, Any]:
-    """Torch's own results, if torch has the op; else empty."""
+    """The results of torch's own call; empty if torch has no such call."""
     way = native.native(spec)
     if not isinstance(way, native.Native) or way.random or spec.mutates:
         return {}
@@ -332,19 +335,19 @@ def _native(spec: Spec, sample: Sample) -> dict[str, Any]:
 
 
 def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
-    """Compare autograd through the op with the references of its forward and its backward in float64."""
+    """Compare autograd through the op with the float64 references of its forward and its backward."""
     try:
         truth = _by_the_references(spec, moved(sample, device, torch.float64))
         native_grads = _by_the_references(spec, moved(sample, device))
     except (TypeError, ValueError, RuntimeError):
-        return  # it has a dtype argument: only the backward op is compared with its reference
+        return  # for example, it has a dtype argument; then only the backward op is compared
     with poisoned():
         got = backward(spec, specs.functions[spec.key], moved(sample, device), _weights)[1]
     floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
     largest = max((t.shape for t in floats), key=torch.Size.numel, default=torch.Size())
     for name in truth.keys() & got.keys():
         terms = terms_of(spec.family, largest, got[name].numel())
-        # saved values are rounded too, which adds to the backward's error
+        # 4 times the terms, because rounded saved values add to the backward's error
         problem = yardstick.far_off(name, got[name], native_grads[name], truth[name], 4 * terms, 1.0)
         if problem is not None:
             raise Wrong(f"gradient: {problem}")
@@ -358,7 +361,7 @@ def _by_the_references(spec: Spec, sample: Sample) -> dict[str, Tensor]:
 
 
 def _weights(out: Tensor, seed: int) -> Tensor:
-    """An incoming gradient: the same numbers in every dtype, representable in bfloat16."""
+    """A random incoming gradient. All dtypes get the same numbers, because bfloat16 represents them exactly."""
     generator = torch.Generator(out.device).manual_seed(out.numel())
     drawn = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32)
     return drawn.bfloat16().to(out.dtype)
@@ -368,7 +371,7 @@ def _weights(out: Tensor, seed: int) -> Tensor:
 
 
 def check_call(call: ModelCall, dtype: torch.dtype, device: torch.device) -> str:
-    """Compare our kernels for an overload of ATen with ATen's own."""
+    """Compare our kernels for an overload of ATen with ATen's own kernels."""
     scaled = calls.scaled(call, most(device))
     if scaled is None:
         raise CannotCheck(f"one sample of it is too large for a {device.type}")
@@ -414,7 +417,7 @@ def _true(arguments: calls.Arguments, native_results: Sequence[Tensor]) -> list[
 
 @dataclass(frozen=True)
 class CaseSelection:
-    """The requested part of the table."""
+    """The requested part of the table of shapes."""
 
     specs: Sequence[Spec]
     overloads: dict[str, Overload]
@@ -425,11 +428,11 @@ class CaseSelection:
         return not self.models or any(fnmatchcase(m, g) for m in models for g in self.models)
 
 
-FIRST = 3  # so many cases of each op come before those that no model calls
+FIRST = 3  # per op, this many cases come before calls that no model makes
 
 
 def cases(selection: CaseSelection, device: torch.device) -> list[RealCase]:
-    """All cases, alternating between ops; calls that no model makes come after the first FIRST cases of each op."""
+    """All cases, alternating between ops. Calls that no model makes come after the first FIRST cases of each op."""
     served = engine.choosable().get(device.type, {})
     queues = [list(_of_spec(s, selection, most(device))) for s in selection.specs if our_impls(s, device)]
     queues += [list(_of_overload(o, selection)) for n, o in selection.overloads.items() if n in served]
@@ -439,7 +442,7 @@ def cases(selection: CaseSelection, device: torch.device) -> list[RealCase]:
 
 
 def _laps(rows: Sequence[Any], dtypes: Sequence[torch.dtype], start: int) -> Iterator[tuple[int, Any, torch.dtype]]:
-    """Every row in one dtype, alternating between the dtypes; then every row in its next dtype, and so on."""
+    """Yield every row with one dtype, alternating between dtypes. Then yield every row with its next dtype, etc."""
     for lap in range(len(dtypes)):
         for at, row in enumerate(rows):
             yield at + lap * len(rows), row, dtypes[(start + at + lap) % len(dtypes)]
@@ -463,7 +466,7 @@ def _of_spec(spec: Spec, selection: CaseSelection, limit: int) -> Iterator[RealC
 
 
 def _of_overload(overload: Overload, selection: CaseSelection) -> Iterator[RealCase]:
-    """The calls of models; if no model calls the overload, one sample of the op that computes it."""
+    """The calls that models make of an overload. If no model calls it, one sample of the op that computes it."""
     if overload.family == "random":
         return
     rows: list[ModelCall] = [c for c in shapes.read().calls if c.op == overload.name and selection.has(c.models)]

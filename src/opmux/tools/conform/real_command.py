@@ -33,16 +33,16 @@ from .scope import OpScope
 SECONDS = {"cpu": 60.0}
 SECONDS_ELSEWHERE = 420.0
 MOST_JOBS = 8
-SHOWN = 40  # failures on the screen; the JSON file has all
-MOST_KEPT = 4 << 30  # bytes of a device's memory that a process keeps between cases
+SHOWN = 40  # failures that are printed; the JSON file has all
+MOST_KEPT = 4 << 30  # device memory (bytes) that a process may keep between cases
 
 
 @dataclass
 class RealRecord(RunRecord):
     outcomes: list[Outcome] = field(default_factory=list)
-    without: dict[str, str] = field(default_factory=dict)  # kernels of ours that have no case, and why
-    left: int = 0  # cases for which the time was too short
-    left_ops: list[str] = field(default_factory=list)  # ops none of whose cases were tried
+    without: dict[str, str] = field(default_factory=dict)  # op with a kernel of ours but without a case -> the reason
+    left: int = 0  # number of cases that were not tried in time
+    left_ops: list[str] = field(default_factory=list)  # ops without a case that was tried
     seconds: float = 0.0
 
     @property
@@ -51,7 +51,7 @@ class RealRecord(RunRecord):
 
 
 def run(options: Any) -> int:
-    """Check what `asked` (a `command.ConformOptions`) selects, on one device; returns 1 if a case fails."""
+    """Check what `options` (a `command.ConformOptions`) select, on one device. Returns 1 if a case fails, else 0."""
     device = _device(options.device)
     console = screen.beside(options.json)
     with settled():
@@ -121,7 +121,7 @@ def _check(record: RealRecord, options: Any, chosen: list[RealCase], device: tor
 
 
 def _workers(options: Any, chosen: list[RealCase], device: torch.device, until: float, jobs: int) -> Workers:
-    """Each process gets its own ops, because most of the time goes into compiling their kernels."""
+    """Worker processes. All cases of an op run in one process, because compiling its kernels takes most of the time."""
     if jobs == 1:
         return Workers([partial(attempt, case, device) for case in chosen], 1, until)
     position = {op: i for i, op in enumerate(dict.fromkeys(c.op for c in chosen))}
@@ -131,7 +131,7 @@ def _workers(options: Any, chosen: list[RealCase], device: torch.device, until: 
 
 @contextmanager
 def _tasks(options: Any, device: torch.device) -> Iterator[Sequence[Task]]:
-    """The same list of cases, built again in a worker process."""
+    """In a worker process: the same list of cases, built again."""
     torch.set_num_threads(1 if device.type != "cpu" else torch.get_num_threads())
     with settled():
         yield [partial(attempt, case, device) for case in cases(_selection_of(options), device)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..runner.record import RunRecord
 
-DISPATCH = "dispatch"  # in place of an impl's id: dispatch's choice when a user calls the op
+DISPATCH = "dispatch"  # stands for an impl's id: the op as users call it, with dispatch's choice
 
 # In the order of the columns. docs/conform.md describes each check.
 CHECKS = ("load", "values", "mutation", "errors", "fake", "gradient", "opcheck", "compile", "opinfo")
@@ -20,7 +20,7 @@ OWN, TRITON, PLUGIN, NATIVE, CPU, NOWHERE = WHERE = ("own", "triton", "plugin", 
 
 @dataclass(frozen=True)
 class ImplRefusal:
-    """Samples that an impl refuses, and why. The stage is dtype, device, when, vendor (unused), ..."""
+    """Samples that an impl refuses, and why. The stage is dtype, device, when, vendor (an unused op), and so on."""
 
     impl: str
     stage: str
@@ -37,16 +37,16 @@ class CheckResult:
     key: str
     family: str
     impl: str
-    own: bool  # an impl of the vendor
+    own: bool  # whether the impl is the vendor's
     check: str
     status: str = PASS
-    reason: str | None = None  # the first difference if it failed, the reason if it was refused
+    reason: str | None = None  # if failed, the first difference; if refused, the reason
     sample: str | None = None  # the id of the first sample that failed
     dtype: str | None = None
     tried: int = 0
     failed: int = 0
     refusals: list[ImplRefusal] = field(default_factory=list)
-    ran: list[str] = field(default_factory=list)  # the impls that ran, if dispatch chose
+    ran: list[str] = field(default_factory=list)  # the impls that dispatch has run
     gap: str | None = None  # the reason in the vendor's xfail.toml
     reproduce: str | None = None  # a command line that reproduces the failure
     seconds: float = 0.0
@@ -56,7 +56,7 @@ class CheckResult:
         return f"{self.op} by {self.impl}"
 
     def count(self, wrong: str | None, sample: str | None = None, dtype: str | None = None) -> None:
-        """Count a sample. `wrong` says what is wrong with it; the first failure is kept."""
+        """Count a sample. If it failed, `wrong` is the reason. The first failure is recorded."""
         self.tried += 1
         if wrong is not None:
             self.failed, self.status = self.failed + 1, FAIL
@@ -86,15 +86,15 @@ class Covered:
     family: str
     where: str
     impl: str | None
-    why: str | None = None  # why neither the chip's own nor the default kernel runs
-    on_cpu: list[str] = field(default_factory=list)  # ops of ATen that the call left to the CPU
+    why: str | None = None  # why neither the vendor's kernel nor ours runs
+    on_cpu: list[str] = field(default_factory=list)  # ATen's ops that ran on the CPU during the call
 
 
 @dataclass
 class ConformRecord(RunRecord):
     results: list[CheckResult] = field(default_factory=list)
     coverage: list[Covered] = field(default_factory=list)
-    rest_of_aten: dict[str, int] = field(default_factory=dict)  # where they run -> number of overloads not ours
+    rest_of_aten: dict[str, int] = field(default_factory=dict)  # place -> number of other overloads that run there
     unchecked: list[Unchecked] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Prints a run: a table per family, where ops run, and last the failures, each with a command that reproduces it."""
+"""Prints a run: a table per family, where ops run, and the failures, each with a command that reproduces it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MARKS = {
 }
 PLACES = {OWN: "chip's own", TRITON: "triton", PLUGIN: "plugin", NATIVE: "torch's own", CPU: "CPU", NOWHERE: "nowhere"}
 PLACE_STYLES = {OWN: "magenta", CPU: "yellow"}
-SHOWN = 12  # the most entries of a list that are printed
+SHOWN = 12  # at most this many entries of a list are printed
 
 
 def report(record: ConformRecord, known: list[Gap]) -> Group:
@@ -68,7 +68,7 @@ def report(record: ConformRecord, known: list[Gap]) -> Group:
 
 
 def _family(family: str, results: list[CheckResult]) -> Any:
-    """One line for each vendor's impl and for each impl with a problem; one line for all others together."""
+    """A family's table: a line for each vendor's impl and each impl with a problem, one line for all others."""
     rows: dict[tuple[str, str], list[CheckResult]] = {}
     for result in results:
         rows.setdefault((result.op, result.impl), []).append(result)
@@ -181,7 +181,7 @@ def _gaps(record: ConformRecord) -> list[Any]:
 
 
 def failures(record: ConformRecord) -> list[tuple[CheckResult, bool]]:
-    """Each failure, and whether the check also fails through dispatch, which means that a user's call fails."""
+    """Each failure, and whether the check also fails through dispatch; if so, users' calls are wrong too."""
     own = {(r.key, r.check) for r in record.failures if r.own}
     through = {(r.key, r.check) for r in record.failures if r.impl == DISPATCH}
     distinct = [r for r in record.failures if r.impl != DISPATCH or (r.key, r.check) not in own]

@@ -1,7 +1,7 @@
-"""Checks a vendor's functions for overloads of ATen by calling them directly: if one fails, nothing falls back.
+"""Checks a vendor's functions for overloads of ATen. They are called directly, so that a failure cannot fall back.
 
-Calls are recorded while PyTorch's own samples (OpInfo) run: those of the op itself, else of every op that calls it, as
-`layer_norm` calls `native_layer_norm`. The truth is ATen's CPU kernel.
+The calls are recorded while PyTorch's own samples (OpInfo) run: the samples of the op itself or, if it has none, of all
+ops, since `layer_norm` calls `native_layer_norm`. The expected results are those of ATen's CPU kernel.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .target import ConformTarget
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool)
-MOST = 40  # the most calls of one row in a dtype, unless the run is full
-FEW = 2  # samples per op when other ops are searched for calls of an overload
-# Errors with which torch refuses arguments; AssertionError: samples that need another device.
+MOST = 40  # at most this many calls are tried per function and dtype, unless the run is full
+FEW = 2  # samples per op that are run to find calls of an overload in other ops
+# Errors with which torch refuses arguments. AssertionError comes from samples that need another device.
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
-CONTENT_IS_UNDEFINED = ("empty", "new_empty")  # results of which only shape and dtype are compared
+CONTENT_IS_UNDEFINED = ("empty", "new_empty")  # only shape and dtype of their results are compared
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class VendorRow:
     @cached_property
     def _call(self) -> Callable[..., Any]:
         call = Fit.of(self.overload, self.impl).call
-        assert call is not None, self.name  # rows that do not fit were filtered out
+        assert call is not None, self.name  # functions that do not fit were filtered out
         return call
 
     def run(self, depth: Depth) -> tuple[list[CheckResult], Unchecked | None]:
@@ -90,7 +90,7 @@ class VendorRow:
         return [r for r in (values, mutation) if r.check in depth.checks and (r.tried or r is values)], None
 
     def lost(self, why: str) -> list[CheckResult]:
-        """The result of a function that ended its worker process."""
+        """The result for a function that made its worker process end."""
         result = self._result("values")
         result.count(why)
         return [result]
@@ -141,7 +141,9 @@ class VendorRow:
     # -- samples
 
     def calls(self, depth: Depth) -> Iterator[SampledCall]:
-        """The calls to try: up to MOST in the first dtype and requested ones, one in the others; all in a full run."""
+        """The calls to try. A full run tries all. Otherwise up to MOST in the first dtype and in requested dtypes, and
+        one in each other dtype.
+        """
         named = depth.sample is not None
         every = depth.full or bool(depth.dtypes) or named
         first = True
@@ -157,7 +159,7 @@ class VendorRow:
             first = first and not taken
 
     def _laid_out(self, dtype: torch.dtype) -> Iterator[SampledCall]:
-        """The recorded calls, and the first call that has a matrix again with transposed matrices."""
+        """The recorded calls. The first call with a matrix is repeated with transposed strides."""
         transposed = False
         for call in _recorded(self.shape, dtype):
             yield call
@@ -195,7 +197,7 @@ def _truth(shape: OverloadSchema, sample: Sample) -> list[Any] | None:
 
 
 def _recording(names_to_record: Iterable[str], calls: dict[str, list[Sample]]) -> AtenRecorder:
-    """Records copies of the arguments of each call of the `wanted` overloads."""
+    """A recorder that copies the arguments of each call of these overloads into `calls`."""
     names = set(names_to_record)
 
     def keep(key: str, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -211,14 +213,14 @@ def _is_plain(t: Tensor) -> bool:
 
 
 def _recorded(shape: OverloadSchema, dtype: torch.dtype) -> Iterator[SampledCall]:
-    """Calls of an overload, from samples of its own op, else of other ops; in-place and `out=` calls are derived."""
+    """Calls of an overload, from samples of its op, else of other ops. In-place and `out=` calls are derived."""
     plain = _plain(shape)
     own = list(_of_own_samples(shape, plain, dtype))
     yield from own or _of_others(shape, plain, dtype)
 
 
 def _plain(shape: OverloadSchema) -> OverloadSchema | None:
-    """The overload that returns new tensors and is computed from the same arguments."""
+    """The overload with the same arguments that returns new tensors; None if there is none."""
     if not shape.written:
         return shape
     packets = dict.fromkeys((shape.packet, shape.packet.removesuffix("_")))
@@ -279,7 +281,7 @@ def _with_outs(shape: OverloadSchema, plain: OverloadSchema, sample: Sample) -> 
 
 
 def _bound(shape: OverloadSchema, plain: OverloadSchema | None, sample: Sample) -> Sample | None:
-    """The sample's own arguments, if the overload takes them: calls of composite ops are not recorded."""
+    """The sample as a call, if the overload takes its arguments, because calls of composite ops are not recorded."""
     if plain is None or _truth(plain, sample) is None:
         return None
     return sample if plain == shape else _with_outs(shape, plain, sample)
@@ -287,12 +289,12 @@ def _bound(shape: OverloadSchema, plain: OverloadSchema | None, sample: Sample) 
 
 # -- overloads that have no samples of their own
 
-_calls_of_others: dict[str, list[SampledCall]] = {}  # overload -> its calls, once they were searched for
-_to_search: dict[str, OverloadSchema | None] = {}  # overload to search for -> its functional overload
+_calls_of_others: dict[str, list[SampledCall]] = {}  # overload -> the calls that a search has found
+_to_search: dict[str, OverloadSchema | None] = {}  # overloads for the next search -> the functional overload (`_plain`)
 
 
 def _of_others(shape: OverloadSchema, plain: OverloadSchema | None, dtype: torch.dtype) -> list[SampledCall]:
-    """Calls made by samples of other ops, forward and backward. All ops run once, for all rows together."""
+    """Calls that the samples of other ops make, forward and backward. One run of all ops searches for all overloads."""
     if dtype is not torch.float32:
         return []
     if shape.name not in _calls_of_others:
@@ -301,7 +303,7 @@ def _of_others(shape: OverloadSchema, plain: OverloadSchema | None, dtype: torch
 
 
 def _scan(functional_of: dict[str, OverloadSchema | None]) -> None:
-    """Find calls of these overloads, given with their functional overloads, by running the samples of all ops."""
+    """Run the samples of all ops, and record their calls of these overloads or of their functional overloads."""
     functional_of = {n: plain for n, plain in functional_of.items() if n not in _calls_of_others}
     _calls_of_others.update({name: [] for name in functional_of})
     names = {n for name, plain in functional_of.items() for n in (name, *((plain.name,) if plain is not None else ()))}
@@ -326,7 +328,7 @@ def _scan(functional_of: dict[str, OverloadSchema | None]) -> None:
 
 
 def served(target: ConformTarget) -> tuple[list[VendorRow], list[Unchecked]]:
-    """Every row of the vendor, and the rows that cannot be tried, with the reason."""
+    """The vendor's functions for overloads of ATen that can be tried, and the others with the reason."""
     rows, unchecked = [], []
     can = {} if target.direct else engine.choosable().get(target.device.type, {})
     for row in rows_of(target).values():

@@ -18,7 +18,7 @@ from ...core.tensors import tensors_in
 from .. import explain
 from ..runner.check import as_tuple
 
-# In order of preference: all samples of an op are tried in the first dtype that it accepts.
+# In order of preference, because all samples of an op are tried in the first dtype that it accepts.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PLAIN = (Tensor, bool, int, float, complex, str, torch.dtype, torch.device)
 DTYPES = (*FLOATS, torch.int32, torch.int64, torch.bool)
@@ -39,7 +39,7 @@ class Drawn:
     spec: Spec
     dtype: torch.dtype
     sample: Sample
-    results: dict[str, Any]  # by name, with the arguments that the op writes
+    results: dict[str, Any]  # by name; includes the arguments that the op writes
 
     @property
     def id(self) -> str:
@@ -56,7 +56,7 @@ def drawn(spec: Spec, dtype: torch.dtype, matches: Callable[[str], bool] = lambd
     with quiet(), torch.no_grad():
         try:
             samples = [s for s in spec.samples(dtype, cpu) if matches(s.id)]
-        except (TypeError, ValueError, KeyError, RuntimeError):  # a maker only supports its op's dtypes
+        except (TypeError, ValueError, KeyError, RuntimeError):  # the samples support only the op's dtypes
             return
     for sample in samples:
         arguments = bound(spec, sample)
@@ -66,7 +66,7 @@ def drawn(spec: Spec, dtype: torch.dtype, matches: Callable[[str], bool] = lambd
 
 
 def _can_move(sample: Sample) -> bool:
-    """Whether a sample can be copied to another device and compared: objects that hold tensors cannot."""
+    """Whether a sample can be copied to another device and compared. Objects with tensors in them cannot be copied."""
     leaves = tree_leaves((sample.args, sample.kwargs))
     return not sample.loose and all(leaf is None or isinstance(leaf, PLAIN) for leaf in leaves)
 
@@ -86,7 +86,7 @@ def _with_results(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | Non
 
 
 def bound(spec: Spec, sample: Any) -> Sample:
-    """Bind the arguments to the op's signature: samples pass keyword-only arguments by position too."""
+    """Bind the arguments to the op's signature, because samples may pass keyword-only arguments by position."""
     named = dict(zip(spec.names, sample.args)) | sample.kwargs
     arguments = spec.signature.bind(**named)
     return Sample(arguments.args, arguments.kwargs, sample.id, getattr(sample, "loose", False))
@@ -100,9 +100,9 @@ def written(spec: Spec, sample: Sample) -> dict[str, Any]:
 
 
 def by_name(spec: Spec, returned: Any) -> dict[str, Any]:
-    """The results of a call by the op's names for them; lists and objects are flattened.
+    """The results of a call under the op's names for them. Lists and objects are flattened.
 
-    Raises ValueError if there are more or fewer results than names; lists of tex may have any length.
+    Raises ValueError if the number of results is not that of names. Lists that tex returns may have any length.
     """
     results = as_tuple(returned) if spec.out or returned is not None else ()
     if len(results) != len(spec.out) and spec.space == "tex":
@@ -113,7 +113,7 @@ def by_name(spec: Spec, returned: Any) -> dict[str, Any]:
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Flatten a value into named leaves: the items of a list, the tensors that an object holds."""
+    """Flatten a value into named leaves: the items of a list, the tensors among an object's attributes."""
     if isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
             yield from leaves(f"{name}[{i}]", item)
@@ -131,20 +131,20 @@ def named(spec: Spec, sample: Sample) -> dict[str, Any]:
 
 
 def moved(sample: Sample, device: torch.device, dtype: torch.dtype | None = None) -> Sample:
-    """Copy a sample to a device, with the same layout; `dtype` replaces the dtype of floats."""
+    """Copy a sample to a device, with the same strides. `dtype`, if given, replaces the dtype of float tensors."""
     args, kwargs = tree_map_only(Tensor, lambda t: _laid(t, device, dtype), (sample.args, sample.kwargs))
     args, kwargs = tree_map_only(torch.device, lambda _: device, (args, kwargs))
     return Sample(args, kwargs, sample.id)
 
 
 def _laid(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """Copy a tensor with its strides and its whole storage: a plain copy would be contiguous."""
+    """Copy a tensor's whole storage and keep its strides, because a plain copy may be contiguous."""
     to = dtype if dtype is not None and t.is_floating_point() else t.dtype
     return whole(t).to(device, to, copy=True).as_strided(t.shape, t.stride(), t.storage_offset())
 
 
 def whole(t: Tensor) -> Tensor:
-    """The whole storage of a tensor, as one dimension."""
+    """A one-dimensional view of the tensor's whole storage."""
     return t.detach().as_strided((t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
 
 
@@ -152,7 +152,7 @@ def whole(t: Tensor) -> Tensor:
 
 
 class AtenRecorder(TorchDispatchMode):
-    """Calls `tell` with the name (`aten::add.Tensor`) and the arguments of each overload that runs."""
+    """Calls `tell` with the name (`aten::add.Tensor`) and the arguments of each ATen overload that runs."""
 
     def __init__(self, tell: Callable[[str, tuple, dict[str, Any]], Any]) -> None:
         super().__init__()
@@ -194,12 +194,12 @@ class Watch:
 
 
 def _bytes(t: Tensor) -> Tensor:
-    """A copy of the storage as bytes: a copy as bools could change their bits."""
+    """A copy of the storage as bytes, because copying bools could change their bits."""
     return whole(t).view(torch.uint8).to("cpu", copy=True)
 
 
 def shared_memory(arguments: dict[str, Any], results: dict[str, Any]) -> str | None:
-    """A message about the first result that shares memory with an argument."""
+    """A message about the first result that shares memory with an argument; None if none does."""
     owners = {t.untyped_storage().data_ptr(): n for n, v in arguments.items() for t in tensors_in(v) if _has_memory(t)}
     for name, value in results.items():
         for t in tensors_in(value):
@@ -214,5 +214,5 @@ def _has_memory(t: Tensor) -> bool:
 
 
 def in_words(t: Tensor) -> str:
-    """`float32[5x64] on npu:0`"""
+    """A tensor in short form: `float32[5x64] on npu:0`."""
     return f"{explain.in_words(t)} on {t.device}"

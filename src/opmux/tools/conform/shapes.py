@@ -1,9 +1,9 @@
 """The table of real shapes: calls of ATen's ops that models make, and sizes for the ops of `opmux.ops`.
 
-`real_shapes.json` has three parts. "aten" holds calls, written by `benchmarks/collect_shapes.py`; `T[4x1024x768]` is a
-tensor in the dtype under test, `float32[768]` one that always has this dtype, and the strides of a tensor that is not
-contiguous follow `@`. "ops" holds cases for families of ops, with the fields of their samples: shape, layout,
-options. "models" says where the sizes come from.
+`real_shapes.json` has three parts. "aten" has calls, written by `benchmarks/collect_shapes.py`. There, `T[4x1024x768]`
+is a tensor of the dtype under test, and `float32[768]` a tensor that always has this dtype. Strides of a tensor that is
+not contiguous follow `@`. "ops" has cases for families of ops, with the shape, layout and options of their samples.
+"models" says where the sizes come from.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ...core.tensors import dtype_name
 
 FILE = Path(__file__).with_name("real_shapes.json")
 _TENSOR = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[\dx]*)\](?:@(?P<stride>[\d,]+))?$")
-UNDER_TEST = "T"  # in place of the name of a dtype
+UNDER_TEST = "T"  # stands for the name of the dtype under test
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The dtype, shape and strides of a tensor argument; dtype None means the dtype under test."""
+    """The dtype, shape and strides of a tensor argument. dtype None is the dtype under test."""
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
@@ -79,7 +79,7 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class Sized:
-    """A case for the samples of a family, for all ops of it or some."""
+    """A case for the samples of all ops of some families, or of those that `ops` selects."""
 
     families: tuple[str, ...]
     ops: tuple[str, ...]  # globs; empty: all ops
@@ -94,7 +94,7 @@ class ShapeTable:
     models: dict[str, str]
     calls: tuple[ModelCall, ...]
     sized: tuple[Sized, ...]
-    without: dict[str, str]  # ops that have no row, and why
+    without: dict[str, str]  # op without a row -> the reason
 
 
 @functools.cache
@@ -164,11 +164,11 @@ def _decoded(value: Any) -> Any:
 
 
 class UnderTest:
-    """Placeholder for the dtype under test, for an argument that is a dtype."""
+    """Placeholder for an argument that is the dtype under test."""
 
 
 def text_of(args: Any, kwargs: dict[str, Any], under_test: torch.dtype) -> str:
-    """A call's arguments as one line of JSON; equal calls have equal lines."""
+    """A call's arguments as one line of JSON. Equal calls give equal lines."""
     return json.dumps([_encoded(list(args), under_test), {k: _encoded(v, under_test) for k, v in kwargs.items()}])
 
 
@@ -178,7 +178,7 @@ def _tensor_specs(text: str) -> list[TensorSpec]:
 
 
 def class_of(text: str) -> tuple:
-    """The key that similar calls share: dtypes, bit lengths of sizes, contiguity, small numbers."""
+    """A key that similar calls have in common: dtypes, bit lengths of sizes, contiguity, small numbers."""
     tensors = [(k.dtype, *(n.bit_length() for n in k.shape), k.stride is None) for k in _tensor_specs(text)]
     others = [v for v in _leaves(json.loads(text)) if isinstance(v, (bool, int)) and -8 < v < 8]
     return (*tensors, *others)
@@ -194,14 +194,14 @@ def oddness(text: str) -> int:
 
 
 def write_calls(calls: Iterable[tuple[str, str, list[str]]], file: Path = FILE) -> None:
-    """Replace all rows under "aten" by these, one per line."""
+    """Replace all calls under "aten" by these, one per line."""
     data = json.loads(file.read_text(encoding="utf-8"))
     data["aten"] = [[op, *json.loads(text), models] for op, text, models in calls]
     file.write_text(_page(data), encoding="utf-8")
 
 
 def _page(data: dict[str, Any]) -> str:
-    """JSON with one row per line."""
+    """The table as JSON, with one line per call or case."""
     parts = []
     for name, value in data.items():
         if isinstance(value, list):

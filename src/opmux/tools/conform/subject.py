@@ -30,7 +30,7 @@ from .target import ConformTarget
 
 
 class Declined(Exception):
-    """An impl does not take these arguments."""
+    """Raised if an impl does not take these arguments."""
 
     def __init__(self, impl: str, stage: str, reason: str):
         super().__init__(f"{stage}: {reason}")
@@ -38,7 +38,7 @@ class Declined(Exception):
 
 
 class Crashed(Exception):
-    """An impl raised an error for arguments that the op must take; the error is its cause."""
+    """Raised if an impl failed on arguments that the op must accept. `error` is what the impl raised."""
 
     def __init__(self, impl: str, error: BaseException):
         super().__init__(f"raised {short_error(error)}")
@@ -57,12 +57,12 @@ class Called:
 
 @dataclass(frozen=True)
 class Subject:
-    """An op and an impl of it; `impl` is None for dispatch's choice."""
+    """An op and one of its impls. `impl` is None for dispatch's choice."""
 
     spec: Spec
     impl: OpImpl | None
-    own: bool  # an impl of the vendor
-    direct: bool = False  # called as a function, without dispatch
+    own: bool  # whether the impl is the vendor's
+    direct: bool = False  # whether the impl is called as a function, without dispatch
 
     @property
     def id(self) -> str:
@@ -115,7 +115,7 @@ class Subject:
         return _guarded(self.id, lambda: call(*args, **kwargs))
 
     def _walk(self, sample: Sample) -> Called:
-        """Call the candidates in dispatch's order one by one, so that a failure is reported instead of skipped."""
+        """Call the candidates one by one in dispatch's order, but report a failure instead of falling back."""
         before: list[Declined] = []
         for verdict in candidates(self.spec, sample):
             if verdict.status == "refused" and verdict.stage != "quarantine":
@@ -129,7 +129,7 @@ class Subject:
         raise before[0] if before else Declined(self.id, "dispatch", "there is no impl")
 
     def scope(self) -> AbstractContextManager[Any]:
-        """The policy under which dispatch tries this subject's impl first, forward and backward."""
+        """A policy scope in which dispatch tries this subject's impl first, for forward and backward."""
         if self.impl is None or self.direct:
             return nullcontext()
         keys = [self.spec.key, *([self.spec.gradient.backward.key] if self.spec.grad else [])]
@@ -144,13 +144,13 @@ class Subject:
 
 
 def candidates(spec: Spec, sample: Sample) -> list[Verdict]:
-    """Every impl of an op for these arguments, in order, without those that the policy excludes."""
+    """The impls of an op for these arguments in order, except those that the policy excludes."""
     verdicts = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs).verdicts
     return [v for v in verdicts if v.stage != "policy"]
 
 
 def strictly(spec: Spec, impl: OpImpl, sample: Sample) -> tuple[Any, OpImpl, tuple[Declined, ...], tuple[str, ...]]:
-    """Call one impl, without fallback; returns the fields of `Called`."""
+    """Call one impl without fallback. Returns the fields of `Called`."""
     with policy(per_op={spec.key: f"impl:{impl.impl_id}"}, strict=True):
         forget_fallbacks()
         results = _guarded(impl.impl_id, lambda: specs.functions[spec.key](*sample.args, **sample.kwargs))
@@ -165,7 +165,7 @@ def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
         raise
     except NoImplementation as error:  # a part of a composition has no impl
         raise Declined(impl_id, "parts", str(error).splitlines()[0]) from error
-    except NotImplementedError as error:  # NotSupported is one
+    except NotImplementedError as error:  # includes NotSupported
         raise Declined(
             impl_id, "declined", str(error) if isinstance(error, OpmuxError) else short_error(error)
         ) from error
@@ -177,7 +177,7 @@ def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
 
 
 def subjects(spec: Spec, target: ConformTarget) -> Iterator[Subject]:
-    """Dispatch and each impl of the vendor; for direct calls, the vendor's impls and our default kernel."""
+    """Dispatch's choice and the vendor's impls. If impls are called directly: the vendor's impls and our kernel."""
     if not target.direct:
         yield Subject(spec, None, False)
         for impl in own_impls(spec, target):
@@ -192,7 +192,7 @@ def subjects(spec: Spec, target: ConformTarget) -> Iterator[Subject]:
 
 
 def own_impls(spec: Spec, target: ConformTarget) -> list[OpImpl]:
-    """The vendor's impls of an op; those that a composition makes from its parts are left out."""
+    """The vendor's impls of an op, except those that a composition makes from the impls of its parts."""
     vendor = target.package.name
     impls = [i for i in get_default_manager().registry.impls(spec.key) if i.of_vendor(vendor)]
     if target.direct:  # the registry holds only the impls for this machine's devices
@@ -201,7 +201,7 @@ def own_impls(spec: Spec, target: ConformTarget) -> list[OpImpl]:
 
 
 def rows_of(target: ConformTarget) -> dict[str, AtenRow]:
-    """The vendor's functions for overloads of ATen, by overload."""
+    """Overload of ATen -> the vendor's function for it."""
     if not target.direct:
         return HERE.ops(target.device.type).rows
     return {name: row for ops in _read(target.package) for name, row in ops.rows.items()}

@@ -26,7 +26,7 @@ NOT_SIMULATED = ("cpu", "cuda", "xpu", "mps", "hip", "hpu", "mtia", "meta", "xla
 
 
 class NeedsFreshProcess(Exception):
-    """Triton was imported to compile kernels, but this run must interpret them."""
+    """Raised if Triton compiles kernels in this process, but they must be interpreted."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ConformTarget:
 
 
 def find(vendor: str | None, device: str | None) -> ConformTarget:
-    """The requested vendor (by default this machine's), and where its impls can run."""
+    """The requested vendor, by default that of this machine, and where its impls can run."""
     package = _vendor(vendor)
     requested = None if device is None else _device(device, package)
     if requested is not None and requested.type == "cpu" != package.device:
@@ -107,7 +107,7 @@ def _vendor(name: str | None) -> Package:
 
 
 def _device(text: str, package: Package) -> torch.device | None:
-    """The device of --device; None if it must be simulated first, because torch does not know its name."""
+    """The device named by --device. None if torch does not know its name, so that it must be simulated first."""
     kind, _, index = text.strip().casefold().partition(":")
     allowed = list(dict.fromkeys((package.device, "cpu")))
     if kind not in allowed or (index and not index.isdigit()):
@@ -128,14 +128,14 @@ def _with_valid_index(device: torch.device) -> torch.device:
 
 @contextmanager
 def ready(target: ConformTarget) -> Iterator[ConformTarget]:
-    """Set the device up: simulate it if necessary, and select the vendor if several share the device type."""
+    """Set up the device for a block: simulate it if necessary, and select the vendor if several share it."""
     if target.interpreted:
         if launch.compiles():
             raise NeedsFreshProcess
         launch.interpret()
     before, threads = os.environ.get(VENDOR.name), torch.get_num_threads()
     if target.interpreted:
-        torch.set_num_threads(1)  # Python takes most of the time, and forked workers cannot use the parent's threads
+        torch.set_num_threads(1)  # Python takes most of the time, and forked workers cannot use a thread pool
     os.environ[VENDOR.name] = target.package.name
     try:
         if target.simulated:
@@ -163,7 +163,7 @@ def _install_interpreter() -> None:
 
 
 def _tiles_of(target: ConformTarget) -> AbstractContextManager[None]:
-    """Use the vendor's own tiles for interpreted kernels: the interpreter has no chip whose tiles would apply."""
+    """Use the vendor's tiles for interpreted kernels, because no chip is present whose tiles would apply."""
     if not target.interpreted or importlib.util.find_spec("triton") is None:
         return nullcontext()
     from ...kernels.lib import config

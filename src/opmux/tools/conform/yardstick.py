@@ -1,8 +1,8 @@
-"""How far a result may be from the truth: about twice as far as torch's own result in the same dtype.
+"""The allowed error of a result: about twice the error of torch's own result in the same dtype.
 
-The truth is computed in float64. An error is relative to the number and to the size of the whole result:
+The true result is computed in float64. An error is relative to the number and to the size of the whole result:
 |got - truth| / (|truth| + rms(truth)). Our largest error may be twice torch's, plus one rounding to the result's dtype,
-plus the expected error of a sum of that many terms in the compute dtype.
+plus the expected error of a sum in the compute dtype, which depends on the number of terms.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ...core.spec import Tol
 from .compare import first_of, numbers
 
 TIMES = 2.0
-FEW = 64  # with so few results, their rms may be small by chance: the scale is then at least that of the terms
-MANY = 64  # a sum of more terms may cancel: the scale is then at least this part of a term
+FEW = 64  # the rms of up to this many results may be small by chance; use at least the rms of a sum of the terms
+MANY = 64  # a sum of more terms may cancel, so use at least 1 / MANY of a term's size as rms
 ROUNDINGS = 8.0  # allowed roundings, in the compute dtype
-LEAST = 1e-12  # the least error allowed in float64, where the truth is torch's own result: algorithms round differently
-FP8_STEPS = {torch.float8_e4m3fn: 2.0**-3, torch.float8_e5m2: 2.0**-2}  # the largest relative step to the next number
-FP8_RARE = 1e-4  # the share of results that may be rounded to the other neighbour
+LEAST = 1e-12  # least allowed error in float64: the truth is torch's own result, and algorithms round differently
+FP8_STEPS = {torch.float8_e4m3fn: 2.0**-3, torch.float8_e5m2: 2.0**-2}  # largest relative distance of adjacent numbers
+FP8_RARE = 1e-4  # share of results that may be rounded in the other direction
 
 
 def far_off(name: str, got: Tensor, native: Tensor | None, truth: Tensor, terms: float, size: float) -> str | None:
     """Describe the first number of a float result that is too far from the truth; None if there is none.
 
-    `theirs` is torch's result or None. `terms` is the number of argument elements that a result depends on, on average,
+    `native` is torch's result or None. `terms` is the average number of argument elements on which a result depends,
     and `size` is their root mean square.
     """
     if got.shape != truth.shape:
@@ -35,7 +35,7 @@ def far_off(name: str, got: Tensor, native: Tensor | None, truth: Tensor, terms:
     if not got.numel():
         return None
     want = truth.double()
-    rounded = want.to(got.dtype).double()  # infinite beyond the range of the dtype, which is no error
+    rounded = want.to(got.dtype).double()  # infinite if beyond the range of the dtype; that is no error
     whole = torch.where(rounded.isfinite(), want, 0.0)
     rms = whole.square().mean().sqrt()
     if got.numel() <= FEW:
@@ -46,7 +46,7 @@ def far_off(name: str, got: Tensor, native: Tensor | None, truth: Tensor, terms:
     off = _relative(got, want, rounded, scale)
     allowed = _limit(got.dtype, terms)
     if native is not None and native.dtype.is_floating_point and native.shape == want.shape:
-        # ignore torch's result where it is infinite or NaN and the truth is not
+        # Ignore torch's result where only it is infinite or NaN.
         torchs_error = _relative(native, want, rounded, scale).nan_to_num(nan=0.0, posinf=0.0)
         allowed += TIMES * torchs_error.max().item()
     wrong = ~(off <= allowed)  # NaN is wrong
@@ -60,7 +60,7 @@ def far_off(name: str, got: Tensor, native: Tensor | None, truth: Tensor, terms:
 
 
 def _relative(got: Tensor, want: Tensor, rounded: Tensor, scale: Tensor) -> Tensor:
-    """|got - want| / scale; 0 where both are the same number, the same infinity or NaN; NaN where only one is NaN."""
+    """|got - want| / scale. It is 0 where both are equal or both are NaN, and NaN where only one of them is NaN."""
     x = got.double()
     beyond = x.isinf() & (want.abs() > torch.finfo(got.dtype).max) & (x.sign() == want.sign())
     same = (x == rounded) & ~rounded.isfinite() | (x == want) | (x.isnan() & want.isnan()) | beyond
@@ -74,14 +74,14 @@ def _limit(dtype: torch.dtype, terms: float) -> float:
 
 
 def differs(name: str, got: Tensor, want: Tensor, tol: Tol) -> str | None:
-    """Describe the first difference from a result in the same dtype that exceeds the tolerance; None if none does."""
+    """Describe the first difference that exceeds the tolerance, from a result in the same dtype; None if none does."""
     if (got.shape, got.dtype) != (want.shape, want.dtype):
         return f"{name} is {got.dtype} {tuple(got.shape)}, expected {want.dtype} {tuple(want.shape)}"
     return None if torch.equal(got, want) else numbers(name, got, want, tol)
 
 
 def fp8_differs(name: str, got: Tensor, want: Tensor, dtype: torch.dtype) -> str | None:
-    """Describe the first difference of float8 bytes: a number near the middle of two may be rounded to either."""
+    """Describe the first difference of float8 bytes. None if a few numbers are rounded in the other direction."""
     a, b = (t.view(dtype).float() for t in (got, want))
     step = torch.clamp(b.abs() * FP8_STEPS[dtype], min=torch.finfo(dtype).smallest_normal * FP8_STEPS[dtype])
     off = (a != b) & ~(a.isnan() & b.isnan())

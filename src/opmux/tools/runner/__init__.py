@@ -1,1 +1,1 @@
-"""Shared by the commands that check and time ops: processes, clocks, records, pages."""
+"""Code shared by the commands that check and time ops: processes, clocks, records, pages."""

@@ -6,12 +6,12 @@ from typing import Any
 
 from ...core.errors import OpmuxError
 
-# Parts of the messages of errors after which every call of the process fails.
+# Text in the messages of errors after which every call in the process fails.
 BROKEN = ("CUDA error", "AcceleratorError", "HIP error", "device-side assert")
 
 
 class Wrong(Exception):
-    """An impl is wrong, and the message says how. `error` is the largest difference; None if there is no number."""
+    """Raised for a wrong result; the message describes it. `error` is the largest difference, or None if unknown."""
 
     def __init__(self, message: str, error: float | None = None):
         super().__init__(message)
@@ -19,7 +19,7 @@ class Wrong(Exception):
 
 
 class DeviceLost(OpmuxError, RuntimeError):
-    """A kernel broke the device, so that nothing more can be measured."""
+    """Raised if a kernel has broken the device, so that nothing more can be measured."""
 
 
 def has_broken_the_device(error: Exception | str) -> bool:

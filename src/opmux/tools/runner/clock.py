@@ -25,7 +25,7 @@ def wait(device: Device) -> None:
 
 
 def _elapsed(fn: Call, device: Device) -> float:
-    """Seconds of a call, until the device is done."""
+    """The seconds that a call takes until the device is done."""
     start = time.perf_counter()
     fn()
     wait(device)
@@ -59,12 +59,12 @@ def host_us(
     repeats: int = 9,
     of: Callable[[Sequence[float]], float] = statistics.median,
 ) -> float:
-    """The host's time for one call, launches included, without waiting for the device."""
+    """The host's time for one call and its launches, without waiting for the device."""
     for _ in range(loops):
         fn()
     taken = []
     for _ in range(repeats):
-        wait(device)  # else the queue fills up, and the host waits for the device
+        wait(device)  # otherwise the queue may be full, and the host would wait
         start = time.perf_counter()
         for _ in range(loops):
             fn()
@@ -76,7 +76,7 @@ def host_us(
 class Clock:
     """Times single calls on one device type, with a cold cache.
 
-    All calls are queued before the first one runs, so that host time is not measured.
+    All calls are queued before the first one runs, so that host time does not count.
     """
 
     def __init__(self, device: str):
@@ -87,7 +87,7 @@ class Clock:
         call()
         call()
         wait(self.device)
-        if self._clear is None:  # no events, or no cache that affects times
+        if self._clear is None:  # the device has no events, or caches do not affect times
             return statistics.median(_elapsed(call, self.device) for _ in range(CALLS)) * 1e6
         cycles = CYCLES
         while True:
@@ -103,11 +103,11 @@ class Clock:
                 end.record()
             queued = (time.perf_counter() - began) * 1e3
             wait(self.device)
-            slept = before.elapsed_time(events[0])  # includes the first clearing, which is much shorter
+            slept = before.elapsed_time(events[0])  # also includes the first clearing, which is much shorter
             if queued < slept or cycles >= MOST_CYCLES:
                 return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
             cycles *= 4
 
     def host_us(self, call: Call) -> float:
-        """The host's time; 0 on a CPU, where it is part of the call's time."""
+        """The host's time of a call; 0 on a CPU, where it is part of the measured time."""
         return 0.0 if self.device == "cpu" else host_us(call, self.device, 40, 5, min)

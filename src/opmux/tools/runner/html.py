@@ -12,7 +12,7 @@ def text(value: Any) -> str:
 
 
 def table(heads: Iterable[str], rows: Iterable[str]) -> str:
-    """Rows of cells; a click on a heading sorts them, by the cell's `data-v` where it has one."""
+    """A table. A click on a heading sorts the rows by the cells' `data-v`, or by their text if they have none."""
     head = "".join(f'<th><button type="button">{text(h)}</button></th>' for h in heads)
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f'<div class="scroll"><table>{body}</table></div>'

@@ -1,7 +1,8 @@
-"""Runs tasks in several processes. If a process dies or hangs, its current task is lost, and another one replaces it.
+"""Runs tasks in several processes. If a process dies or hangs, its current task is lost, and a new process replaces it.
 
-Processes are forked, because importing everything takes as long as the checks; each takes the next task when it is
-free. A CUDA context does not survive a fork: for a GPU, new processes are started, and each builds the task list again.
+Processes are forked, because importing everything takes as long as the checks. A free process takes the next task. For
+a GPU, new processes are started instead, because a CUDA context does not survive a fork; each of them builds the task
+list again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ...cpp import background
 Task = Callable[[], Any]
 Tasks = Callable[[], AbstractContextManager[Sequence[Task]]]
 
-PATIENCE = 300.0  # the most seconds for a task: a kernel may hang
+PATIENCE = 300.0  # seconds after which a task counts as hanging
 
 
 class Lost:
@@ -42,14 +43,14 @@ class Lost:
 
 
 def cores() -> int:
-    """The useful number of workers."""
+    """The number of workers to use."""
     if not hasattr(os, "fork") or sys.platform == "darwin":  # macOS: system libraries fail after a fork
         return 1
     return background.usable_cores()
 
 
 def attempt(task: Task) -> Any:
-    """The result of a task. An exception loses only this task."""
+    """The result of a task; Lost if the task raises."""
     try:
         return task()
     except Exception as error:
@@ -62,21 +63,21 @@ class Member:
     """A process, the numbers of the tasks that it takes, and the task that it is running."""
 
     process: Any
-    queue: deque[int]  # several members may share one
+    queue: deque[int]  # several processes may share a queue
     at: int | None = None
     since: float = 0.0
     began: bool = False
 
 
 class Workers:
-    """Processes over a list of tasks. They start immediately; `results` yields the outcomes."""
+    """Processes that work on a list of tasks. They start immediately. `results` yields the outcomes."""
 
     def __init__(self, tasks: Sequence[Task], workers: int, until: float = math.inf):
-        """Fork the workers; with one, this process does the tasks. No task starts after `until` (monotonic clock)."""
+        """Fork the workers; if `workers` is 1, this process works. No task starts after `until` (monotonic clock)."""
         self._here, self._until = tasks, until
         self._members: dict[Connection, Member] = {}
         if workers > 1:
-            importlib.import_module("torch._dynamo")  # fake tensors need it: import it once, not in each worker
+            importlib.import_module("torch._dynamo")  # fake tensors need it; import it here, not in each worker
             queue = deque(range(len(tasks)))
             self._start("fork", partial(_on_one_core, tasks), [queue] * min(workers, len(tasks)))
 
@@ -89,7 +90,7 @@ class Workers:
         ends: Callable[[Any], bool],
         patience: float | None = None,
     ) -> Workers:
-        """Start a process per queue of task numbers. After an outcome for which `ends` is true, another continues."""
+        """Start a process per queue of task numbers. After an outcome for which `ends` is true, a new one continues."""
         workers = cls((), 1, until)
         workers._start("spawn", tasks, [deque(q) for q in queues if q], ends, patience)
         return workers
@@ -121,7 +122,7 @@ class Workers:
                     assert isinstance(pipe, Connection)
                     yield from self._hear(pipe, started)
                 for late in [m for m in self._members.values() if self._is_late(m)]:
-                    late.process.kill()  # closes its pipe, which `_hear` notices
+                    late.process.kill()  # that closes the pipe, which `_hear` notices
         finally:
             for member in self._members.values():
                 member.process.kill()
@@ -141,13 +142,13 @@ class Workers:
         if member.queue and time.monotonic() < self._until and not (message and self._ends(message[0])):
             member.at, member.since = member.queue.popleft(), time.monotonic()
             started(member.at)
-        with contextlib.suppress(OSError):  # if it died, the closed pipe is noticed at the next wait
+        with contextlib.suppress(OSError):  # if the process died, the next wait notices the closed pipe
             pipe.send(member.at)
         if message:
             yield done or 0, message[0]
 
     def _left(self, pipe: Connection) -> Iterator[tuple[int, Any]]:
-        """Handle a worker that has exited, with its work done or during a task."""
+        """Handle a worker that has exited, either because its work is done or during a task."""
         member = self._members.pop(pipe)
         member.process.join()
         pipe.close()
@@ -163,7 +164,7 @@ class Workers:
         inherited = [*self._members, own_end] if self._context.get_start_method() == "fork" else []
         process = self._context.Process(target=_work, args=(self._tasks, child_end, inherited), daemon=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: none holds a lock of a task
+            warnings.simplefilter("ignore", DeprecationWarning)  # no thread holds a lock that a task needs
             process.start()
         child_end.close()
         self._members[own_end] = Member(process, queue)
@@ -173,7 +174,7 @@ def _work(tasks: Tasks, pipe: Connection, inherited: Sequence[Connection]) -> No
     """The main function of a process: reports that it is ready, then runs the tasks whose numbers it gets."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     for end in inherited:
-        end.close()  # else the pipes would stay open after the parent's end
+        end.close()  # otherwise the pipes would stay open when the parent ends
     with tasks() as work:
         pipe.send(None)
         while (at := pipe.recv()) is not None:

@@ -20,7 +20,7 @@ from .. import doctor
 
 @dataclass
 class RunRecord:
-    """The facts of a run; each command adds its results."""
+    """The facts of a run. Each command's record adds its results."""
 
     schema: ClassVar[int] = 1
 
@@ -31,12 +31,12 @@ class RunRecord:
         return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
 
     def totals(self) -> dict[str, Any]:
-        """Entries of the file besides the fields."""
+        """Entries of the JSON file in addition to the fields."""
         return {}
 
 
 def made_with() -> dict[str, Any]:
-    """opmux, python, torch, triton, platform; the commit and the date."""
+    """The versions of opmux, python, torch and triton, the platform, the commit and the date."""
     return {**doctor.versions(), "commit": commit(), "date": date.today().isoformat()}
 
 
@@ -55,9 +55,9 @@ def driver() -> str | None:
 
 
 def commit() -> str | None:
-    """The commit of this tree, with -dirty if files differ from it; without git, OPMUX_COMMIT."""
+    """The commit of this working tree, with -dirty if files differ from it. Without git, OPMUX_COMMIT."""
     file = Path(__file__)
-    ours = _git("ls-files", "--error-unmatch", file.name)  # not another repository that contains an installed opmux
+    ours = _git("ls-files", "--error-unmatch", file.name)  # fails in another repository that has opmux installed in it
     return (ours and _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")) or knobs.COMMIT.get()
 
 

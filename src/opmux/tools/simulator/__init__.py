@@ -1,16 +1,17 @@
 """A simulated accelerator under any device name, to try a vendor's backend without its chip.
 
 `simulate("npu")` creates devices npu:0 and npu:1 in this process's own memory, through PrivateUse1, torch's dispatch
-key for other vendors: tensors with real storages, strides and views, a current device, streams, events, generators,
-autocast, `torch.npu`, `torch.accelerator`. An op without a kernel for the device runs the CPU's kernel on the device's
-memory, and is counted: `fallbacks()` lists what a backend does not cover. A kernel that is registered for PrivateUse1
-takes precedence, and Triton's kernels run in its interpreter.
+key for other vendors. They have tensors with real storages, strides and views, a current device, streams, events,
+generators, autocast, `torch.npu` and `torch.accelerator`. An op without a kernel for the device runs the CPU's kernel
+on the device's memory, and is counted: `fallbacks()` lists what a backend does not cover. A kernel that is registered
+for PrivateUse1 takes precedence, and Triton's kernels run in its interpreter.
 
-It shows whether dispatch, registration, vendor packages and models work under that device's name, with right results.
-It also detects mistakes that the CPU hides: tensors of two devices in one op, a generator of the wrong device, results
-that are never written (all bits of fresh memory are 1: NaN). It does not show speed, races, the order of streams, what
-a chip lacks (dtypes, memory), or what its compiler refuses. There are no sparse or quantized tensors, no inductor and
-no collectives. A device type that torch itself has cannot be simulated: vendors whose device is `cuda` need their chip.
+The simulation shows whether dispatch, registration, vendor packages and models work under that device's name, and give
+right results. It also detects mistakes that the CPU hides: tensors of two devices in one op, a generator of the wrong
+device, results that are never written (fresh memory is NaN, because all its bits are 1). It does not show speed, races,
+the order of streams, what a chip lacks (dtypes, memory), or what its compiler refuses. There are no sparse or quantized
+tensors, no inductor and no collectives. A device type that torch itself has cannot be simulated: vendors whose device
+is `cuda` need their chip.
 
 The simulation lasts as long as the process, has one device type, and must start before the first `backward()` and
 before triton is imported. Compiling it takes about 20 s, once.
@@ -36,18 +37,18 @@ from ...core.errors import OpmuxError
 from ...cpp import build
 
 FLAGS = ("-O1",)
-_now: dict[str, Any] = {}  # the simulated device of this process
+_now: dict[str, Any] = {}  # the arguments of `simulate` in this process; empty before
 
 
 class CannotSimulate(OpmuxError, RuntimeError):
-    """This device cannot be simulated in this process; the message says what to do."""
+    """Raised if a device cannot be simulated in this process. The message says what to do."""
 
 
 def simulate(device: str, arch: str | None = None, name: str | None = None, count: int = 2) -> None:
     """Create `count` simulated devices of the type `device` in this process; repeating the same call is a no-op.
 
-    `torch.<device>.get_device_properties(i)` returns `arch` and `name`. For the limits of the simulation see the
-    module.
+    `torch.<device>.get_device_properties(i)` returns `arch` and `name`. The module's docstring lists the limits of the
+    simulation.
     """
     from . import launch
 
@@ -62,7 +63,7 @@ def simulate(device: str, arch: str | None = None, name: str | None = None, coun
             f"triton was imported before simulate({device!r}), and compiles its kernels: call simulate first, or set "
             f"{launch.VARIABLE}=1 before the import"
         )
-    build.library("simulator", sources(), flags=FLAGS)  # fail before anything is changed
+    build.library("simulator", sources(), flags=FLAGS)  # if this fails, nothing has been changed yet
     launch.interpret()
     name = name or f"Simulated {device}"
     _register(device, arch, name, count)
@@ -77,10 +78,10 @@ def sources() -> list[Path]:
 
 
 def fallbacks() -> dict[str, int]:
-    """How often each op ran the CPU's kernel because the device has none: {"aten::mm.out": 3}, most first.
+    """Op -> how often it ran the CPU's kernel because the device has none, most first: {"aten::mm.out": 3}.
 
-    For `structured` ops of ATen, torch calls the `out=` overload if the device has no kernel for the functional one:
-    then the `out=` overload is counted, and a kernel for the functional overload covers it.
+    If the device has no kernel for the functional overload of a `structured` op of ATen, torch calls the `out=`
+    overload. So the `out=` overload is counted, although a kernel for the functional overload would cover the call.
     """
     counts = torch.ops.opmux_simulator.fallbacks() if _now else {}
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
@@ -102,10 +103,10 @@ def run(
     limit: float = 300.0,
     start: Callable[..., subprocess.CompletedProcess[str]] | None = None,
 ) -> Any:
-    """Run a program in a new process, on this simulated device if given; returns its last line, parsed as JSON.
+    """Run a program in a new process, on a simulated device if `device` is given. Returns its last line as JSON.
 
     Raises RuntimeError with the program's stderr if it fails or takes more than `limit` seconds. `start(command, env=,
-    timeout=)` starts the process instead of `subprocess.run`, and returns what that returns.
+    timeout=)`, if given, starts the process instead of `subprocess.run`, and returns the same kind of object.
     """
     first = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
     if device is not None:
@@ -114,7 +115,7 @@ def run(
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
     where = "the CPU" if device is None else f"a simulated {device}"
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder, "simulated.py")  # in a file: triton reads the source of kernels
+        program = Path(folder, "simulated.py")  # a file, because triton reads the source of kernels
         program.write_text(code, encoding="utf-8")
         command = [sys.executable, "-X", "faulthandler", "-c", first, str(program)]
         try:
@@ -160,7 +161,7 @@ def _check(device: str, count: int) -> None:
 def _register(device: str, arch: str | None, name: str, count: int) -> None:
     from . import device as module
 
-    graphs = _get_sequence_nr()  # the number of autograd nodes that this thread has made
+    graphs = _get_sequence_nr()  # number of autograd nodes that this thread has created
     torch.utils.rename_privateuse1_backend(device)
     build.load("simulator", sources(), flags=FLAGS)
     torch.ops.opmux_simulator.set_count(count)
@@ -172,7 +173,7 @@ def _register(device: str, arch: str | None, name: str, count: int) -> None:
 
 
 def _try_backward(device: str) -> None:
-    """Raise if a backward ran before: autograd creates its queues, one per device, at a process's first backward."""
+    """Raise if a backward ran before: at a process's first backward, autograd creates its queues, one per device."""
     try:
         torch.ones(1, device=device, requires_grad=True).sum().backward()
     except RuntimeError as error:

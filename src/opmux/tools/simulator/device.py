@@ -63,12 +63,12 @@ def init() -> None:
     """A no-op: the device is ready."""
 
 
-# Names that torch uses: to initialize a device on first use and, in checkpoint(), to save its generator's state.
+# Torch uses these names to initialize a device on first use, and in checkpoint() to save its generator's state.
 _lazy_init, _initialized = init, True
 
 
 def _is_in_bad_fork() -> bool:
-    return False  # host memory works in a forked child too
+    return False  # a forked child can use host memory too
 
 
 def device_count() -> int:
@@ -94,7 +94,7 @@ class device:
 
 
 class device_of(device):
-    """`with torch.npu.device_of(t):` does so for a tensor's device; a no-op for other types of devices."""
+    """`with torch.npu.device_of(t):` makes a tensor's device the current one. A no-op for other device types."""
 
     def __init__(self, tensor: torch.Tensor):
         super().__init__(tensor.device if tensor.device.type == type_name else None)
@@ -127,7 +127,7 @@ def is_bf16_supported() -> bool:
 
 
 class Stream(torch.Stream):
-    """A stream. Kernels are launched with its number, which is also its attribute `<device>_stream`."""
+    """A stream. Kernels get its number, which is also its attribute `<device>_stream`."""
 
     def __new__(cls, device: DeviceLike = None, priority: int = 0, **number: int) -> Stream:
         if number:
@@ -141,8 +141,8 @@ class Stream(torch.Stream):
 
 
 def Event(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
-    """An event; with `enable_timing`, elapsed time is measured by the host's clock."""
-    # Not a subclass: `elapsed_time` only accepts torch.Event itself.
+    """An event. With `enable_timing`, elapsed time is measured by the host's clock."""
+    # A function and not a subclass, because `elapsed_time` accepts only torch.Event itself.
     return torch.Event(
         torch.device(type_name), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
     )
@@ -166,7 +166,7 @@ def set_stream(stream: torch.Stream) -> None:
 
 
 def stream(stream: torch.Stream) -> torch.Stream:
-    """`with torch.npu.stream(s):` makes it the current stream."""
+    """`with torch.npu.stream(s):` makes s the current stream."""
     return stream
 
 

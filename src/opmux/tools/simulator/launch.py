@@ -20,17 +20,17 @@ def compiles() -> bool:
     import triton
     import triton.language as tl
 
-    # Triton chooses the mode when it is imported; its own tl.sum was created in that mode.
+    # Triton chooses the mode on import, and has created its own tl.sum in that mode.
     return isinstance(tl.sum, triton.runtime.JITFunction)
 
 
 def interpret() -> None:
-    """Have triton interpret kernels from its import on, in child processes too."""
+    """Make triton interpret kernels. Takes effect when triton is imported, also in child processes."""
     os.environ[VARIABLE] = "1"
 
 
 def on(device: str) -> None:
-    """Let interpreted kernels accept tensors of this device type; a no-op without triton."""
+    """Let interpreted kernels accept tensors of this device type. A no-op without triton."""
     if importlib.util.find_spec("triton") is None:
         return
     _repair_small_types()
@@ -40,7 +40,7 @@ def on(device: str) -> None:
     copy_in, copy_out = executor._init_args_hst, executor._restore_args_dev
 
     def take(self: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Pass tensors as they are in host memory; the interpreter would copy storages to the CPU and back."""
+        """Pass tensors unchanged, as they are in host memory. By default, storages are copied to the CPU and back."""
         kinds = [_kind(t) for t in _tensors((*args, *kwargs.values()))]
         if device not in kinds:
             return copy_in(self, args, kwargs)
@@ -67,7 +67,7 @@ def _tensors(args: Any) -> Iterator[Any]:
 
 
 def _kind(tensor: Any) -> str:
-    return getattr(tensor, "base", tensor).device.type  # `base`: of a tensor that is reinterpreted as another dtype
+    return getattr(tensor, "base", tensor).device.type  # `base` exists if triton reinterprets a tensor as another dtype
 
 
 def _repair_small_types() -> None:

@@ -1,1 +1,1 @@
-"""`opmux tune --aten`: times torch's kernels and ours for each overload, for `opmux.enable()` to choose by."""
+"""`opmux tune --aten`: times torch's kernels and ours for each overload, so that `opmux.enable()` can choose."""

@@ -1,8 +1,8 @@
-"""Arguments for torch's overloads at a given size: from programs, else from the schema.
+"""Arguments of a given size for torch's overloads, recorded from programs or made from the schema.
 
-The cases are the calls of overloads, with their arguments, that torch makes while a program (`programs.py`) runs. For
-an overload that no program calls, arguments are made from their names and types, if torch checks that they fit one
-another. `out=` and in-place overloads use the cases of the functional overload.
+A case is a call of an overload, with its arguments, that torch makes while a program (`programs.py`) runs. For an
+overload that no program calls, arguments are made from their names and types, if torch checks that the arguments fit
+together. `out=` and in-place overloads use the cases of the functional overload.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ...faces.aten.overloads import Overload, functional
 from ..runner.check import in_one_line
 from .programs import PROGRAMS, REFUSALS, Program
 
-CASES = 3  # cases of one overload at one size, at most: along rows, along columns, another layout
-SMALL = 1 << 13  # elements, to find out which programs reach which overloads
+CASES = 3  # at most this many cases of an overload per size: along rows, along columns, another layout
+SMALL = 1 << 13  # elements of the tensors with which programs are tried
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class OverloadCase:
 
     args: tuple
     kwargs: dict[str, Any]
-    result_numel: int = 0  # elements of the results, as far as known
+    result_numel: int = 0  # elements of the results; 0 if unknown
 
     @property
     def first(self) -> Tensor | None:
-        """The tensor by which the C++ gate decides."""
+        """The tensor whose size and dtype decide in the C++ gate whether our kernel runs."""
         return next(tensors_in((self.args, self.kwargs)), None)
 
     @property
     def numel(self) -> int:
-        """The size by which the C++ gate decides; for a factory function, that of the result."""
+        """The size by which the C++ gate decides: that of `first`, or of the result if there is no tensor argument."""
         return self.result_numel if self.first is None else self.first.numel()
 
     def fills(self, numel: int) -> bool:
@@ -49,7 +49,7 @@ class OverloadCase:
 
     @property
     def layout(self) -> Any:
-        """Equal for two calls that differ only in the values of tensors."""
+        """A value that is equal for two calls which differ only in the contents of tensors."""
         return _layout((self.args, self.kwargs))
 
 
@@ -64,11 +64,11 @@ def _layout(value: Any) -> Any:
 
 
 class CallFound(Exception):
-    """Raised to end a program: the requested call has been made."""
+    """Raised to end a program after the requested call."""
 
 
 class CallCatcher(TorchDispatchMode):
-    """Keeps the first call of each overload, with its original arguments; a call of `last` ends the program."""
+    """Records the first call of each overload, with the original arguments. A call of `last` ends the program."""
 
     def __init__(self, names: Collection[str], last: str = "") -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class CallCatcher(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here; True would import torch._dynamo, seconds in each process."""
+        """False, as nothing is compiled: True would import torch._dynamo, which takes seconds in each process."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -99,7 +99,7 @@ class CallCatcher(TorchDispatchMode):
 
 # ---- arguments by the schema ----------------------------------------------------------------------------------------
 
-# Values of numbers that a schema gives no default, by name; others are 2.
+# Argument name -> value, for numbers without a default in the schema. All others are 2.
 _NUMBERS = {
     "exponent": 2.0,
     "min": -1.0,
@@ -139,9 +139,9 @@ _INTS = {
 
 
 def fits_any(overload: Overload) -> bool:
-    """Whether calling an overload with tensors of one shape and any values is safe: it works, or torch raises.
+    """Whether an overload can safely be called with any tensors of the same shape: the call works, or torch raises.
 
-    torch does not check all arguments: `_cdist_backward` with tensors of one shape is an illegal memory access, which
+    torch does not check all arguments. With tensors of the same shape, `_cdist_backward` accesses illegal memory, which
     ends the process.
     """
     tensors = [a for a in overload.shape.arguments if "Tensor" in str(a.type)]
@@ -155,7 +155,7 @@ def _pointwise(overload: Overload) -> bool:
 
 
 def by_schema(overload: Overload, x: Tensor) -> OverloadCase | None:
-    """Arguments of an overload by their names and types; None if one of them is not known."""
+    """Arguments of an overload, made from their names and types; None if one of them cannot be made."""
     if not fits_any(overload):
         return None
     args: list[Any] = []
@@ -212,7 +212,7 @@ def _like(x: Tensor) -> Tensor:
 
 
 def sized(numel: int, dtype: torch.dtype, device: str) -> Tensor:
-    """A matrix of about so many elements, for functions that take any values."""
+    """A matrix of about `numel` elements, with values that functions accept."""
     columns = 4096 if numel >= 1 << 24 else 1024 if numel >= 1 << 16 else 64
     if not dtype.is_floating_point:
         return torch.randint(1, 60, (numel // columns, columns), dtype=dtype, device=device)
@@ -220,7 +220,7 @@ def sized(numel: int, dtype: torch.dtype, device: str) -> Tensor:
 
 
 def derived(overload: Overload, case: OverloadCase, native: Callable[..., Any]) -> OverloadCase | None:
-    """The case of a functional overload, converted for its in-place or `out=` overload."""
+    """A case of an in-place or `out=` overload, made from a case of the functional overload."""
     shape = overload.shape
     if shape.kind == "out":
         try:
@@ -237,7 +237,7 @@ def derived(overload: Overload, case: OverloadCase, native: Callable[..., Any]) 
 
 
 class CaseSource(NamedTuple):
-    """Where cases come from: a matrix of a dtype, and a program or (None) the schema."""
+    """How to make a case: from a matrix of a dtype, by a program, or from the schema if `program` is None."""
 
     dtype: torch.dtype
     program: Program | None
@@ -246,7 +246,7 @@ class CaseSource(NamedTuple):
 
 
 class Sources:
-    """The sources of each overload, by the dtype of the first tensor; found once, with small tensors."""
+    """The sources of each overload, by the dtype of the first tensor. They are found once, with small tensors."""
 
     def __init__(self, names: Iterable[str], device: str, dtypes: Iterable[torch.dtype]):
         self._names, self._device, self._dtypes = set(names), device, tuple(dtypes)
@@ -262,7 +262,7 @@ class Sources:
 
     def _run(self, program: Program, x: Tensor, last: str = "") -> dict[str, OverloadCase]:
         calls = CallCatcher({last} if last else self._names, last)
-        # torch may refuse a call for its dtype, size or version; the calls that the program made before that count.
+        # This torch may refuse a call of this dtype or size. The calls that the program made before are still used.
         with torch.enable_grad(), calls, contextlib.suppress(CallFound, *REFUSALS):
             program(x)
         self.refused |= calls.refused
@@ -275,7 +275,7 @@ class Sources:
         return self._sources[overload.name]
 
     def _find(self, overload: Overload) -> dict[torch.dtype, list[CaseSource]]:
-        reached = {} if _pointwise(overload) else self._reached.get(overload.name, {})  # programs may use any layout
+        reached = {} if _pointwise(overload) else self._reached.get(overload.name, {})  # programs' layouts vary
         by_dtype = {d: _different(d, sources)[:CASES] for d, sources in reached.items()}
         for dtype in self._dtypes:
             case = None if dtype in by_dtype else by_schema(overload, sized(SMALL, dtype, self._device))
@@ -284,16 +284,16 @@ class Sources:
         return by_dtype
 
     def _plain(self, overload: Overload) -> Overload | None:
-        """The functional overload whose cases an overload takes; None if it has its own."""
+        """The functional overload whose cases are converted for an overload; None if the overload has its own cases."""
         own = overload.name in self._reached and not _pointwise(overload)
         return None if own else functional(overload)
 
     def dtypes(self, overload: Overload) -> list[torch.dtype]:
-        """The dtypes that the first tensor of its cases can have."""
+        """The dtypes of the first tensor for which there are cases."""
         return list(self._of(self._plain(overload) or overload))
 
     def cases(self, overload: Overload, numel: int, dtype: torch.dtype) -> Iterator[OverloadCase]:
-        """The cases of an overload at a size and a dtype of the first tensor, each with tensors of its own."""
+        """The cases of an overload for a size and a dtype of the first tensor. Each case has new tensors."""
         plain, name = self._plain(overload), overload.name
         if plain is not None:
             converted = (derived(overload, case, plain.shape.op) for case in self.cases(plain, numel, dtype))
@@ -307,8 +307,8 @@ class Sources:
 
 
 def _different(dtype: torch.dtype, sources: list[CaseSource]) -> list[CaseSource]:
-    """The sources whose cases differ and whose first tensors have about one size: times are stored by that size."""
-    sources = [s for s in sources if s.dtype is dtype] or sources  # other dtypes' programs call it to convert a weight
+    """Sources with different layouts whose first tensors have about the same size, because times are stored by size."""
+    sources = [s for s in sources if s.dtype is dtype] or sources  # with other dtypes, programs only convert a weight
     sizes = [s.numel for s in sources]
     best = max((n for n in sizes if n <= SMALL), default=min(sizes))
     return list({s.layout: s for s in reversed(sources) if best < 2 * s.numel < 4 * best}.values())[::-1]

@@ -1,4 +1,4 @@
-"""`opmux tune --aten`: compiles in many processes, measures in one, stores the result, and reports."""
+"""`opmux tune --aten`: compiles in many processes, measures in one, stores the times, and prints a report."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ..runner.check import has_broken_the_device
 from ..runner.pool import Lost, Workers
 from .measure import tasks
 
-WARM_SHARE = 0.45  # the share of the time limit for compiling
-WORKERS = 16  # processes that compile; each has a context of its own on the device
-SLOW = 0.8  # a ratio below this is listed
-QUIET_S = 120.0  # a process that takes longer for one overload is ended
+WARM_SHARE = 0.45  # compiling may take this share of the time limit
+WORKERS = 16  # at most this many processes compile; each has its own context on the device
+SLOW = 0.8  # overloads with a smaller ratio are listed
+QUIET_S = 120.0  # a process that takes longer for one overload is killed
 
-# Functional overloads first, then in-place, then out=: if the time runs out, the rarer ones are not measured.
+# Measure functional overloads first, then in-place, then `out=`, so that rare ones are missing if the time runs out.
 ORDER = {"functional": 0, "inplace": 1, "out": 2}
 
 
 def stood_for(known: Mapping[str, Overload]) -> dict[str, str]:
-    """In-place and `out=` overloads, each with the functional overload whose measurement decides for it too."""
+    """In-place or `out=` overload -> the functional overload whose measured times also decide for it."""
     plain = {n: functional(o) if _foreach(o) else decisions.standing_in(o) for n, o in known.items()}
     return {n: p.name for n, p in plain.items() if p is not None and p.name in known}
 
@@ -44,9 +44,9 @@ def _foreach(overload: Overload) -> bool:
 
 
 def chosen(known: Mapping[str, Overload], forms: Mapping[str, str], only: Iterable[str]) -> list[str]:
-    """The overloads to measure, those that models call first; not those for which a functional overload decides.
+    """The overloads to measure, those that models call first. Overloads for which a functional one decides are omitted.
 
-    `only` names overloads or ops (`add_`: all its overloads); these are measured in any case.
+    If `only` names overloads or ops (`add_`: all its overloads), these are measured instead.
     """
     called = {forms.get(n, n) for calls in decisions.traces().values() for n in calls}
     names = sorted(known, key=lambda n: (n not in called, _foreach(known[n]), ORDER.get(known[n].shape.kind, 3), n))
@@ -57,7 +57,7 @@ def chosen(known: Mapping[str, Overload], forms: Mapping[str, str], only: Iterab
 
 
 def run(device: str | None, minutes: float, file: Path | None, only: Iterable[str]) -> int:
-    """Measure every overload that can be overridden here; write the result to the cache, or to `file`."""
+    """Measure every overload that can be overridden here. Write the times to the cache, or to `file` if given."""
     at = arguments.device(device).type
     known = engine.choosable().get(at, {})
     forms = stood_for(known)
@@ -89,15 +89,15 @@ def run(device: str | None, minutes: float, file: Path | None, only: Iterable[st
 
 
 def _warm(names: list[str], device: str, until: float) -> None:
-    """Compile the kernels of all overloads, in many processes at a time; what fails here fails again when measured."""
+    """Compile the kernels of all overloads in many processes. Ignore failures, as the measurement will report them."""
     count = min(WORKERS, os.cpu_count() or 1)
-    shares = [range(i, len(names), count) for i in range(count)]  # each starts with the most important ones
+    shares = [range(i, len(names), count) for i in range(count)]  # each share starts with its most important overloads
     for _ in _outcomes("compiling", names, device, shares, until):
         pass
 
 
 def _measured(names: list[str], device: str, until: float) -> dict[str, Any]:
-    """Measure in one process at a time. If an overload ends the process, another one continues."""
+    """Measure in one process at a time. If an overload makes the process end, a new process continues."""
     return dict(_outcomes("measuring", names, device, [range(len(names))], until))
 
 
@@ -130,7 +130,7 @@ def _last_line(file: Path) -> str:
 
 
 def ratios(speed: Speed) -> list[float]:
-    """For each dtype, torch's time over ours at the largest size."""
+    """For each dtype, torch's time divided by ours at the largest size."""
     return [rows[-1].native / rows[-1].ours for rows in speed.times.values() if rows and rows[-1].ours]
 
 

@@ -1,5 +1,5 @@
-"""Times torch's kernels and ours, overload by overload, in a separate process, so that a kernel that fails loses no
-other measurements.
+"""Times torch's kernels and ours, one overload after the other, in a separate process, so that a kernel that ends the
+process loses no other measurements.
 
 Host time is measured on a small tensor.
 """
@@ -30,17 +30,17 @@ from .programs import REFUSALS
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
 DTYPES = ("bfloat16", "float32", "int64")
 SIZES_OF = {"int64": (1 << 20, 1 << 24)}
-SLOW_US = 4_000.0  # a call over this is not measured at larger sizes
-UNKNOWN_HOST = [5.0, 15.0]  # assumed if there is no small case: ours takes much longer
+SLOW_US = 4_000.0  # after a call slower than this, larger sizes are not measured
+UNKNOWN_HOST = [5.0, 15.0]  # host us of torch and ours if there is no small case; assumes that ours is much slower
 
 
 def _alone(overload: Overload) -> str:
-    """A name that selects only this overload: `relu` would also select `relu_`."""
+    """A name that selects only this overload, because `relu` would also select `relu_`."""
     return overload.name if "." in overload.name else f"{overload.name}.default"
 
 
 class Switches:
-    """Switches on the override of one overload, with or without recording which kernel runs."""
+    """Contexts that enable the override of one overload, with and without recording which kernel runs."""
 
     def __init__(self, overload: Overload):
         self.name = overload.name
@@ -49,7 +49,7 @@ class Switches:
 
     def declined(self, calls: Iterable[Callable[[], Any]]) -> list[str]:
         """For each call, why torch's own kernel runs although the override is on; "" if ours runs."""
-        with self._recording:  # once for all calls: all overrides are bound again when it begins and when it ends
+        with self._recording:  # once for all calls, because all overrides are bound again on entry and exit
             return [self._why(call, record.live[-1].calls) for call in calls]
 
     def _why(self, call: Callable[[], Any], counted: Counter[record.CountedCall]) -> str:
@@ -63,7 +63,7 @@ class Switches:
 
 @contextlib.contextmanager
 def tasks(names: Iterable[str], device: str, warm: bool, report_file: str) -> Iterator[list[Task]]:
-    """A task for each overload; this process prints into `report_file`."""
+    """A task for each overload. The output of this process goes to `report_file`."""
     with Path(report_file).open("ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
@@ -71,7 +71,7 @@ def tasks(names: Iterable[str], device: str, warm: bool, report_file: str) -> It
 
 
 def tasks_here(names: Iterable[str], device: str, warm: bool = False) -> list[Task]:
-    """A task for each overload that measures it; `warm`: only runs each case once, to compile its kernel."""
+    """A task for each overload, which measures it. With `warm`, it only runs each case once, to compile the kernel."""
     dtypes = [getattr(torch, d) for d in DTYPES]
     sources, clock = Sources(table(), device, dtypes), Clock(device)
     return [partial(_attempted, table()[n], sources, None if warm else clock) for n in names]
@@ -110,7 +110,7 @@ def _overload(overload: Overload, sources: Sources, clock: Clock) -> dict[str, A
             try:
                 with torch.no_grad():
                     row, why_not = _worst(overload, sources, clock, numel, dtype, switches)
-            except torch.OutOfMemoryError as error:  # smaller sizes are measured by now
+            except torch.OutOfMemoryError as error:  # smaller sizes were measured before
                 row, why_not = None, in_one_line(error)
             if row is None:
                 why = why_not or why
@@ -130,11 +130,11 @@ def _overload(overload: Overload, sources: Sources, clock: Clock) -> dict[str, A
 def _worst(
     overload: Overload, sources: Sources, clock: Clock, numel: int, dtype: torch.dtype, switches: Switches
 ) -> tuple[list[float] | None, str]:
-    """The case of a size with the worst ratio: [size, native, ours]; or None and the reason."""
+    """The worst ratio of the cases of a size, as [size, native, ours]. If none can be timed: None and the reason."""
     cases = list(_cases(sources, overload, numel, dtype))
     calls = [_call(overload, case) for case in cases]
     why = switches.declined(calls) if calls else [""]
-    timed = [i for i in range(len(calls)) if not why[i]]  # the others run torch's kernel even if the override is on
+    timed = [i for i in range(len(calls)) if not why[i]]  # other calls run torch's kernel even with the override
     if not timed:
         return None, why[0]
     native = [clock.device_us(calls[i]) for i in timed]

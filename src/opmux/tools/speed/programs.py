@@ -1,7 +1,7 @@
-"""Programs that call torch's functions and their backward, to reach overloads with arguments that fit one another.
+"""Programs that call torch's functions and their backward, so that overloads get arguments that fit together.
 
-Each takes a matrix and uses almost all of its elements. If torch refuses a program, for its dtype, device or version,
-the program ends there; the calls that it made before that count.
+Each program takes a matrix and uses almost all of its elements. If this torch refuses a call for its dtype or device,
+the program ends there, and the calls before it are still used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Program = Callable[[Tensor], Any]
 
 
 def both(fn: Program) -> Program:
-    """A function and its backward; the incoming gradient is a full tensor, not an expanded one."""
+    """A program that calls a function and its backward. The incoming gradient is contiguous, not expanded."""
 
     def run(x: Tensor) -> None:
         x = x.detach().requires_grad_(x.is_floating_point())
@@ -74,7 +74,7 @@ def _tokens(x: Tensor) -> Tensor:
 
 
 def _square(x: Tensor) -> Tensor:
-    """A matrix of [n, 1024] or less whose product with x is affordable."""
+    """A random matrix [n, 1024] or smaller to multiply x by, so that the product is not too slow."""
     return _random(x, x.shape[-1], min(x.shape[-1], 1024))
 
 
@@ -101,12 +101,12 @@ def _number(x: Tensor, value: float, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the channels of images."""
+    """Mean and variance for the channels of images."""
     return torch.zeros(64, device=x.device), torch.ones(64, device=x.device)
 
 
 def _affine(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the channels of images, as the layers of models have them."""
+    """Weight and bias for the channels of images, both trainable."""
     return _weight(x[0, :1].expand(64)), _weight(x[0, :1].expand(64))
 
 
@@ -167,7 +167,7 @@ def _foreach(name: str) -> Program:
 
 
 def _optimizers(x: Tensor) -> None:
-    """A step of each fused optimizer; its learning rate as a number and as a tensor."""
+    """A step of each fused optimizer, with the learning rate as a number and as a tensor."""
     options: Any = {"weight_decay": 0.1, "maximize": False}
     adam = options | {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False}
     sgd = options | {"momentum": 0.9, "dampening": 0.0, "nesterov": False, "is_first_step": False}
@@ -220,7 +220,7 @@ def _fp8_grouped_product(x: Tensor) -> None:
 
 
 def _groups(x: Tensor) -> tuple[int, Tensor]:
-    """The number of groups of rows, and where each group ends."""
+    """The number of groups of rows, and the index where each group ends."""
     count = min(8, x.shape[0] // 16)
     return count, torch.arange(1, count + 1, device=x.device, dtype=torch.int32) * (x.shape[0] // count)
 
@@ -246,7 +246,7 @@ def _lstm_cell(x: Tensor) -> Any:
 
 
 def _fused_rms_norm(x: Tensor) -> None:
-    """Calls the op below autograd; on a CPU, torch composes it from other ops."""
+    """Calls the op below autograd, because on a CPU torch composes it from other ops."""
     with torch._C._AutoDispatchBelowAutograd():
         aten._fused_rms_norm(x, x.shape[-1:], torch.ones_like(x[0]), 1e-6)
 
@@ -315,7 +315,8 @@ PROGRAMS: tuple[Program, ...] = (
             "max", "min", "median", "norm", "var_mean", "std_mean", "aminmax",
         )),
         *(lambda x, f=f: getattr(torch, f)(x) for f in ("sum", "mean", "var", "max", "min", "prod", "norm", "std")),
-        # Attention on a GPU, in half precision. torch's choice depends on its version: each kernel is called by name.
+        # Attention on a GPU, in half precision. Kernels are called by name, because torch's choice depends on its
+        # version.
         lambda x: aten._scaled_dot_product_flash_attention(_heads(x), _heads(x), _heads(x), 0.0, True),
         lambda x: aten._scaled_dot_product_efficient_attention(_heads(x), _heads(x), _heads(x), None, True, 0.0, True),
         _flash_attention, _efficient_attention, _lstm_cell, _weight_norm,

@@ -1,4 +1,4 @@
-"""The calls that `opmux tune --providers` times: sizes of real models, and how arguments are made from them."""
+"""The calls that `opmux tune --providers` times: sizes of real models, and functions that make arguments from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ E4M3 = torch.float8_e4m3fn
 Sizes = tuple[int, ...]
 
 ROWS = (1, 16, 512, 4096, 8192)
-# outputs and inputs of the linear layers of Llama 3: q, k and v; o; gate and up; down
+# (outputs, inputs) of the four linear layers of Llama 3: qkv, o, gate with up, down
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LLAMA_70B = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
 SQUARES = ((4096, 4096, 4096), (8192, 8192, 8192))
@@ -25,7 +25,7 @@ PRODUCTS = (*SQUARES, *((m, n, k) for m in ROWS for n, k in (*LLAMA_8B, *LLAMA_7
 TRAINED = tuple(s for s in PRODUCTS if s[0] >= 512)
 GATES = tuple((m, n, k) for m in ROWS for n, k in (LLAMA_8B[2], LLAMA_70B[2]))
 DOWN = tuple((m, n, k) for m in ROWS for n, k in (LLAMA_8B[3], LLAMA_70B[3]))
-# rows, outputs, inputs, groups: experts of Qwen3 30B and Mixtral
+# (rows, outputs, inputs, groups) of the experts of Qwen3 30B and Mixtral
 GROUPS = (
     (1024, 1536, 2048, 128),
     (16384, 1536, 2048, 128),
@@ -33,22 +33,22 @@ GROUPS = (
     (16384, 4096, 2048, 64),
     (8192, 28672, 4096, 8),
 )
-# batch, heads, kv_heads, tokens, dim
+# (batch, heads, kv_heads, tokens, dim)
 ATTENTION = (
     *((4, 32, kv, seq, dim) for dim in (128, 64, 256) for kv in (8, 32) for seq in (512, 2048, 4096, 8192)),
     *((1, 32, kv, seq, 128) for kv in (8, 32) for seq in (2048, 8192, 32768)),
 )
 GENERAL = tuple((4, 32, 8, seq, 128) for seq in (512, 2048, 4096))
-# batch, heads, kv_heads, keys, dim
+# (batch, heads, kv_heads, keys, dim)
 DECODE = tuple((batch, 32, 8, keys, 128) for batch in (1, 16, 64) for keys in (1024, 8192, 32768))
 LATENT = tuple((batch, 128, keys) for batch in (1, 16, 64) for keys in (1024, 8192))
 PAGE = 64
-LARGEST = 2**44  # limits the product of all sizes, which is not the number of elements of a tensor
+LARGEST = 2**44  # limit for the product of all sizes, which belong to several tensors
 
 
 @dataclass(frozen=True)
 class Cases:
-    """The calls of one op: every size with every set of options."""
+    """The calls of one op: all combinations of `sizes` and `options`."""
 
     names: str  # the names of the sizes
     make: Callable[..., tuple]  # called with (dtype, device, *sizes, **options)
@@ -56,7 +56,7 @@ class Cases:
     options: tuple[dict[str, Any], ...] = ({},)
 
     def read(self, op: str, text: str) -> Sizes:
-        """Parse a shape of the command line."""
+        """Parse sizes that were given on the command line."""
         sizes, names = arguments.shape(text, LARGEST), self.names.split()
         if len(sizes) != len(names) or 0 in sizes:
             raise arguments.BadOption(
@@ -109,7 +109,7 @@ def _blocks(dtype: torch.dtype, device: torch.device, m: int, n: int, k: int, a_
 
 
 def _ends(rows: int, groups: int, device: torch.device) -> Tensor:
-    """The ends of uneven groups, some of them empty."""
+    """The end index of each group. Groups have different sizes, and may be empty."""
     cuts = torch.randint(rows + 1, (groups - 1,), generator=torch.Generator().manual_seed(0)).sort().values
     return torch.cat([cuts, torch.tensor([rows])]).to(device, torch.int32)
 
@@ -137,7 +137,7 @@ def _attention(
 def _varlen(
     dtype: torch.dtype, device: torch.device, batch: int, heads: int, kv_heads: int, seq: int, dim: int, causal: bool
 ) -> tuple:
-    """Sequences of equal length: the choice depends on their number and length."""
+    """Arguments with sequences of equal length, because the choice of an impl depends on their number and length."""
     q, k, v = (_new(dtype, device, batch * seq, h, dim) for h in (heads, kv_heads, kv_heads))
     cu = torch.arange(batch + 1, device=device, dtype=torch.int32) * seq
     return q, k, v, cu, cu, seq, seq, -1, 0 if causal else -1, None
@@ -155,7 +155,7 @@ def _general(
     softcap: float,
     sinks: bool,
 ) -> tuple:
-    """Causal attention of Gemma 2 (soft-capped, every other layer in a window) and gpt-oss (sinks)."""
+    """Causal attention as in Gemma 2 (soft cap; every other layer has a window) and gpt-oss (sinks)."""
     q, k, v, *_ = _attention(dtype, device, batch, heads, kv_heads, seq, dim, True)
     sink = torch.zeros(heads, device=device) if sinks else None
     packed = (None, None, None, None, 0, 0)
@@ -163,7 +163,7 @@ def _general(
 
 
 def _backward(forward: str, make: Callable[..., tuple]) -> Callable[..., tuple]:
-    """The arguments of a backward: those of the forward, its results, and their gradient."""
+    """A function that makes a backward's arguments: the forward's arguments and results, and the incoming gradient."""
 
     def made(*sizes: Any, **options: Any) -> tuple:
         q, k, v, *rest = make(*sizes, **options)
@@ -197,7 +197,7 @@ OPTIONS = tuple(
     for left, cap, s in ((-1, 50.0, False), (4095, 50.0, False), (127, 0.0, True))
 )
 HEADS = "batch heads kv_heads tokens dim"
-# The ops that models call most come first: if the time runs out, the others are not measured.
+# The ops that models call most come first, so that others are missing if the time runs out.
 TIMED: dict[str, tuple[Cases, ...]] = {
     "linear": (Cases("m n k", _linear, PRODUCTS),),
     "attention": (Cases(HEADS, _attention, ATTENTION, CAUSAL),),

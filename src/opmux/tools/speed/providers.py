@@ -1,4 +1,4 @@
-"""`opmux tune --providers`: times every implementation of the compute-bound ops, for dispatch to choose by."""
+"""`opmux tune --providers`: times every implementation of the compute-bound ops, so that dispatch can choose."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUNDS = 3  # interleaved, so that a drifting clock does not affect the comparis
 
 
 class CallTimes(NamedTuple):
-    """The measurement of one call: its class, the times in dispatch's order, and why other impls have no time."""
+    """The measurement of one call: the label of its class, the times by impl_id, and why other impls have no time."""
 
     label: str
     times: Times
@@ -46,7 +46,7 @@ def run(
     minutes: float,
     file: Path | None,
 ) -> int:
-    """Time the calls; write the result to the cache, or to `file`."""
+    """Time the calls. Write the times to the cache, or to `file` if given."""
     names = [_op(name) for name in ops] or list(TIMED)
     if shapes and not ops:
         raise arguments.BadOption("--shape needs an OP: its sizes have another meaning for each op")
@@ -114,7 +114,7 @@ def measure(call: TimedCall, device: torch.device, clock: Clock) -> CallTimes:
     impls = get_default_manager().registry.get_implementations(spec.key)
     references = [i.impl_id for i in impls if i.kind is BackendImplKind.REFERENCE]
     usable = [i.impl_id for i in impls if i.impl_id not in references and trial.runs(i.impl_id)]
-    if len(usable) < 2:  # references are slow: time them only if there is no other choice
+    if len(usable) < 2:  # references are slow, so time them only if fewer than two others run
         usable += [impl_id for impl_id in references if trial.runs(impl_id)]
     for _ in range(ROUNDS):
         for impl_id in usable:
@@ -135,7 +135,7 @@ class Trial:
     refused: dict[str, str] = field(default_factory=dict)
 
     def runs(self, impl_id: str) -> bool:
-        """Whether the implementation accepts the call; compiles it if necessary."""
+        """Whether the implementation accepts and runs the call. The first run also compiles it."""
         with self._alone(impl_id):
             explanation = get_default_manager().explain(self.spec.key, *self.args)
         if explanation.chosen is None:
@@ -149,7 +149,7 @@ class Trial:
             self.us.setdefault(impl_id, []).append(us)
 
     def _attempt(self, impl_id: str, run: Callable[[Callable[[], Any]], Any]) -> Any:
-        """The result of `run`; if the implementation fails, None, and `refused` has the reason."""
+        """The result of `run`. If the implementation fails, returns None and stores the reason in `refused`."""
         fn = specs.functions[self.spec.key]
         try:
             with self._alone(impl_id), torch.no_grad():
@@ -167,12 +167,12 @@ class Trial:
 
 
 def _check_device(error: Exception) -> None:
-    if has_broken_the_device(error):  # the error is permanent: nothing more can be measured in this process
+    if has_broken_the_device(error):  # nothing more can be measured in this process
         raise DeviceLost(in_one_line(error)) from error
 
 
 def merged(rows: Iterable[CallTimes]) -> dict[str, Times]:
-    """The times by class, if there was a choice; calls of one class are averaged."""
+    """Label of a class -> the mean times of its calls. Calls that only one implementation runs are left out."""
     by_class: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for impl_id, us in row.times.items() if len(row.times) > 1 else ():

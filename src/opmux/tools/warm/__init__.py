@@ -1,1 +1,1 @@
-"""`opmux warm`: compiles the kernels that a model or a script needs before it runs, on all cores, without a device."""
+"""`opmux warm`: compiles the kernels of a model or a script before it runs, on all cores and without a device."""

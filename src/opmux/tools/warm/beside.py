@@ -16,7 +16,7 @@ from .model import step_of
 
 
 def serve(file: str) -> None:
-    """Compile for the request that faces/models/ahead.py has written to a file, while the program that did so runs."""
+    """Compile for a request, which faces/models/ahead.py has written to a file, while the requesting program runs."""
     path = Path(file)
     data = path.read_bytes()
     path.unlink()

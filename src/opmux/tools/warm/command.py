@@ -17,7 +17,7 @@ from . import script
 from .compiling import At, Result, Workload, assumed, check_installed, check_triton, compile_for, target
 from .model import config_of, model_step
 
-LARGEST = 2**40  # tokens; nothing is allocated
+LARGEST = 2**40  # largest number of tokens; nothing is allocated
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class WarmOptions:
 
 
 def run(options: WarmOptions) -> int:
-    """Compile, with a progress bar and a summary; returns the exit code."""
+    """Compile, and show a progress bar and a summary. Returns the exit code."""
     start = time.perf_counter()
     check_installed()
     at = target(options.chip)

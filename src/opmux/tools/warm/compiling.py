@@ -1,7 +1,7 @@
-"""Compiles what a workload launches on a chip: on meta tensors, by the implementations that the chip would run.
+"""Compiles the kernels that a workload launches on a chip: runs it on meta tensors, with the chip's implementations.
 
-Each launch of a kernel that is not in Triton's cache is listed and skipped (kernels/lib/compile_ahead.py); the list is
-compiled in several processes.
+A launch whose kernel is not in Triton's cache is listed and skipped (kernels/lib/compile_ahead.py). Several processes
+then compile the list.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...machine import devices
 from ...machine.devices import Chip
 from ..arguments import BadOption
 
-PASSES = 8  # if a compiled kernel is refused, the next pass compiles its replacement; at most 2 passes were observed
+PASSES = 8  # if a kernel cannot be used, the next pass compiles its replacement; 2 were always enough
 
 
 class At(NamedTuple):
@@ -46,12 +46,12 @@ class At(NamedTuple):
 class Result:
     """The outcome of compiling."""
 
-    cached: int = 0  # kernels that were in Triton's cache before
+    cached: int = 0  # kernels that already were in Triton's cache
     compiled: int = 0  # compiled by this process
-    shared: int = 0  # compiled by another process meanwhile
+    shared: int = 0  # compiled meanwhile by another process
     failed: dict[str, str] = field(default_factory=dict)  # kernel -> reason
-    stopped: str = ""  # why the workload did not run to its end, and where
-    too_large: int = 0  # kernels that were compiled in the last pass and do not fit on the chip
+    stopped: str = ""  # where and why the workload stopped early
+    too_large: int = 0  # kernels of the last pass that do not fit on the chip
 
     def record(self, name: str, outcome: str) -> None:
         """Count a kernel that was missing."""
@@ -68,12 +68,12 @@ class Result:
 
 
 class Workload(NamedTuple):
-    """The model or script that is run to find the kernels that it uses."""
+    """A model or script, which is run to find the kernels that it launches."""
 
     name: str
     step: Callable[[], None]
     passes: int = PASSES
-    may_stop: bool = False  # whether it is expected not to run to its end
+    may_stop: bool = False  # whether it may stop before its end
 
 
 def compile_for(
@@ -85,27 +85,27 @@ def compile_for(
     passes: int = PASSES,
     needed: Callable[[], bool] = lambda: True,
 ) -> Result:
-    """Compile what a step launches on a chip. Call it inside `assumed`.
+    """Compile the kernels that a step launches on a chip. Call it inside `assumed`.
 
     Args:
         step: called once in each pass, on meta tensors.
         at: the chip.
         jobs: the number of processes.
         show: called with the number of finished kernels, the number of known ones, and the last one that was compiled.
-        passes: how often the step may be called.
-        needed: called every second while kernels are compiled; False stops that.
+        passes: the maximum number of passes.
+        needed: called every second while kernels are compiled. If it returns False, compiling stops.
     """
     from ...kernels.lib import compile_ahead
 
     result = Result()
-    failed: dict[str, str] = {}  # by key
+    failed: dict[str, str] = {}  # kernel's key -> reason
     for number in range(passes):
         with compile_ahead.listing(failed) as listed:
             result.stopped = _stopped(step)
         todo = list(listed.missing.values())
         if number == 0:
             result.cached = len(listed.cached)
-            # Cached kernels too: if the cache was filled on a machine without the chip, their launchers may be missing.
+            # Also cached kernels: their launchers are missing if a machine without the chip has filled the cache.
             todo += list(listed.cached.values()) if at.here else []
         known = result.kernels + len(listed.missing)
         show(result.kernels, known, "")
@@ -139,7 +139,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The last line of the program, or of the model, that led to an error."""
+    """File and line in the program or the model where an error came from."""
     frames = traceback.extract_tb(error.__traceback__)
     of_torch, of_ours = Path(torch.__file__).parent, Path(__file__).parents[2]
     below = ("<", *(f"{folder}{os.sep}" for folder in (of_torch, of_torch.with_name("triton"), of_ours)))
@@ -151,9 +151,9 @@ def _where(error: BaseException) -> str:
 
 
 def target(chip: str | None, index: int = 0) -> At:
-    """The chip with this name; None: this machine's.
+    """The chip with this name, or this machine's chip if `chip` is None.
 
-    For this machine's chip, shared memory and multiprocessors are queried; for another one they are assumed.
+    Shared memory and multiprocessors are queried from this machine's chip, and assumed for any other.
     """
     from ...kernels.lib.compile_only import CHIPS, CORES, target_of
 
@@ -180,7 +180,7 @@ def _allowed() -> str:
 
 
 def _in_another_process(index: int) -> At | None:
-    """This machine's GPU, queried in a child process: a process that has used CUDA should not fork."""
+    """This machine's GPU, queried in a child process, because a process that has used CUDA should not fork."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
@@ -211,7 +211,7 @@ def _here(index: int) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def assumed(at: At) -> Iterator[At]:
-    """Plan and compile for a chip."""
+    """In a block, plan and compile for a chip."""
     from ...kernels.lib import compile_only, config
 
     try:
@@ -235,7 +235,7 @@ def check_installed() -> None:
 
 
 def check_triton() -> None:
-    """Raise if kernels cannot be compiled, or cannot be kept for later processes."""
+    """Raise if kernels cannot be compiled, or if later processes could not use them."""
     from triton import knobs
 
     if knobs.runtime.interpret:

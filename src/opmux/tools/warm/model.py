@@ -16,14 +16,14 @@ from .compiling import first_line
 
 
 def config_of(what: str) -> Any:
-    """The config of a model type, with its default sizes, or of a config.json or its folder."""
+    """The model config that `what` names: a model type (with default sizes), a config.json, or the folder of one."""
     transformers = _transformers()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     path = Path(what)
     try:
         exists = path.exists()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # not a possible file name
         exists = False
     if what in CONFIG_MAPPING and not exists:
         return CONFIG_MAPPING[what]()
@@ -51,7 +51,7 @@ def config_of(what: str) -> Any:
         )
     try:
         return CONFIG_MAPPING[kind].from_dict(fields)
-    except Exception as error:  # transformers' checks of values
+    except Exception as error:  # raised by transformers for invalid values
         raise BadOption(f"{quoted(str(file))}: {first_line(error)}") from None
 
 
@@ -64,7 +64,7 @@ def _transformers() -> Any:
 
 
 def model_step(config: Any, batch: int, length: int, dtype: torch.dtype | None, train: bool) -> Callable[[], None]:
-    """A step of a patched model without weights: loss and gradients, or without `train` the logits and one token."""
+    """A step of a patched model without weights: loss and gradients with `train`, else logits and one token."""
     model = _model(config, dtype)
     try:
         patch_model(model.train(train))
@@ -95,9 +95,9 @@ def _model(config: Any, dtype: torch.dtype | None) -> Any:
 
 
 def step_of(model: Any, batch: dict[str, Any], train: bool) -> None:
-    """What a program does with a batch: forward and backward; without `train` the forward, and one more token."""
+    """A step of a typical program: forward and backward with `train`, else the forward and one more token."""
     if train:
-        first = model(**batch)[0]  # the loss; without labels, the tensor from which the program computes it
+        first = model(**batch)[0]  # the loss, or without labels the tensor from which a program computes it
         first.backward(torch.zeros_like(first))
         model.zero_grad(set_to_none=True)
         return

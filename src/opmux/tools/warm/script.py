@@ -1,4 +1,4 @@
-"""`opmux warm SCRIPT.py`: the kernels that a script launches, found without a device.
+"""`opmux warm SCRIPT.py`: finds the kernels that a script launches, without a device.
 
 The script runs once. Each tensor that it puts on a CUDA device becomes a meta tensor, which has a shape and a dtype but
 no values. The run stops at the first line that needs a value (`loss.item()`, `print(x)`, a loop over a tensor); the
@@ -27,15 +27,15 @@ META = torch.device("meta")
 
 
 class Enough(BaseException):
-    """The time limit is reached. A BaseException, so that `except Exception` in the script does not catch it."""
+    """Raised at the time limit. A BaseException, so that `except Exception` in the script does not catch it."""
 
 
 class Stopped(Exception):
-    """The script exits with an error, or its time limit is reached."""
+    """Raised if the script exits with an error or reaches its time limit."""
 
 
 def workload(name: str, args: list[str], seconds: float) -> Workload:
-    """The workload of running a script."""
+    """A workload that runs a script."""
     if not os.path.isfile(name):  # noqa: PTH113  # False for a name that is too long
         raise arguments.BadOption(f"there is no file {quoted(name)}. Allowed: a Python script, or a model")
     if not seconds > 0:
@@ -65,7 +65,7 @@ def _limited(seconds: float) -> Iterator[None]:
         raise Enough
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # repeated: a bare `except` or `__del__` may swallow it
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # repeated, as a bare `except` or `__del__` may swallow it
     try:
         yield
     finally:
