@@ -78,7 +78,7 @@ def pytest_collection_finish():
 
 
 def pytest_unconfigure():
-    gc.unfreeze()  # triton reports as leaked what is still frozen at the end
+    gc.unfreeze()  # at exit, triton reports objects that are still frozen as leaked
 
 
 _files: list[Path] = []  # in the order in which their tests run
@@ -144,7 +144,7 @@ def _beyond_few(items):
 
 
 def _spread(items, n):
-    """n of the items, spread evenly from the first on; all if there are at most n."""
+    """Return n items, spread evenly from the first one on; all items if there are at most n."""
     items = list(items)
     return items if len(items) <= n else [items[i * len(items) // n] for i in range(n)]
 
@@ -189,14 +189,14 @@ def slow(pytestconfig):
 
 @pytest.fixture(scope="session")
 def few(slow):
-    """`few(items, n)`: n of the items, spread evenly; all of them with --slow."""
+    """`few(items, n)` returns n items, spread evenly over the list; with --slow it returns all items."""
 
     return lambda items, n: list(items) if slow else _spread(items, n)
 
 
 @pytest.fixture(scope="session")
 def interpreted(pytestconfig):
-    """Kernels run in Triton's interpreter, which is repaired and checked once per process."""
+    """Run kernels in Triton's interpreter. Once per process, patch it and check that it computes correctly."""
     pytest.importorskip("triton")
     if pytestconfig.getoption("--triton") != "interpret":
         pytest.skip("runs with --triton=interpret")
@@ -208,7 +208,7 @@ def interpreted(pytestconfig):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """New memory holds NaN, 85 or alternating flags, so that a result which a kernel does not write cannot pass."""
+    """Fill new memory with NaN, 85 or alternating flags, so that a test fails if a kernel does not write its result."""
     importlib.import_module(
         "torch._dynamo"
     )  # it records torch's functions at its import, so they must not be patched yet
@@ -260,7 +260,7 @@ def simulated():
 
 @pytest.fixture
 def adapters(request, interpreted, poisoned):
-    """The ATen adapters of the test file's family, over our interpreted kernels (shared/aten.py)."""
+    """The ATen adapters of the op family that the test file names in FAMILY; they call our interpreted kernels."""
     import aten
 
     return aten.Adapters(request.module.FAMILY)

@@ -1,4 +1,4 @@
-"""core names no face and no vendor: these register themselves."""
+"""core mentions no vendor and no package of opmux.faces: these register themselves with core."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,6 @@
-"""No vendor's file is a copy of one of ours: it states only what differs on its chip.
-
-Fixes do not reach copies. A file that shares more than half of its lines with another one counts as a copy; instead,
-add an option to the file that it copies.
+"""No vendor file is a copy of one of our files, because fixes do not reach copies. It states only what differs on the
+vendor's chip. A file that shares more than half of its lines with another one counts as a copy; instead of copying a
+file, add an option to it.
 """
 
 import ast
@@ -45,7 +44,7 @@ def code_lines(text: str) -> Counter[str]:
 
 
 def heads(text: str) -> set[str]:
-    """Every line, and its text before each # in it, so that no code line is missed."""
+    """Every line, and the part of it before each #: contains all code lines, without the cost of tokenizing."""
     heads = set()
     for line in text.splitlines():
         end = len(line)

@@ -26,7 +26,7 @@ fail()
 
 @pytest.fixture(params=[False, True], ids=["ended early", "torn down"])
 def ended(request, monkeypatch):
-    """Run the test with both ways in which a program can end."""
+    """Run the test twice: programs end early, or with Python's teardown."""
     monkeypatch.setattr(fresh, "torn_down", request.param)
 
 
@@ -74,7 +74,7 @@ def test_pythons_teardown_after_using_opmux_prints_nothing(monkeypatch):
 
 
 def test_a_variable_that_is_read_at_start_needs_a_new_process():
-    """PYTHONHASHSEED, for example."""
+    """The variable here is PYTHONHASHSEED."""
     code = "import sys; print('torch' in sys.modules, sys.flags.hash_randomization)"
     run = lambda **more: fresh.run([sys.executable, "-c", code], env={**os.environ, **more}, timeout=100).stdout
     assert run(MINE="1") == "True 1\n" and run(PYTHONHASHSEED="0") == "False 0\n"

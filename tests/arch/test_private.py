@@ -8,8 +8,8 @@ import parsed
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "opmux"
-# Private names that other libraries define: methods of named tuples, which are public, and of torch objects (a Library,
-# forward AD, a tensor).
+# Names with an underscore that other libraries define: methods of named tuples (public nevertheless) and of torch
+# objects (a Library, forward AD, a tensor).
 NOT_OURS = ("_asdict", "_fields", "_make", "_replace", "_destroy", "_current_level", "_version")
 
 
@@ -18,7 +18,8 @@ def is_private(name: str) -> bool:
 
 
 def is_no_family(src: Path, package: str, name: str) -> bool:
-    """In specs, a module name with an underscore means that it declares no ops; faces may still import it."""
+    """In opmux.specs, an underscore in a module's name means that the module declares no ops; opmux.faces may import
+    it."""
     return package == "specs" and (src / "specs" / f"{name}.py").is_file()
 
 

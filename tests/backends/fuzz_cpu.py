@@ -33,7 +33,7 @@ KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES
 SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1")
 FLAGS = native.flags
 
-# Sizes next to the vector width, its multiples, and the block lengths in which kernels sum or convert.
+# Sizes near the vector width, near its multiples, and near the lengths of the blocks that kernels sum or convert.
 SIZES = (0, 1, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 130, 255, 1000, 1025, 2049, 4099)
 MOST = 20_000  # maximum number of elements; MANY, used rarely, is enough for several threads
 MANY = 150_000
@@ -220,7 +220,7 @@ def attempt(call: Callable[..., Any], args: list[Any]) -> tuple[Any, Exception |
 
 
 def one(seed: int) -> tuple[str, str | None]:
-    """Run the input of one seed: (outcome, what is wrong or None)."""
+    """Run the input of one seed; return the outcome, and the error as text or None."""
     draw = Draw(seed)
     args = draw.args()
     before = [memory(t) for t in tensors(args)]
@@ -265,8 +265,9 @@ def error_scale(draw: Draw, args: list[Any]) -> float:
 
 
 def too_far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, error_scale: float) -> str | None:
-    """What differs, or None. The error against `truth` (the reference in float64) may be a few times the reference's
-    own error plus the tolerance. Infinities and NaN must be where the reference has them.
+    """Describe where `got` differs from `want`, or return None. The error against `truth` (the reference in float64)
+    may be a few times the reference's own error plus the tolerance. Infinities and NaN must be where the reference has
+    them.
     """
     inside = torch.float64 if draw.dtype == torch.float64 else torch.float32
     tol = draw.spec.tol[inside if want.dtype == torch.float64 else want.dtype]

@@ -478,7 +478,7 @@ def tiles(arch):
 
 
 def test_a_vendor_folder_may_have_only_tile_files(case):
-    """Heuristics and tuning candidates; an arch folder overrides one tunable."""
+    """The folder has heuristics and tuning candidates; its arch folder overrides one tunable."""
     code = (
         LOOK
         + """
@@ -748,7 +748,7 @@ def test_a_row_for_one_overload_wins_over_a_row_for_all_overloads(case):
 
 
 def test_a_scalar_operand_goes_to_aten_if_the_vendors_function_takes_only_tensors(case):
-    """The row is one of add.Tensor, which torch also calls with a number."""
+    """The function is declared for add.Tensor, which torch also calls with a number."""
     text = (
         "import torch\n"
         "def add(A, B, *, alpha=1):\n"
@@ -844,8 +844,8 @@ def test_a_misspelt_environment_variable_warns_once(case):
 
 
 def test_a_package_written_for_flaggems_can_be_imported_directly(case, tmp_path):
-    """The package's own tests import it so. The start-up finder provides `backend_utils` unless another module of that
-    name is found.
+    """The package's own tests import it this way. The start-up finder provides `backend_utils` unless another module of
+    that name is found.
     """
     ops = "from backend_utils import Autograd\ndef get_specific_ops():\n    return ()\n"
     init = "from backend_utils import VendorInfoBase\nvendor_info = VendorInfoBase('acme', 'npu', 'acme-smi')\n"
@@ -977,7 +977,7 @@ WHOSE = "fake('gpu')\nf = devices.vendor_of('gpu')\nfound['whose'] = None if f i
         ("no-such-program --list", "true", "two"),
         ("", "true", "two"),
         ("false", "false", "two"),  # neither query succeeds: the vendor registered last wins
-        ("sh -c 'exit 0'", "false", "one"),  # split as a shell splits, and run without one
+        ("sh -c 'exit 0'", "false", "one"),  # split into words as in a shell, but run without a shell
         ("true; false", "true", "two"),
     ],
 )

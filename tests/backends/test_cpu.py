@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted(ops.OPS)
 OURS = [n for n in NAMES if n in ops.__all__]
 FORWARDS = [n for n in OURS if specs.find(f"opmux::{n}").grad]
-# Words in the ids of samples that are not rows of adjacent elements along the last dimension.
+# A sample with one of these words in its id does not consist of contiguous rows along the last dimension.
 NO_ROWS = (" t", "swapped", "step", "expanded", "dim=0", "dim=1", "dim=-2", "5, 1)", "layout=t", "casting")
 # Every kernel, whether it is exported or not: a kernel that is slower than torch today may be faster later.
 KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
@@ -109,7 +109,7 @@ def test_samples_agree_with_the_reference(name):
 
 @pytest.mark.parametrize("n", [*range(1, 34), 2047, 2049, 4099])
 def test_rows_of_any_length_agree_with_the_reference(n):
-    """Lengths around the vector width, and longer than the blocks in which kernels sum."""
+    """Tests lengths near the vector width, and lengths above the size of the blocks that kernels sum."""
     for dtype in (torch.float32, torch.bfloat16):
         for name in (
             "layer_norm",
@@ -316,7 +316,8 @@ SAYS = {
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    """What each case reported: this machine as it is, and machines that cannot build or load the kernels."""
+    """The report of each case: one for this machine as it is, the others for machines that cannot build or load the
+    kernels."""
     folder = tmp_path_factory.mktemp("cpu")
     cases = {"here": {}, "no compiler": {"PATH": str(folder), "CXX": ""}}
     for name, line in {"a compiler that fails": FAILS, "a library that does not load": WRITES}.items():
@@ -392,7 +393,8 @@ def test_random_arguments_agree_with_the_reference_or_are_declined(fuzz_cpu):
 
 
 def test_the_fuzzer_finds_a_wrong_kernel(fuzz_cpu, monkeypatch):
-    """A wrong value, a write to an argument, an unexpected exception, and a result where the reference raises."""
+    """The wrong kernels return a wrong value, write to an argument, raise, or return a result where the reference
+    raises."""
     stock = fuzz_cpu.KERNEL["silu"]
 
     def says(kernel):

@@ -1,5 +1,5 @@
-"""The C++ kernels access memory directly, so every kernel must decline a tensor without memory of its own, or whose
-memory is not what its metadata says. The kernel checks by itself, whoever calls it.
+"""The C++ kernels access memory directly, so every kernel must decline a tensor that has no memory of its own, or whose
+memory does not match its metadata. The check is in the kernel itself, so it applies to every caller.
 """
 
 from __future__ import annotations

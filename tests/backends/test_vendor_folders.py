@@ -218,7 +218,8 @@ def test_vendor_tiles_are_valid_for_every_tunable_they_name(tunables, chip):
 
 @pytest.mark.parametrize("chip", BUFFERED, **by_chip)
 def test_tiles_fit_the_on_chip_buffer(tunables, chip):
-    """Except where one block must hold a whole row that is longer: the chip's compiler rejects that kernel."""
+    """Exception: a block that must hold a whole row may be larger than the buffer; the chip's compiler rejects that
+    kernel."""
     buffer_size = package(chip.vendor).info.target(chip.arch).shared_memory
     fitting = 0
     for name, every in buffers.HELD.items():
@@ -238,10 +239,10 @@ def test_tiles_fit_the_on_chip_buffer(tunables, chip):
 
 
 def test_ascend_blocks_are_as_large_as_the_buffer_allows(tunables):
-    """Blocks of float32 are four times the default, so there are a quarter of the programs."""
+    """Float32 blocks have four times the default size, so a launch needs a quarter of the programs."""
     with config.as_on(Chip("ascend", "ascend910b")):
         assert tunables["activation.flat"](dtype=torch.float32)["BLOCK"] == 4096
-        # the default, twice as large, does not fit the buffer
+        # the default of 8192 does not fit the buffer
         assert tunables["softmax.pieces"](n=65536, dtype=BF16)["BLOCK_N"] == 4096
     assert tunables["activation.flat"].default(dtype=torch.float32)["BLOCK"] == 1024
 

@@ -193,7 +193,7 @@ def portrait() -> dict:
 
 
 def ready_to_enable() -> None:
-    """The child imports one family of kernels and half of the adapters."""
+    """Import all but one of the op families, and half of the adapters; the child imports the rest."""
     get_default_manager().prepare()
     for family in specs.families:
         if family not in ("fault_family", "softmax"):

@@ -130,7 +130,7 @@ def test_an_autograd_function_brings_its_own_backward(add_impl):
         assert gx.eq(5).all() and gw.eq(5).all()
         Private.fail = True
         try:
-            close(ours(x, w), truth(x, w))  # a failure does not lose the gradient
+            close(ours(x, w), truth(x, w))  # after a failure there is still a gradient
         finally:
             Private.fail = False
 

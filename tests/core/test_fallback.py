@@ -77,7 +77,7 @@ def vendor_first():
 
 
 def outcomes(manager, op, *args):
-    """The result through every call path; all must agree."""
+    """The set of results of all call paths; it has one element if they agree."""
     return {manager.call(op, *args), manager.resolve(op)(*args)}
 
 

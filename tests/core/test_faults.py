@@ -81,7 +81,7 @@ def test_most_ops_are_covered():
 
 
 def copy_of(values):
-    """Copies of arguments, in the layouts of the sample's."""
+    """Copy the tensors, with the same strides."""
 
     def again(t):
         if t.layout is not torch.strided or t.is_meta:

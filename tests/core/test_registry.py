@@ -128,7 +128,7 @@ def fit(fn, op="rms_norm"):
 
 @pytest.mark.parametrize("fn, expected", [
     (lambda x, weight, eps, offset: (x, weight, eps, offset), (1, 2, 3, 4)),
-    (lambda a, b, c, d: (a, b, c, d), (1, 2, 3, 4)),  # in order, whatever the names
+    (lambda a, b, c, d: (a, b, c, d), (1, 2, 3, 4)),  # filled in order, because no name matches
     (lambda x, weight, **rest: (x, weight, rest), (1, 2, {"eps": 3, "offset": 4})),
     (lambda a, b, **rest: (a, b, rest), (1, 2, {"eps": 3, "offset": 4})),
     (lambda x, weight, offset, **rest: (x, weight, offset, rest), (1, 2, 4, {"eps": 3})),  # by name where names match
@@ -203,7 +203,7 @@ def test_a_builtin_without_a_signature_is_accepted():
 
 
 def test_a_foreign_norms_result_is_reshaped_for_the_op(add_impl):
-    """A call by name returns the impl's result unchanged; the op itself returns its own form."""
+    """The op reshapes the impl's result to what it declares; a call by name returns the impl's result unchanged."""
 
     def pair(input, weight, eps=1e-5, **rest):
         rstd = torch.rsqrt(input.pow(2).mean(-1, keepdim=True) + eps)
@@ -230,12 +230,13 @@ def tex_norm(x, w):
 
 def test_a_composition_lists_its_parts():
     assert set(specs.find("layernorm_bwd").parts) == {"opmux::layer_norm_bwd"}
-    # The parts include those of functions that it calls: its own source does not mention quantizing.
+    # rmsnorm_fwd also lists parts of the functions that it calls: its own source does not mention quantizing.
     assert {"opmux::rms_norm", "opmux::rms_norm_fp8", "opmux::fp8_cast_into"} < set(specs.find("rmsnorm_fwd").parts)
 
 
 def test_a_composition_gets_the_impls_of_its_parts(add_impl):
-    """A vendor with the primitive also has tex's op; choosing the reference binds references at every level."""
+    """A vendor that implements the primitive thereby implements tex's op. Choosing the reference binds references at
+    every level."""
     calls = []
 
     def mine(x, weight, eps, offset):

@@ -366,7 +366,7 @@ def test_a_registered_backend_runs(setenv, add_impl):
 
 
 def test_a_backend_with_only_a_primitive_runs(setenv, add_impl):
-    """Impls that a composition gets from its parts make a backend like any other."""
+    """A composition gets an impl from the impls of its parts; this impl counts for a backend setting like any other."""
     add_impl("rms_norm", "vendor.acme", VENDOR, fake_norm, vendor="acme")
     setenv(TE_FL_PREFER="reference")
     assert not call_tex()[0].eq(7).any()

@@ -148,7 +148,7 @@ def _rank(rank: int, port: int, answers) -> None:
                 for case in CASES if dtype is torch.float32 else ():
                     got, want = case(ub, rank)
                     answers[rank, name, case.__name__] = torch.equal(got, want)
-                # copy_into_buffer puts each rank's part in its place, in the buffer's dtype
+                # copy_into_buffer writes each rank's part at the rank's position, in the buffer's dtype
                 ub.copy_into_buffer(part(X, rank).to(ub.get_buffer().dtype), local_chunk=True)
                 ub.gather()
                 answers[rank, name, str(ub.get_buffer().dtype)] = torch.equal(ub.get_buffer().float(), X)

@@ -165,7 +165,7 @@ def test_efficient_backward_agrees_with_torch(shape, mask, dtype):
 
 @pytest.mark.parametrize("layout", ["heads first", "sequences first", "of one projection"])
 def test_efficient_attention_agrees_with_torch_in_any_layout(layout):
-    """The float32 calls of gpt2, bert and vit; results have the strides of torch's."""
+    """Tests the float32 calls of gpt2, bert and vit. Results have the same strides as torch's."""
     if layout == "of one projection":
         q, k, v = new(2, 333, 3, 4, 64, dtype=torch.float32).permute(2, 0, 3, 1, 4)
     else:

@@ -1,4 +1,4 @@
-"""Norms and activations with float8 results, and those with a factor for each row, on a GPU at real sizes."""
+"""Norms and activations with float8 results, some with a factor for each row, on a GPU at real sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NAMES = sorted(s.name for s in specs.by_key.values() if s.space == "opmux" and s
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_float8_results_agree_with_the_reference(name, shape, dtype, to):
-    """The second call uses the quick launch. Bytes may differ by one where a value is at a rounding boundary."""
+    """The second call uses the bound launch. A byte may differ by one if its value is at a rounding boundary."""
     args, scale = arguments(name, shape, dtype), torch.full((1,), 9.0, device="cuda")
     amax_want = torch.zeros(1, device="cuda")
     want = specs.by_key[f"opmux::{name}"].reference(*args, scale, amax_want, to, *tail(name))
@@ -230,7 +230,7 @@ def test_quantized_gradients_of_gated_units_equal_texs_two_passes(kind, shape):
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
 def test_delayed_scaled_activations_also_write_the_transpose(shape):
-    """The bytes are those of the ops that only cast."""
+    """The bytes equal those of the ops that only cast."""
     names = {"gelu": ("act_fp8", "gelu_tanh"), "dsilu": ("act_bwd_fp8", "silu"), "swiglu": ("glu_fp8", "silu"),
              "dswiglu": ("glu_bwd_fp8", "silu")}  # fmt: skip
     for name, (fn, args) in of_functions(shape).items():

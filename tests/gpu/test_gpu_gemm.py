@@ -47,7 +47,7 @@ def fresh(args):
     return tuple(a.clone() if torch.is_tensor(a) and a.is_contiguous() else a for a in args)
 
 
-# sm_90 tensor cores sum the FP8 products of a block with about 14 bits. cuBLAS has the same errors as our kernel.
+# sm_90 tensor cores keep about 14 bits when they sum the FP8 products of a block; cuBLAS has the same errors.
 SUMS_OF_FP8 = Tol(1e-5, 5e-3)
 
 
@@ -100,7 +100,8 @@ def test_gemm_agrees_at_the_sizes_of_models(impl_id, m, n, k):
 @pytest.mark.parametrize("m, n, k", [*SIZES, (8192, 14336, 1024), (512, 4096, 4096), (3, 4096, 4096)])
 @pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas"])
 def test_linear_act_agrees_at_the_sizes_of_models(impl_id, m, n, k):
-    """Tests grouped and ungrouped tiles, one product and the two of a GLU, few rows, row- and column-major weights."""
+    """Tests grouped and ungrouped tiles, single products and GLUs (two products), few rows, row- and column-major
+    weights."""
     torch.manual_seed(0)
     for glu in (False, True):
         rows = n - n % 2 if glu else n
@@ -336,7 +337,7 @@ def test_aten_products_agree_and_do_not_recurse_into_the_override():
 
 @pytest.mark.parametrize("m, k, n", [(4096, 4096, 4096), (17, 8192, 4096), (1000, 1032, 1000), (300, 2056, 72)])
 def test_int8_products_equal_torchs(m, k, n):
-    """Row- and column-major operands; integer results must be exact."""
+    """Tests row- and column-major operands; integer results must be exact."""
     a, b = (torch.randint(-128, 128, s, device=CUDA, dtype=torch.int8) for s in ((m, k), (k, n)))
     want = (a.double() @ b.double()).to(torch.int32)
     for left, right in ((a, b), (a, b.t().contiguous().t()), (a.t().contiguous().t(), b)):
@@ -354,7 +355,7 @@ def test_int8_products_with_few_rows_are_exact(m):
 
 
 def test_aten_grouped_products_agree_with_torch():
-    """Groups of rows, of columns and of K, and batches without groups."""
+    """Tests groups along rows, columns and K, and batches without groups."""
     ends = torch.tensor([64, 64, 200, 256], device=CUDA, dtype=torch.int32)
     new = lambda *shape: torch.randn(*shape, device=CUDA, dtype=BF16)
     for a, b, offs in (

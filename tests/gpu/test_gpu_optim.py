@@ -46,7 +46,7 @@ def agree(kernels, name, args, what=""):
         if b.dtype.is_floating_point:
             tol = 1e-5 if b.dtype is torch.float32 else torch.finfo(b.dtype).eps
             torch.testing.assert_close(a, b, rtol=tol, atol=1e-6, equal_nan=True, msg=lambda m: f"{name} {what}: {m}")
-        elif name.endswith("fp8"):  # the bytes of values that may differ in the last bit
+        elif name.endswith("fp8"):  # bytes encode values that may differ in the last bit
             assert ((a.int() - b.int()).abs() <= 1).all() and (a != b).double().sum() <= 1 + 1e-3 * a.numel(), name
         else:
             assert torch.equal(a, b), f"{name} {what}"
@@ -256,7 +256,7 @@ def test_adam_runs_at_the_speed_of_a_copy(kernels, form):
 
 @pytest.mark.slow
 def test_an_optimizer_step_takes_under_600_us_on_the_host(kernels):
-    """600 tensors of 16 elements, with cached tables, and with gradients at new addresses."""
+    """Measures 600 tensors of 16 elements, first with cached tables, then with gradients at new addresses."""
     flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
     lists = [[torch.zeros(16, device=CUDA) for _ in range(150)] for _ in range(4)]
     others = [[torch.zeros(16, device=CUDA) for _ in range(150)] for _ in range(200)]

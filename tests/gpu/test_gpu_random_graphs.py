@@ -34,7 +34,7 @@ def warm(step):
 
 
 def replayed(step, *generators):
-    """The results of some replays, with the same seeds as in `eager`."""
+    """Capture a graph, replay it several times with the seeds of `eager`, and return the results."""
     warm(step)
     graph = torch.cuda.CUDAGraph()
     for generator in generators:

@@ -26,7 +26,7 @@ def drawn(*shape, dtype=torch.bfloat16, last=False):
 
 
 def close(got, want, dtype, size=1):
-    """`size`: how many products of about 1 are summed."""
+    """Compare sums of `size` products of about 1."""
     rough = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
     torch.testing.assert_close(got, want, rtol=rough, atol=rough * size**0.5)
 

@@ -79,8 +79,8 @@ def test_missing_kernels_are_listed_compiled_and_then_found():
 
 @pytest.mark.parametrize("passes, too_large", [(1, 1), (2, 0)])
 def test_kernels_that_do_not_fit_on_the_chip_are_counted_if_no_other_pass_follows(passes, too_large):
-    """When a kernel does not fit, the caller launches another one, which only a second pass lists: so the first one
-    counts only if there is none.
+    """If a kernel does not fit, the caller launches another kernel instead, which only a second pass finds. So a kernel
+    that does not fit counts as too large only if no second pass follows.
     """
     forget()
     target_chip = At(Chip.of_arch("sm_90"), -1, 132, False)  # a chip on which nothing fits

@@ -1,5 +1,5 @@
-"""Ops over lists of tensors, interpreted, against torch's own: all samples, in place and not, and calls that are
-declined.
+"""Ops over lists of tensors, interpreted, against torch's own: all samples, in-place and functional ops, and declined
+calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many kernels 40 new shapes need. Each is compiled, or loaded from Triton's cache, by a first call."""
+"""How many kernels 40 new shapes need. The first call of each kernel compiles it, or loads it from Triton's cache."""
 
 from __future__ import annotations
 

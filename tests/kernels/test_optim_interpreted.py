@@ -34,7 +34,9 @@ def tensors(value):
 
 
 def whole_weights(after):
-    """The weights that parameters and remainders form: a difference in the last bit may carry over."""
+    """Combine parameters and remainders into float32 weights, because a difference in the last bit may carry over into
+    the parameter.
+    """
     (_, _, (g, p, m, v, rest), *_), result = after
     joined = [spec.joined(a, b) for a, b in zip(p, rest, strict=True)]
     assert all(torch.equal(a, w.bfloat16()) for a, w in zip(p, joined, strict=True)), "p is not the rounded weight"
@@ -94,7 +96,7 @@ def test_only_lists_of_equal_lengths_may_be_empty():
 
 
 def spread(dtype, sizes, offset):
-    """Tensors in one buffer, the first at an offset of `offset` elements: addresses of all alignments."""
+    """Create tensors in one buffer, from element `offset` on, so that their addresses have all alignments."""
     buffer = torch.randn(sum(sizes) + offset + len(sizes))
     tensors, start = [], offset
     for n in sizes:
@@ -182,7 +184,7 @@ def test_lists_of_several_dtypes_are_supported():
 
 
 def test_dense_tensors_in_any_order_are_supported():
-    """Channels-last in all lists is as good as contiguous; mixed orders are declined before any write."""
+    """Lists may all be channels-last as well as contiguous. Mixed orders are declined before anything is written."""
     from opmux.core import NotSupported
 
     flag = torch.zeros(1, dtype=torch.int32)
@@ -217,7 +219,7 @@ def test_tables_are_cached_by_addresses():
 
 
 def test_scales_are_exact():
-    """Compares every kind of amax bit for bit: powers of two, the smallest, the largest, zero."""
+    """Compares bit for bit for every kind of amax: powers of two, the smallest, the largest, zero."""
     amax = torch.tensor([0.0, 1.0, 448.0, 3.3, 1e-45, 1e-38, 3e38, float("inf"), float("nan"), 2.0**-130, 1e-10])
     for pow2 in (False, True):
         for eps in (0.0, 1e-3):
@@ -234,7 +236,7 @@ def test_scales_are_exact():
 
 
 def test_tables_that_a_captured_graph_reads_are_never_freed(monkeypatch):
-    """Tables are kept also if the capturing stream created them."""
+    """Tables that the capturing stream created are kept too."""
     from types import SimpleNamespace
 
     from opmux.kernels.lib import lists as tables

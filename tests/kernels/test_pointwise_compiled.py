@@ -1,4 +1,6 @@
-"""ATen's elementwise ops compiled for chips that this machine does not have: each row for one, each layout for all."""
+"""ATen's elementwise ops compiled for chips that this machine does not have: each op for one chip, each layout for all
+chips.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def sample(name, dtype):
 @pytest.mark.few(43)
 @pytest.mark.parametrize("number, name", list(enumerate(OWN)), ids=OWN)
 def test_every_row_compiles(number, name):
-    """Each row is compiled for one chip and one dtype, in rotation."""
+    """Each op of the table is compiled for one chip and one dtype, in rotation."""
     fits = [d for d in ORDER if d in spec.ROWS[name].dtypes]
     compiled(name, sample(name, fits[number // 4 % len(fits)]), list(CHIPS)[number % 4])
 
@@ -88,7 +90,7 @@ def test_tiles_use_wide_loads_and_stores(layout):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["special_legendre_polynomial_p", "igamma", "special_zeta"])
 def test_reducing_functions_get_a_block_from_scalar_arguments(name):
-    """Neither an expanded number nor a Python number is a block."""
+    """In the kernel, neither an expanded number nor a Python number is a block; the function must make it one."""
     args = (meta(1, dtype=torch.float32).expand(5), meta(dtype=torch.float32))
     compiled(name, args, "sm_90")
 
