@@ -38,7 +38,7 @@ CASES = [
 ]
 name = lambda v: v if isinstance(v, str) else "x".join(map(str, v)) if isinstance(v, tuple) else str(v)
 over_cases = pytest.mark.parametrize("op, shape, size, last, algorithm", CASES, ids=name)
-AGAIN = [(512, 4096), (256, 1024), (16, 2048, 7, 7), (8, 2856, 4, 4)]  # repeats an op and algorithm from above
+AGAIN = [(512, 4096), (256, 1024), (16, 2048, 7, 7), (8, 2856, 4, 4)]  # repeat an op and algorithm of other shapes
 late = lambda case: pytest.param(*case, marks=pytest.mark.slow)
 soon = [late(case) if case[1] in AGAIN else case for case in CASES]
 # Without --slow, only the cases that test_every_algorithm_compiles also compiles for sm_90.

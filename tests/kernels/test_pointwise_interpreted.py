@@ -117,7 +117,7 @@ def test_result_dtypes_follow_torchs_default_dtype():
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_row_agrees_with_torch(name, few):
-    """Tests one dtype in every layout, and two other dtypes in one layout (with --slow all other dtypes)."""
+    """Tests one dtype in every layout, and one sample in each of two other dtypes (with --slow in all other dtypes)."""
     makes = spec.ops[name].spec.samples
     fits = [d for d in (*FLOATS, *INTS, torch.bool) if d in spec.ROWS[name].dtypes]
     assert fits, f"{name} computes in nothing"

@@ -32,7 +32,7 @@ OPS = list(collect())
 
 
 def strides(t):
-    """The strides of all dimensions of more than one element; others do not matter."""
+    """The strides of all dimensions with more than one element; other strides do not matter."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]
 
 
@@ -51,7 +51,7 @@ def agrees(spec, impl, sample):
 @pytest.mark.few(33)
 @pytest.mark.parametrize("number, op", list(enumerate(OPS)), ids=[s.name for s, _ in OPS])
 def test_samples_agree_with_torch(number, op, slow):
-    """Two samples in float32 and one in a rotating dtype; all samples and dtypes with --slow."""
+    """Tests two samples in float32 and one in a rotating dtype; with --slow all samples in all dtypes."""
     spec, impl = op
     for dtype in (torch.float32, *(DTYPES if slow else [DTYPES[number % 3]])):
         samples = list(spec.samples(dtype, CPU))
@@ -88,7 +88,7 @@ def test_each_gradient_of_a_convolution_can_be_computed_alone():
 
 
 def test_tf32_rounds_operands_instead_of_truncating(monkeypatch):
-    """cuDNN rounds so too. The interpreter's product is exact. NaN with any payload stays NaN."""
+    """cuDNN rounds in the same way. The interpreter's product is exact. NaN with any payload stays NaN."""
     from opmux.kernels import convolution
     from opmux.kernels.lib.plans import forget
 

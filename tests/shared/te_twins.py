@@ -1,7 +1,6 @@
-"""Transformer Engine's modules, each with the same computation in plain torch, and functions that compare the two.
-
-The plain half of a twin is a function of the module's parameters by name. In float64 it gives the exact result; in the
-module's dtype it gives the error that the module may have.
+"""Pairs of a Transformer Engine module and the same computation in plain torch, and functions that compare the two. The
+torch function takes the module's parameters by name. In float64 it gives the exact result; in the module's dtype it
+shows the error that the module may have.
 """
 
 from __future__ import annotations
@@ -212,7 +211,7 @@ def run_module(module: Any, x: Tensor, dy: Tensor, run: Callable[[Any, Tensor], 
 
 
 def run_plain(twin: Twin, module: Any, size: Size, x: Tensor, dy: Tensor, dtype: torch.dtype) -> Results:
-    """Run the plain half in a dtype, with the module's parameters."""
+    """Run the torch function of the pair in a dtype, with the module's parameters."""
     p = {n: v.detach().to(dtype).clone().requires_grad_() for n, v in module.named_parameters()}
     x = x.detach().to(dtype).clone().requires_grad_()
     y = twin.plain(p, x, size)

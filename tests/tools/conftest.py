@@ -1,4 +1,4 @@
-"""The command line as a user runs it: in a new process, or, because that is faster, in this one."""
+"""The command line as a user runs it, either in a new process, or in this process, which is faster."""
 
 import logging
 import os

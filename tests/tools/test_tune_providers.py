@@ -38,7 +38,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def add_library(register):
-    """Registers an implementation of `linear` as a library's."""
+    """Register an implementation of `linear` as if it came from a library."""
 
     def add_library(impl_id, fn):
         register(OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, outside=False))
@@ -48,7 +48,7 @@ def add_library(register):
 
 @pytest.fixture
 def slow(add_library):
-    """Registers a library that takes 5 ms longer than the reference."""
+    """Register a library that takes 5 ms longer than the reference."""
 
     def slowly(x, weight, bias):
         time.sleep(0.005)
