@@ -65,7 +65,7 @@ _compiling: list[threading.Thread] = []
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished():
-    """Workers collect while the compilers run, then wait for them."""
+    """Workers collect tests while the compilers run, and then wait for the compilers."""
     for thread in _compiling:
         thread.join()
 
@@ -73,7 +73,8 @@ def pytest_xdist_node_collection_finished():
 def pytest_collection_finish():
     for thread in _compiling:
         thread.join()
-    # modules and tests stay alive: without this each full garbage collection would traverse them for half a second
+    # modules and tests stay alive, so without freezing each full garbage collection would traverse them for half a
+    # second
     gc.freeze()
 
 
@@ -81,7 +82,7 @@ def pytest_unconfigure():
     gc.unfreeze()  # at exit, triton reports objects that are still frozen as leaked
 
 
-_files: list[Path] = []  # in the order in which their tests run
+_files: list[Path] = []  # the test files, in the order in which they run
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -116,7 +117,7 @@ def pytest_collection_modifyitems(config, items):
         change = touched.since(config.getoption("--touched"))
         leave_out = leave_out | {item for item in items if not change.concerns(item)}
     config.hook.pytest_deselected(items=[item for item in items if item in leave_out])
-    # Run files whose tests start programs first: they take longest, and no worker should wait for another at the end.
+    # First run the files whose tests start programs: these take longest, and no worker should be idle at the end.
     items[:] = sorted((i for i in items if i not in leave_out), key=lambda item: not _starts_programs(item.path))
     if not torch.cuda.is_available():
         for item in items:
@@ -151,7 +152,7 @@ def _spread(items, n):
 
 @pytest.fixture
 def setenv(monkeypatch):
-    """Set variables and reload the process's policy; undone after the test."""
+    """Set variables and reload the process's policy. Both are undone after the test."""
     from opmux.core import reset_global_policy
 
     def set_all(**variables):
@@ -174,9 +175,7 @@ def clean_env(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Seed the CPU generator only, if there is no GPU: `torch.manual_seed` would spend 1 ms on queueing the seed for
-    CUDA.
-    """
+    """Without a GPU, seed only the CPU generator: `torch.manual_seed` would spend 1 ms on queueing the seed for CUDA."""
     seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
     seed(0)
 

@@ -27,7 +27,7 @@ MACHINE = ("machine", "tuning", "cpp", "=cache", "=settings")  # packages about 
 # import everything, but only on first use; test_import checks that.
 TABLE = {
     "": Row(ANY, ANY),
-    "wiring": Row(("core",), ()),  # only types of core, in annotations; test_cycles checks that
+    "wiring": Row(("core",), ()),  # imports only types of core, for annotations; test_cycles checks this
     "core": Row(("core", "=wiring"), ("torch",)),
     "specs": Row(("core", "specs"), ("torch",)),
     "settings": Row(("core",), ()),
@@ -55,7 +55,7 @@ class Import(NamedTuple):
 
 
 def modules(src: Path) -> dict[str, Path]:
-    """Dotted name -> file, of every Python file of the package."""
+    """Dotted name -> path, for every Python file of the package."""
     modules = {}
     for path in sorted((src / PKG).rglob("*.py")):
         parts = path.relative_to(src).with_suffix("").parts

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "opmux"
-SHORT = 40  # code lines; a shorter file has too few lines to tell
+SHORT = 40  # minimum number of code lines: a shorter file may resemble another by chance
 
 
 def code_lines(text: str) -> Counter[str]:
@@ -86,7 +86,7 @@ def test_no_vendor_file_is_a_copy_of_another_file():
     # Tokenize only likely candidates: tokenizing all files takes 10 s.
     lines = {name: heads(text) for name, text in texts.items()}
     likely = [name for name in texts if any(may_share(v, lines[name]) for v in vendors.values())]
-    # each vendor file resembles at least itself
+    # each vendor file matches at least itself
     assert {name for name, v in vendors.items() if v.total() >= SHORT} <= set(likely)
     assert forks(vendors, {name: code_lines(texts[name]) for name in likely}) == []
 
@@ -101,7 +101,7 @@ ORIGINAL = "\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(40))
         (ORIGINAL.replace("+ 1", "- 1"), True),
         ('"""Another word."""\nimport os\n# and a remark\n' + ORIGINAL.replace("    return", "        return"), True),
         ("\n".join(f"def g{i}(x):\n    return x * {i}" for i in range(40)), False),
-        ("\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(10)), False),  # too short to tell
+        ("\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(10)), False),  # fewer than SHORT lines
     ],
 )
 def test_a_copy_is_found(text, copy):

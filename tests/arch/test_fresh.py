@@ -31,7 +31,9 @@ def ended(request, monkeypatch):
 
 
 def test_a_forked_program_behaves_as_in_a_new_process(tmp_path, monkeypatch):
-    """Arguments, environment, folder, module path, output, `atexit` functions, and the traceback are the same."""
+    """Compares arguments, environment, working directory, module path, output, `atexit` functions, and the
+    traceback.
+    """
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONIOENCODING": "utf-8", "MINE": "1"}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, "-c", PORTRAIT, "a word"]
@@ -66,7 +68,7 @@ def test_objects_are_destroyed_at_exit_only_with_torn_down(monkeypatch, torn_dow
 
 @pytest.mark.slow
 def test_pythons_teardown_after_using_opmux_prints_nothing(monkeypatch):
-    """The other tests run this teardown with --slow only."""
+    """Without --slow, the other tests skip this teardown."""
     monkeypatch.setattr(fresh, "torn_down", True)
     code = "import torch, opmux; opmux.ops.rms_norm(torch.ones(2, 8), torch.ones(8)); opmux.enable()"
     result = fresh.warm([sys.executable, "-c", code], timeout=100, env={**os.environ, "PYTHONPATH": str(fresh.SRC)})

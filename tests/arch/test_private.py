@@ -24,7 +24,7 @@ def is_no_family(src: Path, package: str, name: str) -> bool:
 
 
 def packages(src: Path) -> dict[str, list[tuple[Path, ast.Module]]]:
-    """Package -> its files. The files next to the packages form one package, "opmux"."""
+    """Package -> its files. The modules directly under opmux/ form one package, "opmux"."""
     packages: dict[str, list[tuple[Path, ast.Module]]] = {}
     for path in sorted(src.rglob("*.py")):
         parts = path.relative_to(src).parts
@@ -55,7 +55,7 @@ def members(tree: ast.Module) -> set[str]:
 class Use(NamedTuple):
     line: int
     name: str
-    # the package that the name belongs to; "" for an attribute, where the source does not show the object's class
+    # the package of the name; "" for an attribute, because the source does not show the class of its object
     owner: str
 
 

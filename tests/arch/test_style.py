@@ -84,7 +84,7 @@ def opens_text(call: ast.Call) -> bool:
     modes = [text for text in literals if text and set(text) <= set("rwaxbt+")]
     if isinstance(call.func, ast.Name):
         return not any("b" in mode for mode in modes)
-    # a method may belong to any object: only an explicit text mode counts
+    # a method may belong to any object, so only a call with an explicit text mode counts
     return any("b" not in mode for mode in modes)
 
 

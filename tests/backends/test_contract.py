@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 SHARED = ROOT / "tests" / "shared"
 
-# Imports everything that is slow, reports what the imports did, then forks once for each line on stdin.
+# A program that makes all slow imports, reports what they did, then forks once for each line on stdin.
 ORIGIN = r"""
 import gc, json, logging, os, signal, sys, traceback
 
@@ -265,7 +265,7 @@ found["enabled"] = ["cos" in engine.choosable()["cpu"], "cumsum" in engine.choos
 
 
 def test_explain_says_which_vendor_declared_an_op_unused(case):
-    """On a device where our kernels would otherwise run."""
+    """The device is one on which our kernels would run otherwise."""
     ops = "def get_specific_ops():\n    return ()\ndef get_unused_ops():\n    return ('cumsum', 'softmax')\n"
     code = """
 fake("npu")
@@ -976,7 +976,7 @@ WHOSE = "fake('gpu')\nf = devices.vendor_of('gpu')\nfound['whose'] = None if f i
         ("true", "false", "one"),
         ("no-such-program --list", "true", "two"),
         ("", "true", "two"),
-        ("false", "false", "two"),  # neither query succeeds: the vendor registered last wins
+        ("false", "false", "two"),  # neither query succeeds: the last registered vendor wins
         ("sh -c 'exit 0'", "false", "one"),  # split into words as in a shell, but run without a shell
         ("true; false", "true", "two"),
     ],
@@ -1083,7 +1083,7 @@ def test_no_query_runs_on_a_machine_without_accelerators(case, tmp_path):
     ],
 )
 def test_infer_device_prefers_cuda_npu_xpu_then_vendor_devices(case, here, device):
-    """cuda, npu, xpu, then devices of vendors. A device whose is_available() is false does not count."""
+    """The order is cuda, npu, xpu, then devices of vendors. A device whose is_available() is false does not count."""
     code = "for device in ('cuda', 'xpu', 'npu', 'gpu'):\n    fake(device, is_available=lambda d=device: d in here)\n"
     code = f"here = {here!r}\n{code}found['device'] = infer_device()\n"
     assert case(code, **shared(one="false")).device == device
@@ -1122,7 +1122,7 @@ found["error"] = error_of(lambda: register_vendor("acme"))
     got = case(code, acme=ACME, plugins={"second_acme": second}, OPMUX_PLUGIN_MODULES="", OPMUX_VENDOR="acme")
     assert (got.y, got.again) == ([-1.0], [-2.0])
     assert got.ids.count("default.flagos.acme") == 1 and got.modules == ["second_acme"]
-    assert got.bare == ORDINARY  # registered from code that is not a package, so it has no ops
+    assert got.bare == ORDINARY  # the registering code is not in a package, so the vendor has no ops
     assert got.error == "BadVendor: register_vendor takes a VendorInfo or a VendorInfoBase; got 'acme'"
 
 

@@ -1,5 +1,5 @@
-"""The C++ kernels of the CPU: they agree with the references, accept rows with gaps, decline other layouts, and where
-they cannot be built the references run.
+"""The C++ kernels of the CPU agree with the references, accept rows with gaps, and decline other layouts. Where they
+cannot be built, the references run.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def test_rows_with_gaps_are_read_without_a_copy(monkeypatch):
     "name", ["rms_norm", "rms_norm_bwd", "layer_norm_bwd", "softmax", "silu_mul", "gelu_tanh_bias_bwd"]
 )
 def test_sums_over_rows_are_deterministic_for_a_number_of_threads(name):
-    """Another number of threads changes the result only by rounding."""
+    """With another number of threads, results differ only by rounding."""
     args = spec_of(name).bound(spec_of(name).samples.at((300, 700), torch.float32, CPU).args, {})[0]
     before = torch.get_num_threads()
     try:
@@ -263,7 +263,7 @@ def test_invalid_arguments_raise_the_errors_of_the_reference(name):
 
 # ---- when they are built --------------------------------------------------------------------------------------------
 
-# Runs each case in a fork of one process that has imported everything and called nothing.
+# A program that runs each case in a fork of a process which has imported everything and called nothing.
 ORIGIN = """
 import json, logging, os, sys, time, torch, opmux, opmux.ops
 

@@ -117,7 +117,7 @@ def declines(name, args):
 
 
 def each_tensor():
-    """(op, arguments, index of a tensor among them), for each tensor argument of each kernel."""
+    """Yield (op, arguments, index of a tensor argument) for each tensor argument of each kernel."""
     for name in NAMES:
         args = plain_args(name)
         KERNEL[name](*args)  # must not raise: the kernel accepts these arguments

@@ -119,7 +119,9 @@ def test_cudnn_accepts_only_dense_batches():
 
 @pytest.mark.parametrize(("arch", "chosen"), [("sm_80", "vendor.nvidia.flash"), ("sm_90", "default.flagos")])
 def test_dense_and_packed_sequences_go_to_one_implementation(on, arch, chosen):
-    """On Hopper that is our kernel: flash attention, written for Ampere, is slower there."""
+    """On Hopper the implementation is our kernel, because flash attention, which was written for Ampere, is slower
+    there.
+    """
     on(arch, {})
     for layout in (DENSE, PACKED):
         args = call(layout)

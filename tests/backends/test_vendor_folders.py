@@ -69,8 +69,8 @@ def test_every_vendor_folder_in_the_tree_loads():
 
 
 def test_vendors_of_one_device_can_be_told_apart():
-    """They have unique driver files and query commands; Intel's and Kunlunxin's tools have the same name, but their
-    commands differ.
+    """Driver files and query commands are unique. Intel's and Kunlunxin's tools have the same name, but the arguments
+    differ.
     """
     every = [package(name).info for name in VENDORS]
     queries = [info.device_query_cmd for info in every]
@@ -201,7 +201,7 @@ def tunables(interpreted):
 
 @pytest.mark.parametrize("chip", CHIPS, **by_chip)
 def test_vendor_tiles_are_valid_for_every_tunable_they_name(tunables, chip):
-    """For all argument facts of the tunable, no heuristic and no candidate is rejected, and at least one changes
+    """For all argument facts of the tunable, every heuristic and every candidate is accepted, and at least one changes
     something.
     """
     named = tile_files.names_in_files(chip)
@@ -324,7 +324,7 @@ def test_geglu_of_strided_halves_and_extreme_values_agrees_with_the_reference(ge
 
 
 def test_geglu_launches_one_program_per_core(geglu, monkeypatch):
-    """Each program then loops over several blocks."""
+    """Each program loops over several blocks."""
     grids = []
     stock = launch.Launcher.bind
     monkeypatch.setattr(launch.Launcher, "bind", lambda *args: grids.append(args[2]) or stock(*args))

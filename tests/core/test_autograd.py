@@ -297,7 +297,7 @@ def test_gradients_that_are_not_needed_are_not_computed(add_impl):
     x, angles = leaf(2, 3, 2, 8), torch.randn(2, 8, dtype=torch.float64)
     with opmux.policy("vendor"):
         z = x * 1
-        GivesNothing.apply(opmux.ops.gelu_tanh(z)).sum().backward()  # no incoming gradient
+        GivesNothing.apply(opmux.ops.gelu_tanh(z)).sum().backward()  # the incoming gradient is None
         opmux.ops.rope_fwd(x.detach(), angles.requires_grad_()).sum().backward()  # angles have no gradient
         assert not calls and angles.grad is None and (x.grad is None or not x.grad.any())
         opmux.ops.gelu_tanh(x).sum().backward()

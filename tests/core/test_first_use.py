@@ -548,7 +548,7 @@ def test_any_entry_point_may_be_the_first(vendor, tmp_path, slow):
 
 
 def test_ctrl_c_during_the_first_use_of_an_op_is_harmless(tmp_path):
-    """A signal arrives at some time during the import of the op's family, as for a user."""
+    """The signal arrives at a random time during the import of the op's family."""
     code = """
     import opmux, opmux.ops
 

@@ -250,7 +250,7 @@ def test_natural_toml_types_are_accepted():
 
 
 def test_a_file_in_the_current_directory_cannot_name_modules(caplog):
-    """One warning, which says how to name them instead."""
+    """The setting is ignored, with one warning that says where modules may be named."""
     toml('plugin_modules = ["evil"]\nprefer = "reference"')
     for _ in range(2):
         assert knobs.PLUGIN_MODULES.look() == knobs.Setting((), "default")

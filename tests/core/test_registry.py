@@ -102,7 +102,7 @@ def test_opmux_ops_lists_primitives_and_finds_the_functions_of_tex_too():
     assert {"rms_norm", "silu_mul", "add", "linear_act"} <= listed
     tex_alone = {s.name for s in specs if s.space == "tex"} - {s.name for s in specs if s.space != "tex"}
     assert "cusolvermp_ctx_create" in tex_alone and not listed & tex_alone
-    from opmux.ops import rmsnorm_fwd  # found by its name all the same
+    from opmux.ops import rmsnorm_fwd  # not listed in dir(opmux.ops), but found by its name
 
     assert rmsnorm_fwd is opmux.ops.rmsnorm_fwd is specs.functions["tex::rmsnorm_fwd"]
     with pytest.raises(AttributeError, match="did you mean 'rmsnorm_fwd'"):
@@ -326,7 +326,7 @@ def test_explain_returns_data_and_prints_one_screen(add_impl):
 
 
 def test_selections_are_logged(caplog):
-    with opmux.policy("reference"):  # makes the default manager log its first line before
+    with opmux.policy("reference"):  # the default manager logs its first line here, not below
         pass
     registry = OpRegistry()
     registry.register_impl(OpImpl("own", "a", REFERENCE, None, lambda x: x))

@@ -241,7 +241,7 @@ POOL = [
 
 
 def allowed_vendors(policy):
-    """The vendors that pass the filters ("" for none), in the order of the pool."""
+    """The vendors of the impls that pass the filters ("" if an impl has no vendor), in the order of POOL."""
     chosen = [c.impl for c in choose(policy, "an_op", POOL)[0]]
     return [(i.vendor or "").casefold() for i in POOL if i in chosen]
 
@@ -526,7 +526,9 @@ def test_known_names_give_no_warning(setenv, add_impl, caplog):
 
 @contextmanager
 def quiet():
-    """The logger of a program without logging. Used inside tests, as pytest adds its handlers before a test."""
+    """The logger as in a program that has not configured logging. Tests call this themselves, because pytest adds its
+    handlers before a test.
+    """
     with pytest.MonkeyPatch.context() as m:
         m.setattr(logging.root, "handlers", [])
         m.setattr(log.logger, "handlers", [])

@@ -26,8 +26,8 @@ def tensors(results):
 
 
 def calls(spec, dtype):
-    """(arguments, description) of each call. The samples' amax is None or larger than all values; an extra call starts
-    it at zero, so it must rise.
+    """Yield (arguments, description) of each call. In the samples amax is None or larger than all values, so an extra
+    call starts with an amax of zero, which must rise.
     """
     for sample in spec.samples(dtype, CUDA):
         yield sample.args, sample.id

@@ -48,7 +48,7 @@ def inputs(padded, length=300):
 
 
 def step(model, batch):
-    """The logits of all tokens except padding, and the gradients of one step."""
+    """Run one step; return its gradients, and the logits of all tokens except padding."""
     model.train()
     model.zero_grad()
     logits = model(**batch).logits[batch["attention_mask"].bool()]

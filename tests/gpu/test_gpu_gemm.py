@@ -168,7 +168,7 @@ def test_fp8_products_agree_with_the_reference(impl_id, m, n, k):
     if m % 16 == 0 and impl_id == "default.flagos":
         assert all(r is not None for r in served)
     if m % 16 == 0 and impl_id == "vendor.nvidia.cublas":
-        assert served[0] is not None  # cuBLAS computes products with one scale itself
+        assert served[0] is not None  # cuBLAS must accept products with one scale per tensor
 
 
 ODD = [(300, 1032, 528), (1008, 1040, 640), (65, 72, 16), (129, 264, 128)]
@@ -176,7 +176,7 @@ ODD = [(300, 1032, 528), (1008, 1040, 640), (65, 72, 16), (129, 264, 128)]
 
 @pytest.mark.parametrize("m, n, k", [(4096, 4096, 1024), (4224, 8192, 384), (256, 512, 2048), *ODD])
 def test_the_hopper_block_gemm_agrees_with_the_reference(m, n, k):
-    """Wide and narrow tiles, several tiles per program, an odd number of blocks along K, and a partial block."""
+    """Tests wide and narrow tiles, several tiles per program, an odd number of blocks along K, and a partial block."""
     torch.manual_seed(0)
     s = scales(1, m, k, True) * k**-0.5, scales(128, n, k, True)
     by_columns = s[0].t().contiguous().t(), s[1].t().contiguous().t()
@@ -228,7 +228,7 @@ def test_tex_linear_is_one_launch_for_forward_dgrad_and_wgrad():
 
 
 def test_tex_gemm_can_be_captured_in_a_graph():
-    """No call with plain or quantized operands synchronizes with the device."""
+    """Calls with unquantized and with quantized operands do not synchronize with the device."""
     x, w, main = new(512, 256), new(384, 256), new(384, 256, dtype=F32)
     dy = new(512, 384)
     xs, ws = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (x, w))
@@ -290,7 +290,7 @@ SIZES = [
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_large_products_are_as_close_as_cublas(m, n, k, layout):
-    """Sizes with grouped tiles, with K split across programs, and with partial tiles."""
+    """Tests sizes with grouped tiles, with K split across programs, and with partial tiles."""
 
     def factor(rows, cols, transposed):
         x = torch.randn(*((cols, rows) if transposed else (rows, cols)), device=CUDA, dtype=BF16)

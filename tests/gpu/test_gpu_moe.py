@@ -19,7 +19,9 @@ def copies(args):
 
 
 def check(name, *args, alike=None):
-    """Compare two calls of our kernel with the reference, including written arguments; a synchronization raises."""
+    """Compare two calls of our kernel with the reference, including written arguments. A synchronization raises an
+    error.
+    """
     spec = specs.find(name)
     for _ in range(2):
         ours, theirs = copies(args), copies(args)

@@ -66,7 +66,7 @@ def qkv(dtype, b, h, h_kv, sq, sk, d, seq_first=False, seed=0):
 
 
 def run_attention(args, causal, scale, do):
-    """o, lse and the gradients, computed through autograd."""
+    """Run attention through autograd; return o, lse and the gradients."""
     leaves = [t.detach().requires_grad_() for t in args]
     o, lse = opmux.ops.attention(*leaves, causal, scale)
     return (o.detach(), lse, *torch.autograd.grad(o, leaves, do))
@@ -212,7 +212,7 @@ def test_unaligned_and_strided_inputs_are_supported(impl_id):
 
 
 def captured(call, inputs):
-    """The results that a captured call gives when replayed with new input values."""
+    """Capture a call, replay it with new input values, and return the results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -51,7 +51,7 @@ SHAPES = [(4, 1000, 768), (1, 37), (3, 129, 1024), (2, 5, 4096)]
 
 
 def wait_for_planner(call, times=4):
-    """Call it, then wait until the planner has answered all requests."""
+    """Call the function, then wait until the planner has answered all requests."""
     for _ in range(times):
         call()
     end = time.time() + 90

@@ -110,7 +110,7 @@ def test_transposed_convolutions_agree_with_torch():
 
 
 def test_tensors_of_more_than_2_31_elements_are_supported():
-    """The kernels need 64-bit indices; the last elements are checked."""
+    """The kernels need 64-bit indices. The test compares the last elements."""
     x = torch.zeros((1, 1, 1 << 16, (1 << 15) + 8), device="cuda", dtype=torch.float16)
     x[..., -2:, -2:] = 3
     with opmux.use(include=["avg_pool2d", "upsample_nearest2d", "replication_pad2d"], mode="all"):

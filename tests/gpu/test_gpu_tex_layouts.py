@@ -38,7 +38,7 @@ def inputs(b, s, h, kv, d, dtype) -> list[Tensor]:
 def run_attention(
     layout: str, mask: str, window: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> list[Tensor]:
-    """O, S, dQ, dK and dV as [b, s, h, ...]."""
+    """Return O, S, dQ, dK and dV, each as [b, s, h, ...]."""
     (b, s, _, d), fmt = q.shape, layout.replace("3", "")
     x, y, z = (to_format(t, fmt) for t in (q, k, v))
     if "3" in layout:

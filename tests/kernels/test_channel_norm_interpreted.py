@@ -141,7 +141,7 @@ def test_a_large_mean_loses_no_precision(by, layout, algorithm):
 
 @every_algorithm
 def test_nan_affects_only_its_own_group(by, layout, algorithm):
-    """y and the statistics are NaN for the group or channel with the NaN, and for no others."""
+    """y and the statistics are NaN only for the group or channel that contains NaN."""
     shape, last, _ = SHAPES[layout]
     x, *_ = draw(shape, f32, last)
     x[(1,) * len(shape)] = float("nan")

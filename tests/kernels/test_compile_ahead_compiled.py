@@ -40,7 +40,9 @@ def caches(tmp_path, monkeypatch):
 
 
 def forget():
-    """Discard what this process has compiled, so that only the cache on disk is left, as for another process."""
+    """Discard the kernels that this process has compiled. Like another process, it then finds only the cache on
+    disk.
+    """
     with compiling_for("sm_90"):  # unloads the kernels
         for kernel in (double, wrong):
             kernel.device_caches.clear()
@@ -72,7 +74,7 @@ def test_missing_kernels_are_listed_compiled_and_then_found():
     forget()
     with compiling_for("sm_90") as built, triton.knobs.compilation.scope():
         triton.knobs.compilation.listener = lambda cache_hit, **_: hits.append(cache_hit)
-        launch(16, 32)  # launch as a program does
+        launch(16, 32)  # launch in the same way as a program
     assert hits == [True, True] and len(built) == 2 and built[0].asm["cubin"]
     assert outcomes(listed.missing.values()) == [THERE, THERE]
 

@@ -239,7 +239,7 @@ def test_candidates_come_from_the_vendors_yaml(tiles, folder):
     assert len(candidates) == 2 + 8 + 2
     usual = dict(BLOCK_M=2, BLOCK_N=4096, FAST=True)
     assert candidates[0] == (Tiles(128, 2, **usual | {"BLOCK_M": 1}), "")
-    # the second one does not suit such long rows, but is not an error
+    # the second candidate does not fit such long rows; it is skipped without an error
     assert candidates[1][1].startswith("BLOCK_N = 1024 with n = 4096")
     assert candidates[2][0] == Tiles(128, 3, **usual | {"BLOCK_M": 1})
     assert [t.threads for t, _ in candidates[2:10]] == [128, 256] * 4

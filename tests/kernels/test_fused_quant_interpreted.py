@@ -75,7 +75,7 @@ NAMES = sorted(KERNELS)
 
 
 def both(name, args, scale, before, dtype=E4M3):
-    """Results and amax of the kernel and of the reference."""
+    """Return results and amax of the kernel and of the reference."""
     runs = []
     for fn in (KERNELS[name], specs.by_key[f"opmux::{name}"].reference):
         amax = torch.full((1,), before)
@@ -194,7 +194,7 @@ def test_block_scaled_activations_equal_two_passes(form, two_d):
 @pytest.mark.parametrize("two_d", [False, True], ids=["1x32", "32x32"])
 @pytest.mark.parametrize("form", FORMS)
 def test_mxfp8_activations_equal_two_passes(form, two_d):
-    """The two halves of a gradient may meet within a block."""
+    """The boundary between the two halves of a gradient may be within a block."""
     x, dy, gated = operands(form, m=96, n=304 if form == "_glu_bwd" else 288)
     r = EVERY[f"silu{form}"](*((x,) if dy is None else (dy, x)))
     want, got = buffers(r.shape, "mx"), buffers(r.shape, "mx")
@@ -204,7 +204,7 @@ def test_mxfp8_activations_equal_two_passes(form, two_d):
 
 
 def test_activations_that_are_not_0_at_0_ignore_padding():
-    """Elements out of bounds do not count in the amax of the last blocks."""
+    """The amax of the last blocks ignores elements out of bounds."""
     x = torch.full((150, 72), -6.0).bfloat16()
     want, got = buffers(x.shape, "blocks"), buffers(x.shape, "blocks")
     EVERY["fp8_blocks_into"](x.sigmoid(), *want, None, E4M3, False, True, 0.0)
@@ -224,7 +224,7 @@ def test_current_scaled_activations_equal_two_passes(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_delayed_scaled_activations_equal_two_passes(form):
-    """The bytes equal those of the op that only casts, and their transpose."""
+    """The bytes, and their transpose, equal those of the op that only casts."""
     x, dy, gated = operands(form)
     scale, amaxes = torch.full((1,), 3.0), [torch.zeros(1), torch.zeros(1)]
     name = ("glu" if gated else "act") + ("_bwd_fp8" if dy is not None else "_fp8")

@@ -165,7 +165,7 @@ def test_the_gluon_block_kernel_uses_two_warpgroups_on_hopper(m, n, k, dtypes):
     halves = 2 if (m, n, k) == WIDE else 1
     kinds = {E4M3: "e4m3", E5M2: "e5m2"}
     word = f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{kinds[dtypes[0]]}.{kinds[dtypes[1]]}"
-    assert ptx.count(word) == 2 * 2 * 4 * halves  # two warpgroups, two blocks, 32 of 128 columns of K per instruction
+    assert ptx.count(word) == 2 * 2 * 4 * halves  # two warpgroups, two blocks, four instructions for 128 columns of K
     assert "setmaxnreg" in ptx
 
 

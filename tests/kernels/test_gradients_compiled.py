@@ -1,6 +1,6 @@
 """Our kernels for ops with gradients, launched from C++ (native/functions.cpp): compiled for sm_90, run on the CPU.
 
-Their host code and the C++ run for real; the driver launches nothing, so results are undefined.
+The kernels' host code and the C++ code really run, but a fake driver launches nothing, so results are undefined.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functio
 VIEW, COMPOSITION = "its backward is a view, by torch", "its backward is a composition of torch's ops"
 # Ops whose forward is launched from C++ and whose backward is not, with the reason.
 FORWARD_ALONE = {"sum": VIEW, **dict.fromkeys("nansum mean prod amax amin max_dim min_dim".split(), COMPOSITION)}
-# The ops that every run tests: each kernel takes half a second to compile.
+# Only these ops are tested without --slow, because each kernel takes half a second to compile.
 FIRST = "rms_norm layer_norm add_rms_norm softmax gelu silu_mul token_cross_entropy rope_fwd group_norm var".split()
 
 

@@ -131,7 +131,7 @@ def test_long_rows_of_softmax_agree_with_the_reference(name, n, dtype):
     x[1, : n // 2] = -float("inf")
     spec, back = specs.find(name), specs.find(f"{name}_bwd")
     close.assert_close_to_exact(spec, getattr(softmax, name)(x, -1), (x, -1), n)
-    # avoid -inf, where the gradient of log-softmax is NaN in both
+    # avoid -inf, for which kernel and reference give a NaN gradient of log-softmax
     saved = torch.randn_like(x), spec.reference(x).clamp(min=-1e4), -1
     close.assert_close_to_exact(back, getattr(softmax, f"{name}_bwd")(*saved), saved, n)
 

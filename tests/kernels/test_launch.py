@@ -63,7 +63,7 @@ def test_the_entry_point_gets_every_argument_in_its_place(quick):
 
 @pytest.mark.parametrize("address", [0, 8, 17])
 def test_unaligned_or_null_pointers_fall_back(quick, address):
-    """0 is the pointer of a tensor without memory; 8 and 17 are not multiples of 16."""
+    """0 is the address of a tensor without memory; the addresses 8 and 17 are not multiples of 16."""
     quick.call(address)
     assert not quick.entered and [late for _, late in quick.stood_back] == [(0.5,)]
 

@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def both(name, args):
-    """Arguments and results after the kernel, and after the reference."""
+    """Run kernel and reference; return the arguments and results of each."""
     mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
     got, want = getattr(kernels, name)(*mine), specs.find(f"tex::{name}").reference(*theirs)
     return (mine, got), (theirs, want)
@@ -52,7 +52,7 @@ def agree(name, args, what=""):
         if b.dtype.is_floating_point:
             tol = 4e-6 if b.dtype is torch.float32 else torch.finfo(b.dtype).eps
             torch.testing.assert_close(a, b, rtol=tol, atol=1e-7, equal_nan=True, msg=lambda m: f"{name} {what}: {m}")
-        elif name.endswith("adam_fp8"):  # bytes of numbers that differ in the last bit
+        elif name.endswith("adam_fp8"):  # bytes encode numbers that may differ in the last bit
             assert ((a.int() - b.int()).abs() <= 1).all() and (a != b).float().sum() <= 1, f"{name} {what}"
         else:
             assert torch.equal(a, b), f"{name} {what}"
@@ -75,7 +75,7 @@ def test_functions_reject_what_the_reference_rejects(name):
 
 
 def test_scalars_are_checked_in_every_step():
-    """A check of tensors is cached by their metadata; a wrong number is not."""
+    """Checks of tensors are cached by metadata, but numbers are checked in every call."""
     flag, lists = torch.zeros(1, dtype=torch.int32), [[torch.ones(3)] for _ in range(4)]
     for step in (1, 2, 3, 4):
         kernels.multi_tensor_adam(0, flag, lists, 0.1 / step, *ADAM[1:4], step, *ADAM[5:])

@@ -82,7 +82,7 @@ def test_loads_are_wide(name):
 
 @pytest.mark.parametrize("layout", ["row", "column", "turned", "batches"])
 def test_tiles_use_wide_loads_and_stores(layout):
-    """A transpose too is loaded along its own rows, and transposed in registers."""
+    """A transposed tensor is also loaded along its contiguous dimension, and transposed in registers."""
     ptx = compiled("add", LAYOUTS[layout](), "sm_90").asm["ptx"]
     assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
 
@@ -96,7 +96,7 @@ def test_reducing_functions_get_a_block_from_scalar_arguments(name):
 
 
 def test_a_cpu_tensor_is_read_at_the_call():
-    """The kernel gets its value, because the device cannot read a pointer to host memory."""
+    """The kernel gets the tensor's value, because the device cannot read a pointer to host memory."""
     kernel = compiled("add", LAYOUTS["host"](), "sm_90")
     head = kernel.asm["ttir"].split("@add_flat(")[1].split(")")[0:12]
     assert sum("tt.ptr" in part for part in head) == 2

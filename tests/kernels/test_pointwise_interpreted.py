@@ -27,7 +27,8 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16)
 OWN = [n for n, r in spec.ROWS.items() if not r.alias]
 
-# Here ATen's CPU kernels differ from its CUDA kernels, which we follow: strides, and gradients at NaN.
+# For these ops ATen's CPU kernels differ from its CUDA kernels in strides or in gradients at NaN; we follow the CUDA
+# kernels.
 OTHER_STRIDES = {"log_sigmoid"}
 NAN_ON_CUDA = set("hardswish_backward elu_backward hardtanh_backward softshrink_backward hardshrink_backward".split())
 # For these ops ATen's result depends on the processor, and on whether the vector loop or the scalar tail computes an
@@ -141,7 +142,7 @@ def test_every_alias_agrees_with_torch(name):
     ],
 )
 def test_integers_become_floats_as_in_torch(name):
-    """Our kernel declines where torch raises, so that torch raises."""
+    """Our kernel declines calls for which torch raises, so that torch's error is raised."""
     for dtype in (torch.int32, torch.bool):
         sample = next(iter(spec.ops[name].spec.samples(dtype, CPU)))
         try:
@@ -157,7 +158,7 @@ SPECIAL = (
     0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.5, 3.0, -3.0, 6.0, 1e-8, 88.0, -88.0, 1e5, -1e5, 3.4e38, INF, -INF, NAN,
     1.5, 2.5, -3.5, 20.5, -20.0, 50.5, 700.0, 0.99999,
 )  # fmt: skip
-# float32 close to a cancellation, where correct results share few digits, or where a series in ATen fails
+# float32 arguments near a cancellation, where correct results share few digits, or where a series in ATen is inexact
 RAGGED = set("special_zeta igamma igammac polygamma mvlgamma lerp logaddexp2 tanh_backward special_bessel_j0 "
              "special_bessel_j1 special_bessel_y0 special_bessel_y1 "
              "special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
@@ -224,7 +225,7 @@ def test_integers_agree_with_torch_bit_for_bit(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_lcm_is_right_where_torchs_may_crash(dtype):
-    """|minimum * y|, wrapped to the dtype."""
+    """The expected value is |minimum * y|, wrapped to the dtype."""
     bits, least = torch.iinfo(dtype).bits, torch.iinfo(dtype).min
     others = torch.tensor([7, -7, 31, 127, 255, torch.iinfo(dtype).max], dtype=dtype)
     x = torch.full_like(others, least)

@@ -1,4 +1,4 @@
-"""Random kernels, interpreted, beyond the samples: bits equal the reference's, whatever the tiles."""
+"""Random kernels, interpreted, beyond the samples: with any tiles, bits equal the reference's."""
 
 from __future__ import annotations
 

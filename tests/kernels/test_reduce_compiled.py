@@ -41,7 +41,7 @@ def built(name, shape, dim, dtype, chip, ord=2):
     return kernels
 
 
-# Each op is compiled for one chip and one dtype, in rotation; with --slow for all.
+# Each op is compiled for one chip and one dtype, in rotation; with --slow for all chips and dtypes.
 TURNS = [
     (name, algorithm, list(CHIPS)[(i + j) % 4], (BF16, torch.float32, torch.float16, torch.float64)[(i + j) // 2 % 4])
     for i, name in enumerate(NAMES)

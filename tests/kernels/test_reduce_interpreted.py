@@ -129,7 +129,9 @@ def test_a_mean_far_from_zero_loses_no_precision(name, small_tiles):
 @pytest.mark.parametrize("name", ["argmax", "argmin", "max_dim", "min_dim", "amax", "amin"])
 @pytest.mark.few(6)
 def test_nan_and_ties_agree_with_torch(name, small, request):
-    """NaN counts as maximum and as minimum; the first of equal elements wins; infinities are ordinary elements."""
+    """NaN is both maximum and minimum; of equal elements the first is selected; infinities are treated like other
+    elements.
+    """
     if small:
         request.getfixturevalue("small_tiles")
     nan, inf = math.nan, math.inf

@@ -15,7 +15,7 @@ MODE = "interpret"
 INF, NAN = float("inf"), float("nan")
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
-# n, outer and inner size; neither n nor the number of lanes is a multiple of a tile
+# (n, outer size, inner size); neither n nor the number of lanes is a multiple of the tile size
 SHAPES = {"rows": ((3, 101), 1), "row": ((130,), 0), "columns": ((77, 19), 0), "middle": ((2, 70, 5), 1)}
 
 

@@ -99,7 +99,7 @@ TABLE = table()
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The names of the launched kernels: ours, and torch's sums."""
+    """The names of the launched kernels of ours, and "sum" for each sum by torch."""
     launches, call, add_up = [], launch.Launcher.__call__, torch.Tensor.sum
 
     def launcher(self, *args):

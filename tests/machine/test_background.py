@@ -68,7 +68,7 @@ def test_an_idle_main_thread_is_interrupted_at_once(called):
 
 
 def test_an_import_finishes_before_the_call(called, monkeypatch, tmp_path):
-    """The call might import the same module and would see it half initialised."""
+    """The scheduled call might import the same module, which it would see half initialised."""
     import_slowly(tmp_path, monkeypatch, "slow_module", called, 0.3)
     until(lambda: called)
     assert called == [True]
@@ -108,6 +108,6 @@ time.sleep({seconds})
 
 @pytest.mark.parametrize("seconds, message", [(0, ""), (1.5, "done")])
 def test_a_program_ends_while_a_background_thread_works(seconds, message):
-    """Python would stop the thread in the middle of its work, which aborts the program."""
+    """Otherwise Python would stop the thread in the middle of its work, which aborts the program."""
     result = subprocess.run([sys.executable, "-c", ENDS.format(seconds=seconds)], capture_output=True, text=True)
     assert (result.returncode, result.stdout.strip(), result.stderr) == (0, message, "")

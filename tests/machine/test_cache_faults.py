@@ -84,7 +84,7 @@ def lines(caplog):
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory) -> bytes:
-    """The bytes of a real library with a function and a page of data; random bytes if there is no compiler."""
+    """The bytes of a real library with a function and a page of data, or random bytes if there is no compiler."""
     folder = tmp_path_factory.mktemp("answer")
     compiler = next(filter(None, map(shutil.which, build.COMPILERS)), None)
     if compiler is None:
@@ -97,7 +97,7 @@ def answer(tmp_path_factory) -> bytes:
 
 @pytest.fixture
 def fake_library(tmp_path, monkeypatch, answer):
-    """A library built by a fake compiler, which writes at once and counts its calls."""
+    """A library built by a fake compiler, which takes no time and counts its calls."""
     source = tmp_path / "thing.cpp"
     source.write_text("one")
     runs = []
@@ -136,7 +136,7 @@ def cut(data: bytes, where: float) -> bytes:
 
 
 def in_a_child(action: Callable[[], int | None]) -> int:
-    """The exit status of a forked process; negative: the signal that ended it."""
+    """The exit status of a forked process. If a signal ended the process, the status is the negative signal number."""
     child = os.fork()
     if not child:
         status = 99
@@ -235,7 +235,7 @@ def a_link(path: Path) -> None:
 
 
 def a_link_to_a_copy(path: Path) -> None:
-    """The target is a correct copy now, but its owner could replace it."""
+    """Link to a copy that is correct now, but whose owner could replace it."""
     shutil.copy(path.with_name(f"{path.name}.copy"), path.parent.parent.parent / "copy")
     path.symlink_to(path.parent.parent.parent / "copy")
 
@@ -258,7 +258,9 @@ def writable_by(mode: int) -> Callable[[Path], None]:
 
 
 def pretend_to_chown(monkeypatch) -> None:
-    """Only root can chown files to other users; otherwise make fstat report another owner for them."""
+    """Only root can chown files to other users. For a test without root, make fstat report another owner of these
+    files.
+    """
     chowned, fstat = set(), os.fstat
 
     def seen(fd: int) -> os.stat_result:

@@ -158,7 +158,7 @@ def fake_device(monkeypatch):
 
 
 def remake(spec, entry):
-    """Recreate the autograd function of an op: another test may have created it without C++."""
+    """Recreate the autograd function of an op, because another test may have created it without C++."""
     from opmux.core import autograd, library
 
     def first(*args, **kwargs):
@@ -172,7 +172,9 @@ def remake(spec, entry):
 
 @pytest.fixture
 def compiling(fake_device, monkeypatch):
-    """The callbacks that the end of a background compilation would call; the library counts as not compiled."""
+    """Make the library count as not compiled. Returns the callbacks that the end of a background compilation would
+    call.
+    """
     started = []
     state = launching._LaunchingState
     monkeypatch.setattr(state, "library", state.library)  # so that monkeypatch restores it

@@ -234,7 +234,7 @@ def test_a_switch_to_another_implementation_is_logged_once_with_its_measurement(
 
 @pytest.fixture
 def h200(monkeypatch, tmp_path):
-    """Pretends to be an NVIDIA H200; `ask(times)` explains `gemm` for 16 rows with these shipped times."""
+    """Simulate an NVIDIA H200. `ask(times)` explains `gemm` for 16 rows with these shipped times."""
     launch = pytest.importorskip("opmux.kernels.lib.launch")
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
     shipped: dict = {}
@@ -406,7 +406,7 @@ def test_classes_are_computed_from_the_arguments_of_their_op(key, few):
 
 @pytest.mark.parametrize("key", CLASSES)
 def test_computing_a_class_runs_no_torch_op(key, few):
-    """A class is computed at each call: only shapes and strides are read, and no tensor is created."""
+    """A class is computed in each call, so the code reads only shapes and strides, and creates no tensor."""
 
     class Forbidden(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):

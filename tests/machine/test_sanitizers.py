@@ -37,7 +37,9 @@ def can_link(command, kind, folder):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS, ids=KINDS.get)
 def test_launch_tables_stay_correct_and_bounded_under_ten_threads(kind, tmp_path):
-    """In 160,000 calls each key gets its own launch; the number of records is bounded, and all of them are freed."""
+    """In 160,000 calls, each call runs the launch of its key. The number of records is bounded, and all records are
+    freed.
+    """
     command = compiler()
     if kind and not can_link(command, kind, tmp_path):
         pytest.skip(f"the runtime of -fsanitize={kind} is not installed")

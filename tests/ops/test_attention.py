@@ -38,7 +38,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | 
 
 
 def close(got: Tensor, want: Tensor, what: str, atol: float = 2e-5) -> None:
-    """Equal up to one rounding of the result and float32 rounding in between."""
+    """Assert equality up to one rounding of the result and the rounding errors of float32 before it."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, atol) for d in (torch.float16, torch.bfloat16)}
     tol = {**halves, torch.float64: Tol(1e-10, 1e-10), torch.float32: Tol(1e-5, atol)}[got.dtype]
     torch.testing.assert_close(got.double(), want, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{what}: {m}")
@@ -76,7 +76,7 @@ def test_backward_is_the_gradient_of_the_definition(dtype):
 @pytest.mark.parametrize("keys", [9, 21])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_equals_torchs(causal, keys):
-    """torch aligns causal masks to the top left, so it gets our mask as a tensor."""
+    """torch aligns causal masks to the top left, so the test passes our mask to torch as a tensor."""
     q, k, v = torch.randn(2, 6, 9, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 16)
     mask = torch.ones(9, keys, dtype=torch.bool).tril(keys - 9) if causal else None
     want = F.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)

@@ -47,7 +47,7 @@ def true_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps):
 
 
 def true_batch_norm_infer(x, mean, var, weight, bias, eps):
-    """Computed by hand, as torch does not differentiate running statistics."""
+    """The test computes these gradients itself, because torch does not differentiate running statistics."""
     shape = (1, -1, *(1,) * (x.dim() - 2))
     y = (x - mean.view(shape)) / (var.view(shape) + eps).sqrt()
     y = y * (1 if weight is None else weight.view(shape)) + (0 if bias is None else bias.view(shape))
@@ -195,7 +195,7 @@ def test_functional_instance_norm_equals_torchs(use_input_stats, running):
 
 
 def test_functional_batch_norm_compiles_without_graph_breaks():
-    """One graph, which updates the running statistics."""
+    """The one graph also updates the running statistics."""
     x, runs = torch.randn(4, 6, 5), []
     for fn in (
         channel_norm.functional_batch_norm,

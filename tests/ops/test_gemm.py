@@ -23,7 +23,7 @@ FORWARD, BACKWARD = specs.find("linear"), specs.find("linear_bwd")
 
 
 def close(got, want, what):
-    """Equal up to one rounding of the result and float32 rounding in between."""
+    """Assert equality up to one rounding of the result and the rounding errors of float32 before it."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, 2e-5) for d in (torch.float16, torch.bfloat16)}
     tol = {**halves, torch.float64: Tol(1e-11, 1e-11), torch.float32: Tol(1e-5, 2e-5)}[got.dtype]
     torch.testing.assert_close(got.double(), want, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{what}: {m}")

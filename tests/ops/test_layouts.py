@@ -81,7 +81,7 @@ def results_match(got, kwargs, fn, name, spec):
     nested = all(t.is_nested for t in many(got) if t is not None)
     try:
         x = kwargs[name]
-        wholes = x.unbind() if nested else [torch.cat(x.unbind()) if x.is_nested else dense(x)]  # or all parts
+        wholes = x.unbind() if nested else [torch.cat(x.unbind()) if x.is_nested else dense(x)]  # nested: all parts
         expected = [many(fn(**{**kwargs, name: t})) for t in wholes]
     except (RuntimeError, TypeError, ValueError):
         return True

@@ -42,7 +42,7 @@ def same(got, expected):
 
 
 class Loopback:
-    """A vendor whose impls are the references, with counted calls."""
+    """A vendor whose impls are the references; it counts their calls."""
 
     def __init__(self):
         self.calls: dict[str, int] = {}
@@ -155,7 +155,7 @@ def test_opcheck_passes(spec, few, slow):
 @pytest.mark.parametrize("spec", FORWARDS, **by_name)
 @pytest.mark.few(20)
 def test_forward_and_backward_compile_without_graph_breaks(spec):
-    torch._dynamo.reset()  # all ops share the lambda's code, and so its recompile limit
+    torch._dynamo.reset()  # all ops share the lambda's code object, so they also share its recompile limit
     fn = getattr(opmux.ops, spec.name)
     compiled = torch.compile(lambda *a, **k: fn(*a, **k), fullgraph=True, backend="aot_eager", dynamic=False)
     sample = samples(spec, torch.float32)[0]

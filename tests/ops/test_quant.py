@@ -82,7 +82,9 @@ def f32(value):
 
 
 def rule(amax, largest, pow2, eps=0.0, top=FLOAT_MAX):
-    """NVIDIA's rule for a scale in Python floats; a double division rounded to float32 is exact enough."""
+    """NVIDIA's rule for a scale, in Python floats. A double division that is then rounded to float32 is exact
+    enough.
+    """
     amax = max(amax, f32(eps))
     if amax == 0 or math.isinf(amax):
         return 1.0
@@ -394,7 +396,7 @@ def test_kinds_are_recognized_by_class():
 
 
 def older_engine():
-    """A module like that of version 2.9: its tensors have no device, its storages no dtype."""
+    """A module like that of version 2.9, in which tensors have no device and storages have no dtype."""
     module = types.ModuleType("transformer_engine.pytorch.tensor.old")
 
     class Float8TensorBase:
@@ -470,7 +472,7 @@ def test_fp4_is_quantized_with_known_amaxes():
 
 
 def moved(buffer, histories, scales, algo, largest):
-    """The update of delayed scaling, one number at a time."""
+    """Compute the update of delayed scaling one number at a time."""
     index = 0
     for h, s in zip(histories, scales, strict=True):
         for j in range(s.numel()):

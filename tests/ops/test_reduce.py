@@ -214,7 +214,9 @@ def test_unsupported_arguments_raise():
 @pytest.mark.parametrize("name", ["sum", "mean"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_sum_does_not_save_its_input(name, compiled):
-    """The backward needs only the shape, as in torch, so x may be modified in between, and its memory is released."""
+    """As in torch, the backward needs only the shape of x. So x may be modified before the backward, or its memory
+    released.
+    """
     torch._dynamo.reset()
     fn = getattr(opmux.ops, name)
     call = torch.compile(fn, fullgraph=True, backend="aot_eager") if compiled else fn

@@ -98,7 +98,7 @@ def truth(spec, args):
         return TRUTH[spec.name](*leaves), leaves
     x, residual, *rest = leaves
     exact = x + residual
-    # y is a function of the stored sum, which is rounded; treat the rounding as the identity in the gradient.
+    # y is computed from the stored sum, which is rounded. For the gradient, this rounding counts as the identity.
     s = exact + ((args[0].double() + args[1].double()).to(args[0].dtype) - exact).detach()
     y, *statistics = TRUTH_OF_SUM[spec.name](s, *rest)
     return (y, s, *statistics), leaves
@@ -172,7 +172,7 @@ def test_backward_agrees_with_finite_differences(spec):
 
 @over(BACKWARDS)
 def test_backward_accepts_any_layout_and_dtype(spec, few):
-    """The results equal those for contiguous doubles, which the tests above verify."""
+    """Compares with the results for contiguous doubles, which the tests above verify."""
     for sample in each_sample(spec, few):
         packed = [a.double().contiguous() if isinstance(a, Tensor) else a for a in sample.args]
         want = as_tuple(spec.reference(*packed))

@@ -222,8 +222,8 @@ def run_plain(twin: Twin, module: Any, size: Size, x: Tensor, dy: Tensor, dtype:
 def errors(got: Results, exact: Results) -> dict[str, float]:
     """The relative error of each result: the norm of the difference divided by the norm of the exact result.
 
-    The divisor is at least a tenth of the norm of dx, because some gradients are 0 (a key's bias shifts all scores
-    equally).
+    The divisor is at least a tenth of the norm of dx, because some exact gradients are 0 (for example of the key bias,
+    which shifts all scores of a query equally).
     """
     relative, least = {}, 0.1 * exact["dx"].norm()
     for name, want in exact.items():
@@ -277,7 +277,7 @@ def near(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, allowe
 
 
 def choose_attention(chosen: str, setenv: Callable[[str, str], None]) -> None:
-    """Leave the layer one attention backend: FUSED (ours) or UNFUSED (the layer's own torch code)."""
+    """Allow the layer only one attention backend: FUSED (ours) or UNFUSED (the layer's own torch code)."""
     from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention as module_of_layer
 
     for name in ("FUSED", "UNFUSED", "FLASH"):
@@ -286,7 +286,9 @@ def choose_attention(chosen: str, setenv: Callable[[str, str], None]) -> None:
 
 
 def offloaded(te: Any, modules: list[Any], x: Tensor, dy: Tensor, enabled: bool) -> tuple[list[Tensor], float]:
-    """Result and gradients of a sequence of modules, and how many MB Transformer Engine offloaded in the forward."""
+    """Run a sequence of modules; return result and gradients, and how many MB Transformer Engine offloaded in the
+    forward.
+    """
     context, sync = te.get_cpu_offload_context(enabled=enabled, num_layers=len(modules) - 1, model_layers=len(modules))
     x = x.detach().clone().requires_grad_()
     y = x

@@ -108,7 +108,7 @@ def families_of(file: str) -> set[str]:
 
 @functools.cache
 def tests_of(path: str) -> frozenset[str]:
-    """The families that a test file covers, by its name: `test_adapters_norm.py` covers `norm`."""
+    """The op families that a test file covers according to its name: `test_adapters_norm.py` covers `norm`."""
     stem = Path(path).stem
     while (shorter := AROUND.sub("", stem)) != stem:
         stem = shorter
@@ -134,7 +134,7 @@ def _by_name() -> dict[str, str]:
 
 @functools.cache
 def since(base: str) -> Change:
-    """The change from a commit to the working tree. An unknown commit selects all tests."""
+    """The change between a commit and the working tree. An unknown commit selects all tests."""
     git = ["git", "-C", str(ROOT)]
     known = base and subprocess.run([*git, "rev-parse", "-q", "--verify", f"{base}^{{commit}}"], capture_output=True)
     if not known or known.returncode:

@@ -36,7 +36,7 @@ def shell(tmp_path):
 
 @pytest.fixture
 def cli(tmp_path, monkeypatch):
-    """Run a command in this process; the policy is read again before and after."""
+    """Run a command in this process. Before and after it, the policy is read again from the settings."""
     monkeypatch.chdir(tmp_path)
     level = logging.getLogger("opmux").level
 

@@ -77,7 +77,7 @@ class Planner:
         return self.received(self.send(name, *words, sizes=sizes), words)
 
     def send(self, name, *words, sizes=()):
-        """Send a request; returns its first words."""
+        """Send a request, and return its first words, by which `received` recognizes the answer."""
         pattern = hash((name, *(0 if i in sizes else word for i, word in enumerate(words)))) & (1 << 64) - 1
         masks = [sum(1 << i % 64 for i in sizes if i // 64 == half) for half in (0, 1)]
         head = OVERLOADS.index(name), 7, 99, pattern, *masks, len(words)
@@ -237,7 +237,7 @@ def test_a_device_with_another_chip_is_refused(planner):
 
 
 def test_a_kernel_compiled_for_a_refused_call_can_be_used_by_others(planner):
-    """The kernel is sent with the next call that launches it."""
+    """The planner sends the kernel with the answer to the next call that launches it."""
     assert planner.ask("cat", 2, *tensor(4, 11), *tensor(4, 11, strides=[1, 4]), 1, 5) is None
     for _ in range(2):
         _, _, launches = planner.ask("cat", 2, *tensor(4, 11), *tensor(4, 11, strides=[1, 4]), 1)
@@ -341,7 +341,7 @@ def sizes_of(call):
 
 
 def evaluated(size_class, words, n):
-    """The answer that a class gives for these words, or None if it does not cover them."""
+    """The answer that a size class gives for the words of a key, or None if it does not cover the key."""
     position, low, high, step, count, *rest = size_class
     formulas, answer = rest[: 6 * count], rest[6 * count :]
     v = words[position - 1]
@@ -406,7 +406,7 @@ def test_a_class_is_sent_again_for_another_request_within_it(planner):
 
 
 def test_a_class_varies_the_size_that_differs_from_the_most_similar_call(planner):
-    """Between the first two calls only the width changes; between the first and the third only the length."""
+    """The second call differs from the first only in the width, the third differs from the first only in the length."""
     key = lambda n, m: [0, F32, *tensor(n, m, dtype=F32), *tensor(n, m, dtype=F32)]
     request = lambda n, m: planner.answers("mul.Tensor", *key(n, m), sizes=[3, 4, 5, 6, 8, 9, 10, 11])[1]
     assert not request(301, 768)
@@ -417,7 +417,7 @@ def test_a_class_varies_the_size_that_differs_from_the_most_similar_call(planner
 
 
 def test_a_pattern_whose_calls_are_all_refused_is_refused(planner):
-    """Layer norms without weights are left to torch."""
+    """The pattern is a layer norm without weights, which is left to torch."""
     request = lambda n: planner.answers(
         "native_layer_norm", 0, F32, *tensor(n, 256), 1, 256, 0, 0, real(1e-5), sizes=[3, 5, 8]
     )

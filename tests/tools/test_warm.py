@@ -88,7 +88,7 @@ class Shell:
 
 
 def numbers(text):
-    """The numbers of kernels: all, compiled now, cached before, and compiled by other processes."""
+    """The numbers of kernels in the output: all, compiled now, cached before, and compiled by other processes."""
     return tuple(int(n or 0) for n in SAID.search(text).groups())
 
 
