@@ -86,7 +86,8 @@ print(json.dumps({
 
 def python(code: str, **extra: str) -> str:
     """Run code in a fork of a process that has imported torch, because every program here imports torch before it
-    measures."""
+    measures.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
     # Allow bytecode files: without them the measured time would include compiling the sources.
     env.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -19,7 +19,8 @@ def is_private(name: str) -> bool:
 
 def is_no_family(src: Path, package: str, name: str) -> bool:
     """In opmux.specs, an underscore in a module's name means that the module declares no ops; opmux.faces may import
-    it."""
+    it.
+    """
     return package == "specs" and (src / "specs" / f"{name}.py").is_file()
 
 

@@ -317,7 +317,8 @@ SAYS = {
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
     """The report of each case: one for this machine as it is, the others for machines that cannot build or load the
-    kernels."""
+    kernels.
+    """
     folder = tmp_path_factory.mktemp("cpu")
     cases = {"here": {}, "no compiler": {"PATH": str(folder), "CXX": ""}}
     for name, line in {"a compiler that fails": FAILS, "a library that does not load": WRITES}.items():
@@ -394,7 +395,8 @@ def test_random_arguments_agree_with_the_reference_or_are_declined(fuzz_cpu):
 
 def test_the_fuzzer_finds_a_wrong_kernel(fuzz_cpu, monkeypatch):
     """The wrong kernels return a wrong value, write to an argument, raise, or return a result where the reference
-    raises."""
+    raises.
+    """
     stock = fuzz_cpu.KERNEL["silu"]
 
     def says(kernel):

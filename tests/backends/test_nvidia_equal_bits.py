@@ -54,7 +54,8 @@ def backward(args):
 @pytest.fixture
 def on(monkeypatch):
     """`on(arch, times)` simulates an NVIDIA chip of this arch with these shipped `times`. Gluon kernels do not run
-    here."""
+    here.
+    """
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
     entered = []
 

@@ -57,7 +57,8 @@ class Case:
 @pytest.fixture(autouse=True)
 def bound():
     """Call every op once to bind it, because the checks of an op's entry depend on the impl to which the entry is
-    bound."""
+    bound.
+    """
     for spec in DIFFERENTIABLE:
         if not specs.entries[spec.key].bound:
             case = cases(spec, 1)[0]

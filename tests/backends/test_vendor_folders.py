@@ -219,7 +219,8 @@ def test_vendor_tiles_are_valid_for_every_tunable_they_name(tunables, chip):
 @pytest.mark.parametrize("chip", BUFFERED, **by_chip)
 def test_tiles_fit_the_on_chip_buffer(tunables, chip):
     """Exception: a block that must hold a whole row may be larger than the buffer; the chip's compiler rejects that
-    kernel."""
+    kernel.
+    """
     buffer_size = package(chip.vendor).info.target(chip.arch).shared_memory
     fitting = 0
     for name, every in buffers.HELD.items():

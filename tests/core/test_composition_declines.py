@@ -18,7 +18,8 @@ KEYS = ("opmux::declining_part", "tex::declining_whole")
 @pytest.fixture
 def whole():
     """Declare the op tex::declining_whole, which returns part(x) + 1, and its part opmux::declining_part, which returns
-    2 * x."""
+    2 * x.
+    """
 
     def declining_part(x: Tensor) -> Tensor:
         return 2 * x

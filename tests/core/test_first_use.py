@@ -115,7 +115,8 @@ IMPORTS = {
 
 def test_any_two_entry_points_may_be_used_at_once(tmp_path, slow):
     """Tests ten pairs of entry points (thirty with --slow), and many at once, in processes that have not imported
-    opmux."""
+    opmux.
+    """
     code = """
     assert "opmux" not in sys.modules
     ways = list(IMPORTS)

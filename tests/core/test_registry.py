@@ -236,7 +236,8 @@ def test_a_composition_lists_its_parts():
 
 def test_a_composition_gets_the_impls_of_its_parts(add_impl):
     """A vendor that implements the primitive thereby implements tex's op. Choosing the reference binds references at
-    every level."""
+    every level.
+    """
     calls = []
 
     def mine(x, weight, eps, offset):

@@ -100,7 +100,8 @@ def test_eight_threads_may_register_switch_and_call(slow):
 
 def test_freeing_a_scope_does_not_hide_a_new_one():
     """A thread that frees the last scope waits for the lock. Meanwhile an op is bound, and a new scope is created: the
-    op must follow the new scope."""
+    op must follow the new scope.
+    """
     registry = OpRegistry()
     registry.register_impl(OpImpl("op", "def", DEFAULT, None, lambda x: "def"))
     registry.register_impl(OpImpl("op", "v", VENDOR, "v", lambda x: "v"))

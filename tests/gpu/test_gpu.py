@@ -43,7 +43,8 @@ def written(spec, args):
 
 def tolerance(spec, dtype, result):
     """The looser of two tolerances: for the call's dtype and for the result's. They differ: float64 inputs have a
-    float32 amax."""
+    float32 amax.
+    """
     tolerances = [spec.tol[dtype], spec.tol.get(result.dtype, spec.tol[dtype])]
     return {"rtol": max(t.rtol for t in tolerances), "atol": max(t.atol for t in tolerances)}
 

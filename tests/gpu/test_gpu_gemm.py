@@ -101,7 +101,8 @@ def test_gemm_agrees_at_the_sizes_of_models(impl_id, m, n, k):
 @pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas"])
 def test_linear_act_agrees_at_the_sizes_of_models(impl_id, m, n, k):
     """Tests grouped and ungrouped tiles, single products and GLUs (two products), few rows, row- and column-major
-    weights."""
+    weights.
+    """
     torch.manual_seed(0)
     for glu in (False, True):
         rows = n - n % 2 if glu else n
