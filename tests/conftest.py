@@ -175,7 +175,7 @@ def clean_env(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Without a GPU, seed only the CPU generator: `torch.manual_seed` would spend 1 ms on queueing the seed for CUDA."""
+    """Without a GPU, seed only the CPU generator: `torch.manual_seed` would take 1 ms to queue the seed for CUDA."""
     seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
     seed(0)
 
