@@ -53,7 +53,7 @@ def test_philox_equals_the_published_numbers():
 
 
 def test_every_bit_of_a_seed_matters():
-    """The seed and 126 copies, each with one bit flipped (64 bits of the key, 62 of the counter), give 127 different
+    """The seed and 127 copies, each with one bit flipped (64 bits of the key, 63 of the offset), give 128 different
     draws.
     """
     seeds = [SEED] + [SEED ^ torch.tensor(flip) for b in range(63) for flip in ((1 << b, 0), (0, 1 << b))]
