@@ -65,7 +65,7 @@ _compiling: list[threading.Thread] = []
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished():
-    """Workers collect while the compilers run, then wait for them."""
+    """Workers collect tests while the compilers run, and then wait for the compilers."""
     for thread in _compiling:
         thread.join()
 
@@ -73,15 +73,16 @@ def pytest_xdist_node_collection_finished():
 def pytest_collection_finish():
     for thread in _compiling:
         thread.join()
-    # modules and tests stay alive: without this each full garbage collection would traverse them for half a second
+    # modules and tests stay alive, so without freezing each full garbage collection would traverse them for half a
+    # second
     gc.freeze()
 
 
 def pytest_unconfigure():
-    gc.unfreeze()  # triton reports as leaked what is still frozen at the end
+    gc.unfreeze()  # at exit, triton reports objects that are still frozen as leaked
 
 
-_files: list[Path] = []  # in the order in which their tests run
+_files: list[Path] = []  # the test files, in the order in which they run
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -116,7 +117,7 @@ def pytest_collection_modifyitems(config, items):
         change = touched.since(config.getoption("--touched"))
         leave_out = leave_out | {item for item in items if not change.concerns(item)}
     config.hook.pytest_deselected(items=[item for item in items if item in leave_out])
-    # Run files whose tests start programs first: they take longest, and no worker should wait for another at the end.
+    # First run the files whose tests start programs: these take longest, and no worker should be idle at the end.
     items[:] = sorted((i for i in items if i not in leave_out), key=lambda item: not _starts_programs(item.path))
     if not torch.cuda.is_available():
         for item in items:
@@ -144,14 +145,14 @@ def _beyond_few(items):
 
 
 def _spread(items, n):
-    """n of the items, spread evenly from the first on; all if there are at most n."""
+    """Return n items, spread evenly from the first one on; all items if there are at most n."""
     items = list(items)
     return items if len(items) <= n else [items[i * len(items) // n] for i in range(n)]
 
 
 @pytest.fixture
 def setenv(monkeypatch):
-    """Set variables and reload the process's policy; undone after the test."""
+    """Set variables and reload the process's policy. Both are undone after the test."""
     from opmux.core import reset_global_policy
 
     def set_all(**variables):
@@ -174,9 +175,7 @@ def clean_env(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Seed the CPU generator only, if there is no GPU: `torch.manual_seed` would spend 1 ms on queueing the seed for
-    CUDA.
-    """
+    """Without a GPU, seed only the CPU generator: `torch.manual_seed` would take 1 ms to queue the seed for CUDA."""
     seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
     seed(0)
 
@@ -189,14 +188,14 @@ def slow(pytestconfig):
 
 @pytest.fixture(scope="session")
 def few(slow):
-    """`few(items, n)`: n of the items, spread evenly; all of them with --slow."""
+    """`few(items, n)` returns n items, spread evenly over the list; with --slow it returns all items."""
 
     return lambda items, n: list(items) if slow else _spread(items, n)
 
 
 @pytest.fixture(scope="session")
 def interpreted(pytestconfig):
-    """Kernels run in Triton's interpreter, which is repaired and checked once per process."""
+    """Run kernels in Triton's interpreter. Once per process, patch it and check that it computes correctly."""
     pytest.importorskip("triton")
     if pytestconfig.getoption("--triton") != "interpret":
         pytest.skip("runs with --triton=interpret")
@@ -208,7 +207,7 @@ def interpreted(pytestconfig):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """New memory holds NaN, 85 or alternating flags, so that a result which a kernel does not write cannot pass."""
+    """Fill new memory with NaN, 85 or alternating flags, so that a test fails if a kernel does not write its result."""
     importlib.import_module(
         "torch._dynamo"
     )  # it records torch's functions at its import, so they must not be patched yet
@@ -260,7 +259,7 @@ def simulated():
 
 @pytest.fixture
 def adapters(request, interpreted, poisoned):
-    """The ATen adapters of the test file's family, over our interpreted kernels (shared/aten.py)."""
+    """The ATen adapters of the op family that the test file names in FAMILY; they call our interpreted kernels."""
     import aten
 
     return aten.Adapters(request.module.FAMILY)

@@ -21,13 +21,13 @@ class Row(NamedTuple):
     """Top-level names of other packages; the standard library is always allowed."""
 
 
-MACHINE = ("machine", "tuning", "cpp", "=cache", "=settings")  # packages for this machine, which all kernels may import
+MACHINE = ("machine", "tuning", "cpp", "=cache", "=settings")  # packages about the machine; all kernels may import them
 
-# The row with the longest matching name applies. "" is for the files next to the packages: they may import everything,
-# but only on first use, which test_import checks.
+# The entry with the longest matching name applies. "" is the entry of the modules directly under opmux/. These may
+# import everything, but only on first use; test_import checks that.
 TABLE = {
     "": Row(ANY, ANY),
-    "wiring": Row(("core",), ()),  # only types of core, in annotations; test_cycles checks that
+    "wiring": Row(("core",), ()),  # imports only types of core, for annotations; test_cycles checks this
     "core": Row(("core", "=wiring"), ("torch",)),
     "specs": Row(("core", "specs"), ("torch",)),
     "settings": Row(("core",), ()),
@@ -55,7 +55,7 @@ class Import(NamedTuple):
 
 
 def modules(src: Path) -> dict[str, Path]:
-    """Dotted name -> file, of every Python file of the package."""
+    """Dotted name -> path, for every Python file of the package."""
     modules = {}
     for path in sorted((src / PKG).rglob("*.py")):
         parts = path.relative_to(src).with_suffix("").parts
@@ -127,7 +127,7 @@ def violations(src: Path) -> list[str]:
             continue
         area, row = ruled
         parts = inner.split(".")
-        # For kernels/__init__.py, which belongs to no family, {own} is the file itself, not all families.
+        # For kernels/__init__.py, which belongs to no op family, {own} means only that file, not all op families.
         own = ".".join(parts[:2]) if len(parts) > 1 else f"={inner}"
         out += [
             f"{where}:{line} imports {target}; {area} may import: {spoken(row, own)}"

@@ -1,4 +1,4 @@
-"""A class name belongs to one class, so a search for it, or an error that shows it, leads to the right one."""
+"""No two classes have the same name, so a search or an error message leads to the right class."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "opmux"
 
-# Names that other libraries gave, and why one definition cannot serve twice.
+# Names chosen by other libraries, with the reason why each needs several definitions.
 SHARED = {
     "CrossEntropyOutput": "Liger's is a dataclass, the one of opmux.functional a tuple",
     "LigerFusedLinearJSDFunction": "Liger has two, in different modules, which compute different losses",
@@ -16,12 +16,12 @@ SHARED = {
 
 
 def classes(tree: ast.AST) -> list[tuple[str, int]]:
-    """The names and lines of all classes, those inside functions and other classes too."""
+    """The names and lines of all classes, including classes nested in functions or classes."""
     return [(node.name, node.lineno) for node in parsed.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
 def repeated(definitions: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """The names that occur in more than one place. `definitions` are pairs of a name and a path."""
+    """The names that are defined in more than one place. `definitions` is a list of (name, path) pairs."""
     places_by_name: dict[str, list[str]] = {}
     for name, path in definitions:
         places_by_name.setdefault(name, []).append(path)

@@ -1,4 +1,4 @@
-"""core names no face and no vendor: these register themselves."""
+"""core mentions no vendor and no package of opmux.faces: these register themselves with core."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ LAYERS = ["machine", "tuning", "cpp", "cache", "faces", "specs", "kernels", "bac
 def named(text: str) -> list[str]:
     """The vendors, foreign libraries and other opmux packages that a source file names, in code or comments.
 
-    Names are compared word by word: TE_FL_PREFER contains TE, and "NVIDIA's" contains nvidia.
+    Names are compared word by word: TE_FL_PREFER contains the word TE, and "NVIDIA's" the word nvidia.
     """
     words = set(re.findall(r"[A-Za-z]+", text))
     whole = set(re.findall(r"Transformer Engine|[A-Za-z_]+", text))

@@ -1,7 +1,7 @@
 """No file imports, directly or indirectly, a file that imports it.
 
-This covers imports at any depth of the code, and `import_module` of a name that the source states; imports for type
-checkers are ignored. Importing `a.b` runs `a/__init__.py` first, but this test does not count that as an import.
+This covers imports at any depth of the code, and `import_module` calls with a constant name. It ignores imports for
+type checkers. Importing `a.b` runs `a/__init__.py` first, but this test does not count that as an import.
 """
 
 import ast
@@ -41,8 +41,8 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def text_of(node: ast.expr, constants: dict[str, str]) -> str | None:
-    """The string that an expression evaluates to if it is a literal, a constant of the file, or an f-string of both;
-    else None.
+    """The value of an expression that is a string literal, a string constant of the file, or an f-string of these; else
+    None.
     """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
@@ -57,7 +57,7 @@ def text_of(node: ast.expr, constants: dict[str, str]) -> str | None:
 
 
 def edges(name: str, path: Path, known: dict[str, Path]) -> list[Edge]:
-    """The files that a file imports, with the line."""
+    """The files that a file imports, with the line of each import."""
     tree = parsed.tree(path)
     home = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
     constants = {"__name__": name, "__package__": ".".join(home)}

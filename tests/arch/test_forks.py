@@ -1,7 +1,6 @@
-"""No vendor's file is a copy of one of ours: it states only what differs on its chip.
-
-Fixes do not reach copies. A file that shares more than half of its lines with another one counts as a copy; instead,
-add an option to the file that it copies.
+"""No vendor file is a copy of one of our files, because fixes do not reach copies. It states only what differs on the
+vendor's chip. A file that shares more than half of its lines with another one counts as a copy; instead of copying a
+file, add an option to it.
 """
 
 import ast
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "opmux"
-SHORT = 40  # code lines; a shorter file has too few lines to tell
+SHORT = 40  # minimum number of code lines: a shorter file may resemble another by chance
 
 
 def code_lines(text: str) -> Counter[str]:
@@ -45,7 +44,7 @@ def code_lines(text: str) -> Counter[str]:
 
 
 def heads(text: str) -> set[str]:
-    """Every line, and its text before each # in it, so that no code line is missed."""
+    """Every line, and the part of it before each #: contains all code lines, without the cost of tokenizing."""
     heads = set()
     for line in text.splitlines():
         end = len(line)
@@ -87,7 +86,7 @@ def test_no_vendor_file_is_a_copy_of_another_file():
     # Tokenize only likely candidates: tokenizing all files takes 10 s.
     lines = {name: heads(text) for name, text in texts.items()}
     likely = [name for name in texts if any(may_share(v, lines[name]) for v in vendors.values())]
-    # each vendor file resembles at least itself
+    # each vendor file matches at least itself
     assert {name for name, v in vendors.items() if v.total() >= SHORT} <= set(likely)
     assert forks(vendors, {name: code_lines(texts[name]) for name in likely}) == []
 
@@ -102,7 +101,7 @@ ORIGINAL = "\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(40))
         (ORIGINAL.replace("+ 1", "- 1"), True),
         ('"""Another word."""\nimport os\n# and a remark\n' + ORIGINAL.replace("    return", "        return"), True),
         ("\n".join(f"def g{i}(x):\n    return x * {i}" for i in range(40)), False),
-        ("\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(10)), False),  # too short to tell
+        ("\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(10)), False),  # fewer than SHORT lines
     ],
 )
 def test_a_copy_is_found(text, copy):

@@ -26,12 +26,14 @@ fail()
 
 @pytest.fixture(params=[False, True], ids=["ended early", "torn down"])
 def ended(request, monkeypatch):
-    """Run the test with both ways in which a program can end."""
+    """Run the test twice: programs end early, or with Python's teardown."""
     monkeypatch.setattr(fresh, "torn_down", request.param)
 
 
 def test_a_forked_program_behaves_as_in_a_new_process(tmp_path, monkeypatch):
-    """Arguments, environment, folder, module path, output, `atexit` functions, and the traceback are the same."""
+    """Compares arguments, environment, working directory, module path, output, `atexit` functions, and the
+    traceback.
+    """
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONIOENCODING": "utf-8", "MINE": "1"}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, "-c", PORTRAIT, "a word"]
@@ -66,7 +68,7 @@ def test_objects_are_destroyed_at_exit_only_with_torn_down(monkeypatch, torn_dow
 
 @pytest.mark.slow
 def test_pythons_teardown_after_using_opmux_prints_nothing(monkeypatch):
-    """The other tests run this teardown with --slow only."""
+    """Without --slow, the other tests skip this teardown."""
     monkeypatch.setattr(fresh, "torn_down", True)
     code = "import torch, opmux; opmux.ops.rms_norm(torch.ones(2, 8), torch.ones(8)); opmux.enable()"
     result = fresh.warm([sys.executable, "-c", code], timeout=100, env={**os.environ, "PYTHONPATH": str(fresh.SRC)})
@@ -74,7 +76,7 @@ def test_pythons_teardown_after_using_opmux_prints_nothing(monkeypatch):
 
 
 def test_a_variable_that_is_read_at_start_needs_a_new_process():
-    """PYTHONHASHSEED, for example."""
+    """The variable here is PYTHONHASHSEED."""
     code = "import sys; print('torch' in sys.modules, sys.flags.hash_randomization)"
     run = lambda **more: fresh.run([sys.executable, "-c", code], env={**os.environ, **more}, timeout=100).stdout
     assert run(MINE="1") == "True 1\n" and run(PYTHONHASHSEED="0") == "False 0\n"

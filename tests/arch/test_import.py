@@ -12,7 +12,7 @@ SRC = Path(__file__).parents[2] / "src"
 OURS = ("OPMUX", "TE_", "TEFL")
 HEAVY = ("triton", "yaml", "rich", "typer", "opmux.specs.")
 
-# Set in the child, so that code which iterates over the whole environment also reads them.
+# These variables are set in the child, so that a loop over the whole environment reads them too.
 BAIT = {
     "OPMUX_LOG_LEVEL": "DEBUG",
     "TE_FL_PREFER": "reference",
@@ -85,9 +85,11 @@ print(json.dumps({
 
 
 def python(code: str, **extra: str) -> str:
-    """Run code in a fork of a process that has imported torch, as every program here does before it measures."""
+    """Run code in a fork of a process that has imported torch, because every program here imports torch before it
+    measures.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
-    # Allow bytecode: without it the time would include compiling the sources.
+    # Allow bytecode files: without them the measured time would include compiling the sources.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     env["PYTHONPATH"] = str(SRC)
     result = fresh.run([sys.executable, "-c", code], env=env | extra, timeout=120)
@@ -96,7 +98,7 @@ def python(code: str, **extra: str) -> str:
 
 
 def probe(body: str) -> dict:
-    # Writing bytecode would be recorded, but the interpreter does it, not opmux.
+    # Turn bytecode files off: the probe would record that they are written, but Python writes them, not opmux.
     return json.loads(python(PROBE.replace("{body}", body), PYTHONDONTWRITEBYTECODE="1", **BAIT).splitlines()[-1])
 
 
@@ -120,7 +122,7 @@ def test_opmux_is_imported_from_this_tree(plain):
 def test_import_takes_under_50_ms_after_torch():
     python("import opmux")  # writes the bytecode files
     best = 1.0
-    for _ in range(5):  # the first may be slow on a busy machine
+    for _ in range(5):  # repeated, because a run may be slow on a busy machine
         best = min(best, float(python(TIME)))
         if best < 0.050:
             return

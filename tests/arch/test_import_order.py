@@ -49,7 +49,7 @@ def imported(name: str, path: Path, known: dict[str, Path]) -> set[str]:
 
 
 def cycles(src: Path) -> list[str]:
-    """Imports, from outside a package, of a submodule that the package imports itself; and import cycles."""
+    """Find import cycles, and imports from outside a package of a submodule that the package itself imports."""
     known = modules(src)
     graph = {name: imported(name, path, known) for name, path in known.items()}
     cycles = []

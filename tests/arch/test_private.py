@@ -8,8 +8,8 @@ import parsed
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "opmux"
-# Private names that other libraries define: methods of named tuples, which are public, and of torch objects (a Library,
-# forward AD, a tensor).
+# Names with an underscore that other libraries define: methods of named tuples (public nevertheless) and of torch
+# objects (a Library, forward AD, a tensor).
 NOT_OURS = ("_asdict", "_fields", "_make", "_replace", "_destroy", "_current_level", "_version")
 
 
@@ -18,12 +18,14 @@ def is_private(name: str) -> bool:
 
 
 def is_no_family(src: Path, package: str, name: str) -> bool:
-    """In specs, a module name with an underscore means that it declares no ops; faces may still import it."""
+    """In opmux.specs, an underscore in a module's name means that the module declares no ops; opmux.faces may import
+    it.
+    """
     return package == "specs" and (src / "specs" / f"{name}.py").is_file()
 
 
 def packages(src: Path) -> dict[str, list[tuple[Path, ast.Module]]]:
-    """Package -> its files. The files next to the packages form one package, "opmux"."""
+    """Package -> its files. The modules directly under opmux/ form one package, "opmux"."""
     packages: dict[str, list[tuple[Path, ast.Module]]] = {}
     for path in sorted(src.rglob("*.py")):
         parts = path.relative_to(src).parts
@@ -54,7 +56,7 @@ def members(tree: ast.Module) -> set[str]:
 class Use(NamedTuple):
     line: int
     name: str
-    # the package that the name belongs to; "" for an attribute, where the source does not show the object's class
+    # the package of the name; "" for an attribute, because the source does not show the class of its object
     owner: str
 
 

@@ -40,7 +40,7 @@ QUICK = ["test_cases[0]", "test_cases[3]", "test_cases[6]", "test_always", "test
 
 
 def selected(where, commits, *options):
-    """The names of the tests that a clone of the example tree selects, after `commits` commits."""
+    """Create the example tree with `commits` commits, and return the names of the tests that it selects."""
     where.mkdir()
     for name, text in {
         "conftest.py": (ROOT / "tests/conftest.py").read_text(encoding="utf-8"),
@@ -59,19 +59,19 @@ def selected(where, commits, *options):
 
 
 def test_two_clones_at_different_commits_select_the_same_tests(tmp_path):
-    """The same files, in one commit and in three."""
+    """The two clones have the same files but one commit and three commits."""
     assert selected(tmp_path / "a", 1) == selected(tmp_path / "b", 3) == QUICK
 
 
 def test_the_default_run_and_slow_rest_together_run_every_test(tmp_path):
-    """A test that does more with --slow is in both."""
+    """A test that does more with --slow is in both runs."""
     every, rest = selected(tmp_path / "a", 1, "--slow"), selected(tmp_path / "b", 1, "--slow", "--rest")
     assert len(every) == 13 and set(every) == {*QUICK, *rest}
     assert {*QUICK} & {*rest} == {"test_deeper"}
 
 
 def test_no_test_reads_the_commit_or_the_date():
-    """Through git or a clock: only `--touched` may read a commit."""
+    """A test could read them through git or a clock. Only `--touched` may read a commit."""
     suspects = re.compile(r"rev-parse|rev-list|TEST_TURN|datetime\.now|date\.today")
     suspicious = [t for t in (*TESTS, "tests/conftest.py") if suspects.search((ROOT / t).read_text(encoding="utf-8"))]
     assert suspicious == ["tests/arch/test_selection.py"]

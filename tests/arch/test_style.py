@@ -84,7 +84,7 @@ def opens_text(call: ast.Call) -> bool:
     modes = [text for text in literals if text and set(text) <= set("rwaxbt+")]
     if isinstance(call.func, ast.Name):
         return not any("b" in mode for mode in modes)
-    # a method may belong to any object: only an explicit text mode counts
+    # a method may belong to any object, so only a call with an explicit text mode counts
     return any("b" not in mode for mode in modes)
 
 
@@ -176,8 +176,8 @@ def test_a_handled_error_passes(code):
 
 
 def plain_locks(tree: ast.AST) -> list[int]:
-    """The lines that create a lock of `threading`, or a cached property, which has one in Python 3.11. After a fork
-    while another thread holds it, the child waits for ever.
+    """The lines that create a `threading` lock, or a cached property, which contains such a lock in Python 3.11. If the
+    process forks while another thread holds the lock, the child waits for ever.
     """
     names = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"}
     lines = []

@@ -9,8 +9,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 
 def test_module_level_getattr_returns_any():
-    """mypy 2.4 ends with an internal error where a name of type `Callable[..., Any]` comes from a module's
-    `__getattr__`."""
+    """mypy 2.4 fails with an internal error if a module's `__getattr__` returns `Callable[..., Any]`."""
     wrong = [
         f"{path.relative_to(SRC)}:{node.lineno}"
         for path in sorted(SRC.rglob("*.py"))

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def cpu_kernels():
-    """The CPU's C++ kernels are compiled; without a compiler the tests are skipped."""
+    """Compile the CPU's C++ kernels, or skip the tests if there is no compiler."""
     from opmux.backends._cpu.ops import native
     from opmux.core.errors import NotSupported
 

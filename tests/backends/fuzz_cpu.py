@@ -33,13 +33,13 @@ KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES
 SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1")
 FLAGS = native.flags
 
-# Sizes next to the vector width, its multiples, and the block lengths in which kernels sum or convert.
+# Sizes near the vector width, near its multiples, and near the lengths of the blocks that kernels sum or convert.
 SIZES = (0, 1, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 130, 255, 1000, 1025, 2049, 4099)
-MOST = 20_000  # maximum number of elements; MANY, used rarely, is enough for several threads
+MOST = 20_000  # maximum number of elements; MANY, used rarely, starts several threads
 MANY = 150_000
 SPECIAL = (0.0, -0.0, 1e-45, 1e-38, 1.0, -1.0, 88.0, -88.0, 89.0, 104.0, -104.0, 710.0, 1e4, -1e4, 6e4, 1e12,
            torch.inf, -torch.inf, torch.nan)  # fmt: skip
-# only where nothing is summed: whether a sum overflows depends on its order
+# only for kernels without sums: whether a sum overflows depends on its order
 HUGE = (*SPECIAL, 1e18, -1e18, 3e38, -3e38)
 TAME = (0.0, -0.0, 1.0, -1.0, 8.0, torch.nan)
 COLUMNS, STATISTICS = ("weight", "bias"), ("rstd", "mean")
@@ -142,7 +142,7 @@ class Draw:
             return self.mask()
         if name == "x" and "_glu" in self.name:
             return self.tensor((*shape[:-1], 2 * shape[-1]) if shape else shape, self.dtype, TAME)
-        if name == "y":  # the result of a softmax forward
+        if name == "y":  # y must be the result of a softmax forward
             rows = torch.softmax(self.numbers(shape, torch.float64), -1) if shape else self.numbers(shape, self.dtype)
             return self.in_another_layout((rows.log() if "log" in self.name else rows).to(self.dtype))
         wild = HUGE if "norm" not in self.name else SPECIAL
@@ -220,7 +220,7 @@ def attempt(call: Callable[..., Any], args: list[Any]) -> tuple[Any, Exception |
 
 
 def one(seed: int) -> tuple[str, str | None]:
-    """Run the input of one seed: (outcome, what is wrong or None)."""
+    """Run the input of one seed; return the outcome, and the error as text or None."""
     draw = Draw(seed)
     args = draw.args()
     before = [memory(t) for t in tensors(args)]
@@ -253,8 +253,8 @@ def difference(draw: Draw, args: list[Any], got: Any, want: Any) -> str | None:
 
 
 def error_scale(draw: Draw, args: list[Any]) -> float:
-    """Factor for the absolute error of the erf approximation: the product of the largest magnitudes among the
-    arguments.
+    """The factor of the absolute error of the erf approximation: the product over all arguments of the largest
+    magnitude.
     """
     if not draw.name.startswith("gelu") or draw.name.startswith("gelu_tanh"):
         return 0.0
@@ -265,8 +265,9 @@ def error_scale(draw: Draw, args: list[Any]) -> float:
 
 
 def too_far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, error_scale: float) -> str | None:
-    """What differs, or None. The error against `truth` (the reference in float64) may be a few times the reference's
-    own error plus the tolerance. Infinities and NaN must be where the reference has them.
+    """Describe where `got` differs from `want`, or return None. The error against `truth` (the reference in float64)
+    may be a few times the reference's own error plus the tolerance. Infinities and NaN must be where the reference has
+    them.
     """
     inside = torch.float64 if draw.dtype == torch.float64 else torch.float32
     tol = draw.spec.tol[inside if want.dtype == torch.float64 else want.dtype]
@@ -323,7 +324,7 @@ def watched_flags() -> tuple[str, ...]:
 
 def sanitized(*words: str, timeout: float | None = None) -> subprocess.CompletedProcess:
     """Run this file in a subprocess with a library built with the sanitizers."""
-    # build here, because in the subprocess the sanitizers would also watch the compiler
+    # build in this process, because in the subprocess the sanitizers would also instrument the compiler
     native.build.library("cpu_kernels", native.SOURCES, flags=watched_flags())
     env = {
         **os.environ,

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 SHARED = ROOT / "tests" / "shared"
 
-# Imports everything that is slow, reports what the imports did, then forks once for each line on stdin.
+# A program that makes all slow imports, reports what they did, then forks once for each line on stdin.
 ORIGIN = r"""
 import gc, json, logging, os, signal, sys, traceback
 
@@ -265,7 +265,7 @@ found["enabled"] = ["cos" in engine.choosable()["cpu"], "cumsum" in engine.choos
 
 
 def test_explain_says_which_vendor_declared_an_op_unused(case):
-    """On a device where our kernels would otherwise run."""
+    """The device is one on which our kernels would run otherwise."""
     ops = "def get_specific_ops():\n    return ()\ndef get_unused_ops():\n    return ('cumsum', 'softmax')\n"
     code = """
 fake("npu")
@@ -478,7 +478,7 @@ def tiles(arch):
 
 
 def test_a_vendor_folder_may_have_only_tile_files(case):
-    """Heuristics and tuning candidates; an arch folder overrides one tunable."""
+    """The folder has heuristics and tuning candidates; its arch folder overrides one tunable."""
     code = (
         LOOK
         + """
@@ -748,7 +748,7 @@ def test_a_row_for_one_overload_wins_over_a_row_for_all_overloads(case):
 
 
 def test_a_scalar_operand_goes_to_aten_if_the_vendors_function_takes_only_tensors(case):
-    """The row is one of add.Tensor, which torch also calls with a number."""
+    """The function is declared for add.Tensor, which torch also calls with a number."""
     text = (
         "import torch\n"
         "def add(A, B, *, alpha=1):\n"
@@ -844,8 +844,8 @@ def test_a_misspelt_environment_variable_warns_once(case):
 
 
 def test_a_package_written_for_flaggems_can_be_imported_directly(case, tmp_path):
-    """The package's own tests import it so. The start-up finder provides `backend_utils` unless another module of that
-    name is found.
+    """The package's own tests import it this way. The start-up finder provides `backend_utils` unless another module of
+    that name is found.
     """
     ops = "from backend_utils import Autograd\ndef get_specific_ops():\n    return ()\n"
     init = "from backend_utils import VendorInfoBase\nvendor_info = VendorInfoBase('acme', 'npu', 'acme-smi')\n"
@@ -976,8 +976,8 @@ WHOSE = "fake('gpu')\nf = devices.vendor_of('gpu')\nfound['whose'] = None if f i
         ("true", "false", "one"),
         ("no-such-program --list", "true", "two"),
         ("", "true", "two"),
-        ("false", "false", "two"),  # neither query succeeds: the vendor registered last wins
-        ("sh -c 'exit 0'", "false", "one"),  # split as a shell splits, and run without one
+        ("false", "false", "two"),  # neither query succeeds: the last registered vendor wins
+        ("sh -c 'exit 0'", "false", "one"),  # split into words as in a shell, but run without a shell
         ("true; false", "true", "two"),
     ],
 )
@@ -1083,7 +1083,7 @@ def test_no_query_runs_on_a_machine_without_accelerators(case, tmp_path):
     ],
 )
 def test_infer_device_prefers_cuda_npu_xpu_then_vendor_devices(case, here, device):
-    """cuda, npu, xpu, then devices of vendors. A device whose is_available() is false does not count."""
+    """The order is cuda, npu, xpu, then devices of vendors. A device whose is_available() is false does not count."""
     code = "for device in ('cuda', 'xpu', 'npu', 'gpu'):\n    fake(device, is_available=lambda d=device: d in here)\n"
     code = f"here = {here!r}\n{code}found['device'] = infer_device()\n"
     assert case(code, **shared(one="false")).device == device
@@ -1122,7 +1122,7 @@ found["error"] = error_of(lambda: register_vendor("acme"))
     got = case(code, acme=ACME, plugins={"second_acme": second}, OPMUX_PLUGIN_MODULES="", OPMUX_VENDOR="acme")
     assert (got.y, got.again) == ([-1.0], [-2.0])
     assert got.ids.count("default.flagos.acme") == 1 and got.modules == ["second_acme"]
-    assert got.bare == ORDINARY  # registered from code that is not a package, so it has no ops
+    assert got.bare == ORDINARY  # the registering code is not in a package, so the vendor has no ops
     assert got.error == "BadVendor: register_vendor takes a VendorInfo or a VendorInfoBase; got 'acme'"
 
 

@@ -1,5 +1,5 @@
-"""The C++ kernels of the CPU: they agree with the references, accept rows with gaps, decline other layouts, and where
-they cannot be built the references run.
+"""The C++ kernels of the CPU agree with the references, accept rows with gaps, and decline other layouts. Where they
+cannot be built, the references run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted(ops.OPS)
 OURS = [n for n in NAMES if n in ops.__all__]
 FORWARDS = [n for n in OURS if specs.find(f"opmux::{n}").grad]
-# Words in the ids of samples that are not rows of adjacent elements along the last dimension.
+# A sample with one of these words in its id does not consist of contiguous rows along the last dimension.
 NO_ROWS = (" t", "swapped", "step", "expanded", "dim=0", "dim=1", "dim=-2", "5, 1)", "layout=t", "casting")
 # Every kernel, whether it is exported or not: a kernel that is slower than torch today may be faster later.
 KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
@@ -109,7 +109,7 @@ def test_samples_agree_with_the_reference(name):
 
 @pytest.mark.parametrize("n", [*range(1, 34), 2047, 2049, 4099])
 def test_rows_of_any_length_agree_with_the_reference(n):
-    """Lengths around the vector width, and longer than the blocks in which kernels sum."""
+    """Tests lengths near the vector width, and lengths above the size of the blocks that kernels sum."""
     for dtype in (torch.float32, torch.bfloat16):
         for name in (
             "layer_norm",
@@ -210,7 +210,7 @@ def test_rows_with_gaps_are_read_without_a_copy(monkeypatch):
     "name", ["rms_norm", "rms_norm_bwd", "layer_norm_bwd", "softmax", "silu_mul", "gelu_tanh_bias_bwd"]
 )
 def test_sums_over_rows_are_deterministic_for_a_number_of_threads(name):
-    """Another number of threads changes the result only by rounding."""
+    """With another number of threads, results differ only by rounding."""
     args = spec_of(name).bound(spec_of(name).samples.at((300, 700), torch.float32, CPU).args, {})[0]
     before = torch.get_num_threads()
     try:
@@ -263,7 +263,7 @@ def test_invalid_arguments_raise_the_errors_of_the_reference(name):
 
 # ---- when they are built --------------------------------------------------------------------------------------------
 
-# Runs each case in a fork of one process that has imported everything and called nothing.
+# A program that runs each case in a fork of a process which has imported everything and called nothing.
 ORIGIN = """
 import json, logging, os, sys, time, torch, opmux, opmux.ops
 
@@ -316,7 +316,9 @@ SAYS = {
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    """What each case reported: this machine as it is, and machines that cannot build or load the kernels."""
+    """The report of each case: one for this machine as it is, the others for machines that cannot build or load the
+    kernels.
+    """
     folder = tmp_path_factory.mktemp("cpu")
     cases = {"here": {}, "no compiler": {"PATH": str(folder), "CXX": ""}}
     for name, line in {"a compiler that fails": FAILS, "a library that does not load": WRITES}.items():
@@ -392,7 +394,9 @@ def test_random_arguments_agree_with_the_reference_or_are_declined(fuzz_cpu):
 
 
 def test_the_fuzzer_finds_a_wrong_kernel(fuzz_cpu, monkeypatch):
-    """A wrong value, a write to an argument, an unexpected exception, and a result where the reference raises."""
+    """The wrong kernels return a wrong value, write to an argument, raise, or return a result where the reference
+    raises.
+    """
     stock = fuzz_cpu.KERNEL["silu"]
 
     def says(kernel):

@@ -1,5 +1,5 @@
-"""The C++ kernels access memory directly, so every kernel must decline a tensor without memory of its own, or whose
-memory is not what its metadata says. The kernel checks by itself, whoever calls it.
+"""The C++ kernels access memory directly, so every kernel must decline a tensor that has no memory of its own, or whose
+memory does not match its metadata. The check is in the kernel itself, so it applies to every caller.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def declines(name, args):
 
 
 def each_tensor():
-    """(op, arguments, index of a tensor among them), for each tensor argument of each kernel."""
+    """Yield (op, arguments, index of a tensor argument) for each tensor argument of each kernel."""
     for name in NAMES:
         args = plain_args(name)
         KERNEL[name](*args)  # must not raise: the kernel accepts these arguments

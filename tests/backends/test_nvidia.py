@@ -411,7 +411,7 @@ FLASH = {
                 to.copy_(g.transpose(1, 2))
     """,
 }
-OLD_FLASH = {  # before 2.7: one `window_size` tuple, padded inputs among the results
+OLD_FLASH = {  # before 2.7: takes one `window_size` tuple, and also returns the padded inputs
     "flash_attn/__init__.py": "",
     "flash_attn/flash_attn_interface.py": """
         from opmux.specs.attention import attention
@@ -451,7 +451,7 @@ def impl_named(name):
 
 
 def check_samples(name, dtypes=(F32, BF16), least=4):
-    """Run an impl on all samples that it accepts: it agrees with the reference and writes to no argument."""
+    """Check on all samples which the impl accepts that it agrees with the reference and writes to no argument."""
     fn = impl_named(name)
     spec, accepted = specs.find(fn.op), 0
     impl = OpImpl(fn.op, name, BackendImplKind.VENDOR, "nvidia", fn, when=fn.when)

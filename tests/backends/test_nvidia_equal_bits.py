@@ -1,4 +1,4 @@
-"""NVIDIA implementations that must give equal bits: attention in every layout, and FP8 block-scaled GEMM."""
+"""NVIDIA implementations whose results must be bitwise equal: attention in every layout, and FP8 block-scaled GEMM."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def backward(args):
 
 @pytest.fixture
 def on(monkeypatch):
-    """`on(arch, times)`: as on an NVIDIA chip for which these `times` are shipped. Gluon kernels do not run here."""
+    """`on(arch, times)` simulates an NVIDIA chip of this arch with these shipped `times`. Gluon kernels do not run
+    here.
+    """
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
     entered = []
 
@@ -118,7 +120,9 @@ def test_cudnn_accepts_only_dense_batches():
 
 @pytest.mark.parametrize(("arch", "chosen"), [("sm_80", "vendor.nvidia.flash"), ("sm_90", "default.flagos")])
 def test_dense_and_packed_sequences_go_to_one_implementation(on, arch, chosen):
-    """On Hopper that is our kernel: flash attention, written for Ampere, is slower there."""
+    """On Hopper the implementation is our kernel, because flash attention, which was written for Ampere, is slower
+    there.
+    """
     on(arch, {})
     for layout in (DENSE, PACKED):
         args = call(layout)
@@ -157,8 +161,8 @@ def test_packed_sequences_are_passed_to_flash_unchanged():
 
 
 def test_a_library_that_accepts_some_calls_leaves_the_rest_to_our_kernel():
-    """Without ForSomeCalls, our kernel would run only if a policy names it, so calls that no library accepts would have
-    none.
+    """Without ForSomeCalls, our kernel would run only if a policy names it, so no kernel would run for calls that no
+    library accepts.
     """
     why = lambda: "flash attention is faster"
     assert LibrariesFirst("opmux::attention_general", why)() == "flash attention is faster"

@@ -27,7 +27,7 @@ def every_op(test):
 
 
 class Case:
-    """An op as a function of its differentiable inputs, called as the public op and as its reference."""
+    """An op as a function of only its differentiable inputs: `ours` calls the public op, `reference` its reference."""
 
     def __init__(self, spec, sample):
         self.spec = spec
@@ -56,7 +56,9 @@ class Case:
 
 @pytest.fixture(autouse=True)
 def bound():
-    """Bind every op first, as its first call does: the checks of an entry depend on the impl that it is bound to."""
+    """Call every op once to bind it, because the checks of an op's entry depend on the impl to which the entry is
+    bound.
+    """
     for spec in DIFFERENTIABLE:
         if not specs.entries[spec.key].bound:
             case = cases(spec, 1)[0]
@@ -174,7 +176,7 @@ def test_every_op_runs_under_a_dispatch_mode_and_on_fake_tensors(spec):
 
 
 class Mine(torch.Tensor):
-    """A subclass that adds nothing and has memory."""
+    """A subclass that has its own memory and changes no behaviour."""
 
 
 SUBCLASSES = {"two": lambda x: TwoTensor(x, x.clone()), "as_subclass": lambda x: x.as_subclass(Mine)}

@@ -69,8 +69,8 @@ def test_every_vendor_folder_in_the_tree_loads():
 
 
 def test_vendors_of_one_device_can_be_told_apart():
-    """They have unique driver files and query commands; Intel's and Kunlunxin's tools have the same name, but their
-    commands differ.
+    """Driver files and query commands are unique. Intel's and Kunlunxin's tools have the same name, but the arguments
+    differ.
     """
     every = [package(name).info for name in VENDORS]
     queries = [info.device_query_cmd for info in every]
@@ -201,7 +201,7 @@ def tunables(interpreted):
 
 @pytest.mark.parametrize("chip", CHIPS, **by_chip)
 def test_vendor_tiles_are_valid_for_every_tunable_they_name(tunables, chip):
-    """For all argument facts of the tunable, no heuristic and no candidate is rejected, and at least one changes
+    """For all argument facts of the tunable, every heuristic and every candidate is accepted, and at least one changes
     something.
     """
     named = tile_files.names_in_files(chip)
@@ -218,7 +218,9 @@ def test_vendor_tiles_are_valid_for_every_tunable_they_name(tunables, chip):
 
 @pytest.mark.parametrize("chip", BUFFERED, **by_chip)
 def test_tiles_fit_the_on_chip_buffer(tunables, chip):
-    """Except where one block must hold a whole row that is longer: the chip's compiler rejects that kernel."""
+    """Exception: a block that must hold a whole row may be larger than the buffer; the chip's compiler rejects that
+    kernel.
+    """
     buffer_size = package(chip.vendor).info.target(chip.arch).shared_memory
     fitting = 0
     for name, every in buffers.HELD.items():
@@ -238,10 +240,10 @@ def test_tiles_fit_the_on_chip_buffer(tunables, chip):
 
 
 def test_ascend_blocks_are_as_large_as_the_buffer_allows(tunables):
-    """Blocks of float32 are four times the default, so there are a quarter of the programs."""
+    """Float32 blocks have four times the default size, so a launch needs a quarter of the programs."""
     with config.as_on(Chip("ascend", "ascend910b")):
         assert tunables["activation.flat"](dtype=torch.float32)["BLOCK"] == 4096
-        # the default, twice as large, does not fit the buffer
+        # the default of 8192 does not fit the buffer
         assert tunables["softmax.pieces"](n=65536, dtype=BF16)["BLOCK_N"] == 4096
     assert tunables["activation.flat"].default(dtype=torch.float32)["BLOCK"] == 1024
 
@@ -323,7 +325,7 @@ def test_geglu_of_strided_halves_and_extreme_values_agrees_with_the_reference(ge
 
 
 def test_geglu_launches_one_program_per_core(geglu, monkeypatch):
-    """Each program then loops over several blocks."""
+    """Each program loops over several blocks."""
     grids = []
     stock = launch.Launcher.bind
     monkeypatch.setattr(launch.Launcher, "bind", lambda *args: grids.append(args[2]) or stock(*args))

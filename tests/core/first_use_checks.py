@@ -193,7 +193,7 @@ def portrait() -> dict:
 
 
 def ready_to_enable() -> None:
-    """The child imports one family of kernels and half of the adapters."""
+    """Import all but one of the op families, and half of the adapters; the child imports the rest."""
     get_default_manager().prepare()
     for family in specs.families:
         if family not in ("fault_family", "softmax"):
@@ -246,7 +246,7 @@ def traced(use, trace: Trace):
 
 
 def fork(work, limit: int = 60) -> dict:
-    """The result of a forked child."""
+    """Fork a child that runs the function, and return its result."""
     end, start = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -285,13 +285,13 @@ def after_fault(use, k: int, kind: type) -> dict:
         got = type(error).__name__
     try:
         result = use()
-    except AttributeError as error:  # an op of a plugin that was not loaded
+    except AttributeError as error:  # the op belongs to a plugin that was not loaded
         result = str(error) if "plug_half" in str(error) else 1 / 0
     return {"where": trace.where, "got": got, "result": result, "portrait": portrait()}
 
 
 def after_fork(use, k: int) -> dict:
-    """The process forks while a thread is in the middle of a first use; the child makes its own first use."""
+    """Fork the process while a thread is in the middle of a first use. The child then makes its own first use."""
     here, forked = threading.Event(), threading.Event()
 
     def act():

@@ -130,7 +130,7 @@ def test_an_autograd_function_brings_its_own_backward(add_impl):
         assert gx.eq(5).all() and gw.eq(5).all()
         Private.fail = True
         try:
-            close(ours(x, w), truth(x, w))  # a failure does not lose the gradient
+            close(ours(x, w), truth(x, w))  # after a failure there is still a gradient
         finally:
             Private.fail = False
 
@@ -297,7 +297,7 @@ def test_gradients_that_are_not_needed_are_not_computed(add_impl):
     x, angles = leaf(2, 3, 2, 8), torch.randn(2, 8, dtype=torch.float64)
     with opmux.policy("vendor"):
         z = x * 1
-        GivesNothing.apply(opmux.ops.gelu_tanh(z)).sum().backward()  # no incoming gradient
+        GivesNothing.apply(opmux.ops.gelu_tanh(z)).sum().backward()  # the incoming gradient is None
         opmux.ops.rope_fwd(x.detach(), angles.requires_grad_()).sum().backward()  # angles have no gradient
         assert not calls and angles.grad is None and (x.grad is None or not x.grad.any())
         opmux.ops.gelu_tanh(x).sum().backward()

@@ -45,7 +45,7 @@ def order(times, policy=POLICY, first=None, ids=(OURS, A, B, TORCH)) -> list[str
         ({}, [OURS, A, B, TORCH]),
         ({OURS: 3.0, A: 2.0, B: 1.0, TORCH: 9.0}, [B, A, OURS, TORCH]),
         ({OURS: 1.0, A: 1.0, B: 0.99}, [OURS, A, B, TORCH]),  # a difference below the margin
-        ({A: 2.0, B: 1.0}, [OURS, B, A, TORCH]),  # ours was not measured and keeps its place
+        ({A: 2.0, B: 1.0}, [OURS, B, A, TORCH]),  # our kernel was not measured and keeps its place
         ({OURS: 2.0, TORCH: 1.0}, [A, B, TORCH, OURS]),
     ],
 )

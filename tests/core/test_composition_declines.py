@@ -17,7 +17,9 @@ KEYS = ("opmux::declining_part", "tex::declining_whole")
 
 @pytest.fixture
 def whole():
-    """The op tex::declining_whole(x) = part(x) + 1, composed of opmux::declining_part(x) = 2 x."""
+    """Declare the op tex::declining_whole, which returns part(x) + 1, and its part opmux::declining_part, which returns
+    2 * x.
+    """
 
     def declining_part(x: Tensor) -> Tensor:
         return 2 * x

@@ -272,7 +272,7 @@ def test_where_checks_run_last_and_get_arguments_by_name():
     assert says(checks, x=torch.zeros(4), n=2) is None
     assert says(checks, x=torch.zeros(3), n=2) == "f: x must have rows in multiples of n = 2; got (3,)"
     assert "n must be at least 1" in str(says(checks, x=torch.zeros(3), n=0))
-    assert says(checks, x=torch.zeros(3)) is None  # the argument of the check is missing
+    assert says(checks, x=torch.zeros(3)) is None  # the call lacks the argument that the check needs
 
 
 def test_errors_use_the_callers_argument_names():

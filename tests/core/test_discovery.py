@@ -63,7 +63,7 @@ def without_transformer_engine():
     """Hide NVIDIA's layer, which an earlier test may have imported, unless the test installs one."""
     names = [n for n in sys.modules if n.partition(".")[0] in ("transformer_engine", "transformer_engine_torch")]
     removed = {n: sys.modules.pop(n) for n in names}
-    finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # it provides our tex
+    finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # this one provides our tex
     sys.meta_path[:] = [f for f in sys.meta_path if f not in finders]
     grants, given_before = imports.finder.grants, dict(imports.finder.given)
     imports.finder.keep(lambda grant: False)
@@ -205,7 +205,7 @@ MARKS = "from pathlib import Path\nPath('imported').touch()\n" + REGISTER
 
 @pytest.fixture
 def import_marker(site):
-    """An installed plugin in a package. The plugin and the package record their import."""
+    """Install a plugin that is a module of a package. Both record when they are imported."""
     site.module("pack_top.__init__", "from pathlib import Path\nPath('imported').touch()\n")
     site.module("pack_top.plug", MARKS)
     site.distribution("Acme-Ops", "1.0", backends={"acme-plug": "pack_top.plug"})
@@ -563,7 +563,7 @@ def not_installed(site, monkeypatch):
 
 
 def does_not_load(site, monkeypatch):
-    """An import that fails half-way, as NVIDIA's package does without its extension."""
+    """A package whose import fails half-way, as NVIDIA's does without its extension."""
     site.module("transformer_engine.__init__", "from . import some\n\nraise RuntimeError('found an empty package')\n")
     site.module("transformer_engine.some", "")
     return RuntimeError

@@ -30,7 +30,7 @@ from opmux.core import snapshot as snapshots
 
 
 class FakeMachine(machine.Machine):
-    """A machine with these accelerator types, all of one arch."""
+    """Simulate a machine with these accelerator types, all of the same arch."""
 
     def __init__(self, arch, chips):
         self.arch, self.chips = arch, chips
@@ -77,7 +77,7 @@ def vendor_first():
 
 
 def outcomes(manager, op, *args):
-    """The result through every call path; all must agree."""
+    """The set of results of all call paths; it has one element if they agree."""
     return {manager.call(op, *args), manager.resolve(op)(*args)}
 
 
@@ -389,7 +389,7 @@ def test_a_failing_proven_impl_raises():
     with pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", x)
     assert x.eq(4).all()
-    other = torch.zeros(100)  # another shape class, for which it is not proven
+    other = torch.zeros(100)  # another shape class, for which the impl is not proven
     assert manager.call("add_one", other) == "added" and other.eq(1).all()
 
 
@@ -489,7 +489,9 @@ def test_after_a_declining_when_all_others_run_once_and_errors_name_the_right_im
 
 
 def test_not_supported_from_another_op_counts_as_a_failure():
-    """The outer impl has written before the inner op finds no implementation, so it cannot count as declined."""
+    """The outer impl may have written before the inner op raises NotSupported, so this cannot count as a declined
+    call.
+    """
     state = {"inner": True}
 
     def inner(x):
@@ -518,7 +520,7 @@ def test_a_meta_tensor_selects_the_accelerators_impl(monkeypatch):
 
     monkeypatch.setattr(machine, "_machine", FakeMachine(None, ("cuda",)))
     manager = manager_of("own_op", (VENDOR, lambda x: "chip", {"devices": {"cuda"}}), (REFERENCE, lambda x: "ref"))
-    assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # as for a tensor on the chip
+    assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # the same impl as on the chip
     assert manager.call("own_op", torch.ones(1)) == "ref"
 
 
@@ -607,7 +609,7 @@ def test_errors_can_be_pickled():
 @pytest.mark.parametrize("buffer", [None, torch.zeros(3, 4)], ids=["no buffer", "buffer"])
 @pytest.mark.parametrize("op", ["an_op_without_a_spec", "rms_norm", "rmsnorm_fwd"])
 def test_a_when_is_checked_even_for_proven_calls(op, buffer):
-    """Proven calls are remembered by dtype and shape, but a `when` may check anything, here the numbers."""
+    """Proven calls are stored by dtype and shape, but a `when` may check anything: in this test, the numbers."""
     small = lambda x, *rest: bool(x[0, 0] < 6) or "too large"
     manager = manager_of(op, (VENDOR, lambda *a: "vendor", {"when": small}), (REFERENCE, lambda *a: "ref"))
     x, w = torch.zeros(3, 4), torch.ones(4)
@@ -619,7 +621,9 @@ def test_a_when_is_checked_even_for_proven_calls(op, buffer):
 
 
 def test_after_a_refusal_the_next_impl_is_called_directly(add_impl, caplog, monkeypatch):
-    """The loop over candidates takes 100 times as long as a call: only the first call and an error use it."""
+    """The loop over candidates takes 100 times as long as a direct call, so only the first call and calls after an
+    error use it.
+    """
     calls, fails = [], []
 
     def second(x):

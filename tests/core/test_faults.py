@@ -81,7 +81,7 @@ def test_most_ops_are_covered():
 
 
 def copy_of(values):
-    """Copies of arguments, in the layouts of the sample's."""
+    """Copy the tensors, with the same strides."""
 
     def again(t):
         if t.layout is not torch.strided or t.is_meta:
@@ -105,7 +105,7 @@ def same(got, expected):
 
 @pytest.mark.parametrize("index, spec", list(enumerate(SPECS)), ids=[s.name for s in SPECS])
 def test_every_fault_falls_back_without_side_effects(index, spec, slow):
-    """Each op runs every sixth fault, and each op starts with another one; with --slow all faults run."""
+    """Each op runs every sixth fault, and consecutive ops start with different faults. With --slow all faults run."""
     samples = [s for s in spec.samples(torch.float32, CPU) if not s.loose] or list(spec.samples(torch.float32, CPU))
     manager = get_default_manager()
     for n, fault in enumerate(FAULTS) if slow else list(enumerate(FAULTS))[index % 6 :: 6]:
@@ -115,7 +115,7 @@ def test_every_fault_falls_back_without_side_effects(index, spec, slow):
             and fault.error is None
             and not list(tensors_in(spec.reference(*copy_of(sample.args), **copy_of(sample.kwargs))))
         ):
-            continue  # an op that only writes has no result to be wrong
+            continue  # an op that only writes to arguments has no result
         args, kwargs = copy_of((sample.args, sample.kwargs))
         torch.manual_seed(7)
         with torch.no_grad():
@@ -130,7 +130,7 @@ def test_every_fault_falls_back_without_side_effects(index, spec, slow):
             with opmux.policy("vendor:faulty"), torch.no_grad():
                 got = specs.functions[spec.key](*ours, **named)
             same(got, expected)
-            same((ours, named), (args, kwargs))  # arguments that the op writes, and those that it must not
+            same((ours, named), (args, kwargs))  # compares all arguments, both those that the op writes and the others
             assert torch.equal(torch.rand(3), left), fault.name
         finally:
             manager.registry.unregister(spec.key, f"vendor.faulty{n}")

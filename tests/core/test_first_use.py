@@ -114,7 +114,9 @@ IMPORTS = {
 
 
 def test_any_two_entry_points_may_be_used_at_once(tmp_path, slow):
-    """Ten pairs of entry points (thirty with --slow), and many together, in processes without imports from us."""
+    """Tests ten pairs of entry points (thirty with --slow), and many at once, in processes that have not imported
+    opmux.
+    """
     code = """
     assert "opmux" not in sys.modules
     ways = list(IMPORTS)
@@ -530,16 +532,16 @@ print(json.dumps({"bad": bad, "missing": missing, "tried": len(FIRST)}))
 @pytest.mark.few(1)
 @pytest.mark.parametrize("vendor", [False, True], ids=["plain", "a vendor of its own package"])
 def test_any_entry_point_may_be_the_first(vendor, tmp_path, slow):
-    """Everything in `opmux.__all__`, and the commands, each as the first call of a process.
-
-    Without a vendor every third of them; all with --slow.
+    """Each name in `opmux.__all__` and each command is the first call of a process. Without a vendor only every third
+    of them is tested, unless --slow is given.
     """
     if vendor:
         write(tmp_path / "site" / "acme_chip" / "__init__.py", ACME)
         write(tmp_path / "site" / "acme_chip" / "ops" / "__init__.py", ACME_OPS)
         distribution(tmp_path / "site", "acme_chip", acme="acme_chip")
     env = {"TRITON_INTERPRET": "1"} if vendor else {}
-    # acme's device type also belongs to ascend: the later vendor, a package outside the tree, must win.
+    # acme has the device type of ascend. The vendor that registers later, here acme from an installed package, must
+    # win.
     step = f"STEP = {1 if vendor or slow else 3}\n"
     result = run(step + (SIMULATED if vendor else PLAIN) + FIRST + MODULES + LOOP, tmp_path, **env)
     assert result["bad"] == {}, result["stderr"][-3000:]
@@ -547,7 +549,7 @@ def test_any_entry_point_may_be_the_first(vendor, tmp_path, slow):
 
 
 def test_ctrl_c_during_the_first_use_of_an_op_is_harmless(tmp_path):
-    """A signal arrives at some time during the import of the op's family, as for a user."""
+    """The signal arrives at a random time during the import of the op's family."""
     code = """
     import opmux, opmux.ops
 

@@ -19,7 +19,7 @@ FAULTS = {"plugins": 120, "family": 340, "enable": 50}
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_next_use_works_after_a_fault(tmp_path, name, slow):
-    """KeyboardInterrupt, RuntimeError and MemoryError in rotation, at lines spread over the whole first use."""
+    """Raises KeyboardInterrupt, RuntimeError and MemoryError in rotation, at lines spread over the whole first use."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL"))}
     env |= {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     part = 1.0 if slow else 0.15

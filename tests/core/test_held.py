@@ -77,7 +77,7 @@ def of_opmux():
 
 
 def test_no_table_holds_tensors_after_empty_cache():
-    """After calls that fill all tables: amax histories, norms without weights, attention without dropout."""
+    """The calls in this test fill all tables: amax histories, norms without weights, attention without dropout."""
     from opmux import tex
     from opmux.faces.aten import norm
     from opmux.faces.tex.ops import attention

@@ -149,7 +149,7 @@ def test_our_name_beats_its_alias(alias, monkeypatch):
 def test_a_blank_variable_counts_as_unset(knob, blank, monkeypatch):
     for name in (knob.name, *knob.aliases):
         monkeypatch.setenv(name, blank)
-    if knob.blank:  # an allow list: blank is not unset
+    if knob.blank:  # a blank allow list differs from an unset one
         assert knob.look() == knobs.Setting((), f"env {knob.name}")
         return
     assert knob.look() == knobs.Setting(knob.default, "default")
@@ -250,7 +250,7 @@ def test_natural_toml_types_are_accepted():
 
 
 def test_a_file_in_the_current_directory_cannot_name_modules(caplog):
-    """One warning, which says how to name them instead."""
+    """The setting is ignored, with one warning that says where modules may be named."""
     toml('plugin_modules = ["evil"]\nprefer = "reference"')
     for _ in range(2):
         assert knobs.PLUGIN_MODULES.look() == knobs.Setting((), "default")

@@ -89,7 +89,7 @@ def ordered(impls, policy):
 
 
 def run(impls, policy, quarantined):
-    """(outcome, called impls, quarantined impls); the outcome is a result id, or the raised error."""
+    """Return (outcome, called impls, quarantined impls). The outcome is a result id, or the raised error."""
     called, failed = [], []
     for impl in ordered(impls, policy):
         behaviour = impl.behaviour

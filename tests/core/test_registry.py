@@ -102,7 +102,7 @@ def test_opmux_ops_lists_primitives_and_finds_the_functions_of_tex_too():
     assert {"rms_norm", "silu_mul", "add", "linear_act"} <= listed
     tex_alone = {s.name for s in specs if s.space == "tex"} - {s.name for s in specs if s.space != "tex"}
     assert "cusolvermp_ctx_create" in tex_alone and not listed & tex_alone
-    from opmux.ops import rmsnorm_fwd  # found by its name all the same
+    from opmux.ops import rmsnorm_fwd  # not listed in dir(opmux.ops), but found by its name
 
     assert rmsnorm_fwd is opmux.ops.rmsnorm_fwd is specs.functions["tex::rmsnorm_fwd"]
     with pytest.raises(AttributeError, match="did you mean 'rmsnorm_fwd'"):
@@ -128,7 +128,7 @@ def fit(fn, op="rms_norm"):
 
 @pytest.mark.parametrize("fn, expected", [
     (lambda x, weight, eps, offset: (x, weight, eps, offset), (1, 2, 3, 4)),
-    (lambda a, b, c, d: (a, b, c, d), (1, 2, 3, 4)),  # in order, whatever the names
+    (lambda a, b, c, d: (a, b, c, d), (1, 2, 3, 4)),  # filled in order, because no name matches
     (lambda x, weight, **rest: (x, weight, rest), (1, 2, {"eps": 3, "offset": 4})),
     (lambda a, b, **rest: (a, b, rest), (1, 2, {"eps": 3, "offset": 4})),
     (lambda x, weight, offset, **rest: (x, weight, offset, rest), (1, 2, 4, {"eps": 3})),  # by name where names match
@@ -203,7 +203,7 @@ def test_a_builtin_without_a_signature_is_accepted():
 
 
 def test_a_foreign_norms_result_is_reshaped_for_the_op(add_impl):
-    """A call by name returns the impl's result unchanged; the op itself returns its own form."""
+    """The op reshapes the impl's result to what it declares; a call by name returns the impl's result unchanged."""
 
     def pair(input, weight, eps=1e-5, **rest):
         rstd = torch.rsqrt(input.pow(2).mean(-1, keepdim=True) + eps)
@@ -230,12 +230,14 @@ def tex_norm(x, w):
 
 def test_a_composition_lists_its_parts():
     assert set(specs.find("layernorm_bwd").parts) == {"opmux::layer_norm_bwd"}
-    # The parts include those of functions that it calls: its own source does not mention quantizing.
+    # rmsnorm_fwd also lists parts of the functions that it calls: its own source does not mention quantizing.
     assert {"opmux::rms_norm", "opmux::rms_norm_fp8", "opmux::fp8_cast_into"} < set(specs.find("rmsnorm_fwd").parts)
 
 
 def test_a_composition_gets_the_impls_of_its_parts(add_impl):
-    """A vendor with the primitive also has tex's op; choosing the reference binds references at every level."""
+    """A vendor that implements the primitive thereby implements tex's op. Choosing the reference binds references at
+    every level.
+    """
     calls = []
 
     def mine(x, weight, eps, offset):
@@ -325,7 +327,7 @@ def test_explain_returns_data_and_prints_one_screen(add_impl):
 
 
 def test_selections_are_logged(caplog):
-    with opmux.policy("reference"):  # makes the default manager log its first line before
+    with opmux.policy("reference"):  # the default manager logs its first line here, not below
         pass
     registry = OpRegistry()
     registry.register_impl(OpImpl("own", "a", REFERENCE, None, lambda x: x))

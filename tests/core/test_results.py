@@ -58,7 +58,7 @@ def test_only_the_first_calls_of_a_dtype_and_shape_class_are_checked(add_impl):
             opmux.ops.silu(torch.ones(4))
         state["late"] = True
         assert opmux.ops.silu(torch.ones(4)).shape == (1,)  # proven, so no longer checked
-        assert opmux.ops.silu(torch.ones(100)).shape == (100,)  # another class
+        assert opmux.ops.silu(torch.ones(100)).shape == (100,)  # another shape class
         assert opmux.ops.silu(torch.ones(4, dtype=torch.float64)).shape == (4,)  # another dtype
         state["late"] = False
         assert opmux.ops.silu(torch.ones(3)).shape == (3,)
@@ -97,7 +97,7 @@ def test_an_impls_errors_cause_a_fallback_and_the_callers_do_not(add_impl):
     with opmux.policy("vendor"):
         x, w = torch.randn(3, 8), torch.randn(8)
         torch.testing.assert_close(opmux.ops.rms_norm(x, w)[0], right(x, w)[0])
-        with pytest.raises(ValueError) as caught:  # the caller's mistake raises the error of the op, not of the impl
+        with pytest.raises(ValueError) as caught:  # for the caller's mistake, the op's own error is raised
             opmux.ops.rms_norm(torch.randn(3, 9), w)
         assert str(caught.value).startswith("rms_norm: weight must have shape (9,)")
         assert caught.value.__context__ is None or caught.value.__suppress_context__

@@ -33,7 +33,9 @@ from opmux.core.policy import live_scopes
 
 @pytest.fixture(autouse=True)
 def none_left_over():
-    """Every scope that a test enters is gone after it (exceptions kept by other tests may hold older ones)."""
+    """Check that no scope which a test enters is alive after the test. Older scopes may be alive: exceptions of other
+    tests hold them.
+    """
     before = live_scopes()
     yield
     gc.collect()
@@ -50,7 +52,7 @@ def manager():
 
 
 def which(manager):
-    """The impl that runs here, by every call path."""
+    """Return the impl that runs in the current scope; all call paths must agree."""
     by_name, by_hold = manager.call("which"), manager.resolve("which")()
     assert by_name == by_hold == manager.get_selected_impl_id("which") == manager.explain("which").chosen.impl_id
     return by_name
@@ -64,7 +66,7 @@ def test_scopes_nest_and_are_undone(manager):
             assert which(manager) == "acme"
             with opmux.policy(deny=["ACME"]):
                 assert which(manager) == "bolt"
-                with opmux.policy(deny=["bolt"]):  # denials add up
+                with opmux.policy(deny=["bolt"]):  # deny lists of nested scopes add up
                     assert which(manager) == "flagos"
             assert which(manager) == "acme"
         assert which(manager) == "reference"
@@ -343,7 +345,9 @@ def test_many_policies_are_evicted_from_the_cache(manager):
 
 
 def test_the_policy_of_the_forward_selects_the_backward(add_impl):
-    """The backward uses the scope of the forward, also on another thread and after the scope."""
+    """The backward uses the policy scope of its forward, even if it runs on another thread or after the scope has
+    ended.
+    """
     calls = []
 
     def fake_bwd(dy, x, weight, rstd, offset):
@@ -362,7 +366,7 @@ def test_the_policy_of_the_forward_selects_the_backward(add_impl):
     x.grad = None
     opmux.set_policy("reference")
     y, _ = opmux.ops.rms_norm(x, w)
-    opmux.set_policy("vendor")  # too late for this backward
+    opmux.set_policy("vendor")  # does not apply to this backward, which is already selected
     y.sum().backward()
     assert calls == ["elsewhere"] and not x.grad.eq(7).any()
 

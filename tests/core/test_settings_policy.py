@@ -241,7 +241,7 @@ POOL = [
 
 
 def allowed_vendors(policy):
-    """The vendors that pass the filters ("" for none), in the order of the pool."""
+    """The vendors of the impls that pass the filters ("" if an impl has no vendor), in the order of POOL."""
     chosen = [c.impl for c in choose(policy, "an_op", POOL)[0]]
     return [(i.vendor or "").casefold() for i in POOL if i in chosen]
 
@@ -366,7 +366,7 @@ def test_a_registered_backend_runs(setenv, add_impl):
 
 
 def test_a_backend_with_only_a_primitive_runs(setenv, add_impl):
-    """Impls that a composition gets from its parts make a backend like any other."""
+    """A composition gets an impl from the impls of its parts; this impl counts for a backend setting like any other."""
     add_impl("rms_norm", "vendor.acme", VENDOR, fake_norm, vendor="acme")
     setenv(TE_FL_PREFER="reference")
     assert not call_tex()[0].eq(7).any()
@@ -526,7 +526,9 @@ def test_known_names_give_no_warning(setenv, add_impl, caplog):
 
 @contextmanager
 def quiet():
-    """The logger of a program without logging. Used inside tests, as pytest adds its handlers before a test."""
+    """The logger as in a program that has not configured logging. Tests call this themselves, because pytest adds its
+    handlers before a test.
+    """
     with pytest.MonkeyPatch.context() as m:
         m.setattr(logging.root, "handlers", [])
         m.setattr(log.logger, "handlers", [])

@@ -97,7 +97,7 @@ CHANGES = {
 
 
 def look(value):
-    """A copy of what the test compares."""
+    """A copy of the state that the test compares."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone(), value.stride() if value.layout is torch.strided else ()
     return tuple(map(look, value)) if isinstance(value, tuple) else value

@@ -34,8 +34,8 @@ VENDOR, REFERENCE, DEFAULT = BackendImplKind.VENDOR, BackendImplKind.REFERENCE, 
 def test_eight_threads_may_register_switch_and_call(slow):
     """Each call must return a result that a policy in force during the call allows.
 
-    Each thread has its own scope, under which exactly one impl of its op may run; the process policy changes all the
-    time; registrations are added and removed.
+    Each thread has its own scope, under which exactly one impl of its op may run. Meanwhile the process policy changes,
+    and impls are registered and removed.
     """
     registry = OpRegistry()
     ops = [f"op{n}" for n in range(8)]
@@ -100,7 +100,8 @@ def test_eight_threads_may_register_switch_and_call(slow):
 
 def test_freeing_a_scope_does_not_hide_a_new_one():
     """A thread that frees the last scope waits for the lock. Meanwhile an op is bound, and a new scope is created: the
-    op must follow the new scope."""
+    op must follow the new scope.
+    """
     registry = OpRegistry()
     registry.register_impl(OpImpl("op", "def", DEFAULT, None, lambda x: "def"))
     registry.register_impl(OpImpl("op", "v", VENDOR, "v", lambda x: "v"))
@@ -120,7 +121,7 @@ def test_freeing_a_scope_does_not_hide_a_new_one():
 
 
 def test_ctrl_c_while_a_scope_is_entered_does_not_hide_a_later_one(monkeypatch):
-    """The traceback keeps the first scope alive; the second one must be registered nevertheless."""
+    """The traceback of Ctrl-C keeps the first scope alive; the second scope must be registered nevertheless."""
     interrupted = []
 
     def watch(live):
@@ -169,7 +170,9 @@ def run(script: str) -> str:
 
 @needs_fork
 def test_a_fork_while_another_thread_registers_is_safe():
-    """A thread that does not exist in the child holds the lock; the child works nevertheless, repeatedly."""
+    """At the fork, a thread that does not exist in the child holds the lock. The child works nevertheless. Repeated
+    several times.
+    """
     out = run(
         """
         import os, threading, sys

@@ -49,7 +49,7 @@ def gather_then_gemm(ub, rank):
 
 
 def gather_and_keep(ub, rank):
-    """extra_output gets this rank's part of the buffer."""
+    """Checks that extra_output gets this rank's part of the buffer."""
     ub.copy_into_buffer(part(X, rank), local_chunk=True)
     own = torch.zeros(ROWS // RANKS, IN)
     *_, extra = gemm(W, ub.get_buffer(), "TN", ub, comm_type=1, extra_output=own)
@@ -113,7 +113,7 @@ LAYERS = {
 
 def layers(rank):
     """Whether NVIDIA's own te.Linear has the same results and gradients with and without overlap."""
-    os.environ["UB_SKIPMC"] = "1"  # no multicast
+    os.environ["UB_SKIPMC"] = "1"  # turns multicast off
     importlib.import_module("opmux.te")
     import transformer_engine.pytorch as te
     from transformer_engine.pytorch.module.base import UserBufferQuantizationMode, initialize_ub
@@ -148,7 +148,7 @@ def _rank(rank: int, port: int, answers) -> None:
                 for case in CASES if dtype is torch.float32 else ():
                     got, want = case(ub, rank)
                     answers[rank, name, case.__name__] = torch.equal(got, want)
-                # copy_into_buffer puts each rank's part in its place, in the buffer's dtype
+                # copy_into_buffer writes each rank's part at the rank's position, in the buffer's dtype
                 ub.copy_into_buffer(part(X, rank).to(ub.get_buffer().dtype), local_chunk=True)
                 ub.gather()
                 answers[rank, name, str(ub.get_buffer().dtype)] = torch.equal(ub.get_buffer().float(), X)

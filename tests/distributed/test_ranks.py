@@ -52,7 +52,9 @@ def _answer(rank: int, case: str) -> str:
 
 @pytest.fixture(scope="module")
 def answers():
-    """What each rank returns in each case. The same two processes run all cases, because starting one takes seconds."""
+    """The results of each rank in each case. The same two processes run all cases, because starting a process takes
+    seconds.
+    """
     return ranks.run(_rank)
 
 

@@ -28,7 +28,7 @@ def given():
 
 
 def truth(world, smoothing, formula, mode):
-    """The losses of each process, and the gradients of their sums with respect to all logits, from the formulas."""
+    """Compute by formula the losses of each process, and the gradients of the loss sums with respect to all logits."""
     logits, target = given()
     log_p = logits.log_softmax(-1)
     counts = (target != -100).double()

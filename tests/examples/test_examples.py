@@ -169,7 +169,7 @@ def rows(result, kind):
 
 @pytest.mark.slow
 def test_the_vendor_package_works_after_pip_install(package, tmp_path):
-    """A single test, because the installation is slow."""
+    """Makes all checks in one test, because the installation is slow."""
     python, site = install(package, tmp_path / "scratch")
     result = run(python, "-c", USE, cwd=tmp_path, TE_FL_PREFER="vendor", TEFL_LOG_LEVEL="INFO")
 
@@ -189,7 +189,7 @@ def test_the_vendor_package_works_after_pip_install(package, tmp_path):
     assert len(lines(result.stderr, ".*")) == len(result.stderr.splitlines())
 
     named = run(python, "-c", USE, cwd=tmp_path, TE_FL_PLUGIN_MODULES="acme_opmux")
-    assert rows(named, "plugin") == used  # loaded once
+    assert rows(named, "plugin") == used  # the package was loaded once
     assert named.stderr == ""
 
     quiet = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")

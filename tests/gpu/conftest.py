@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture
 def full_precision():
-    """No TF32: float32 products, those of libraries too, are computed in float32."""
+    """Turn TF32 off, so that all float32 products, also those of libraries, are computed in float32."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     yield

@@ -26,8 +26,8 @@ def tensors(results):
 
 
 def calls(spec, dtype):
-    """(arguments, description) of each call. The samples' amax is None or larger than all values; an extra call starts
-    it at zero, so it must rise.
+    """Yield (arguments, description) of each call. In the samples amax is None or larger than all values, so an extra
+    call starts with an amax of zero, which must rise.
     """
     for sample in spec.samples(dtype, CUDA):
         yield sample.args, sample.id
@@ -42,7 +42,9 @@ def written(spec, args):
 
 
 def tolerance(spec, dtype, result):
-    """The looser tolerance of the call's dtype and the result's dtype: the amax of float64 inputs is a float32."""
+    """The looser of two tolerances: for the call's dtype and for the result's. They differ: float64 inputs have a
+    float32 amax.
+    """
     tolerances = [spec.tol[dtype], spec.tol.get(result.dtype, spec.tol[dtype])]
     return {"rtol": max(t.rtol for t in tolerances), "atol": max(t.atol for t in tolerances)}
 

@@ -1,4 +1,4 @@
-"""Activations on a GPU at real sizes: gated units of one tensor, biases, and deterministic sums."""
+"""Activations on a GPU at real sizes: gated units of the two halves of a tensor, biases, and deterministic sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = [(4096, 8192), (2, 1023, 11008), (70_000, 40), (3, 100_000)]
 
 
 def check(name, *args):
-    """Compare two calls with the reference; the second call uses the quick launch."""
+    """Compare two calls with the reference; the second call uses the bound launch."""
     spec = specs.by_key[f"opmux::{name}"]
     want = spec.reference(*args)
     want = want if isinstance(want, tuple) else (want,)

@@ -63,7 +63,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_every_option_agrees_with_the_reference(options, dim):
-    """bfloat16 results, compared with the reference in float64 on the same inputs."""
+    """Compares bfloat16 results with the reference in float64 on the same inputs."""
     case = Case((2, 8, 1000, dim), options={"kv_heads": 2, **options})
     for op, samples in (
         (general.attention_general, general.GENERAL),
@@ -97,8 +97,8 @@ def new(*shape, dtype=torch.bfloat16):
 
 
 def like_torchs(results, native, skip=(), tolerance=2e-2):
-    """Assert equal shapes, dtypes and strides, and values within rounding; of results in `skip` only the values are not
-    compared.
+    """Assert that shapes, dtypes and strides are equal, and values equal within rounding. Does not compare the values
+    of results in `skip`.
     """
     for i, (got, want) in enumerate(zip(results, native, strict=True)):
         if want is None or not isinstance(want, torch.Tensor):
@@ -165,7 +165,7 @@ def test_efficient_backward_agrees_with_torch(shape, mask, dtype):
 
 @pytest.mark.parametrize("layout", ["heads first", "sequences first", "of one projection"])
 def test_efficient_attention_agrees_with_torch_in_any_layout(layout):
-    """The float32 calls of gpt2, bert and vit; results have the strides of torch's."""
+    """Tests the float32 calls of gpt2, bert and vit. Results have the same strides as torch's."""
     if layout == "of one projection":
         q, k, v = new(2, 333, 3, 4, 64, dtype=torch.float32).permute(2, 0, 3, 1, 4)
     else:

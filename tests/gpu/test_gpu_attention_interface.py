@@ -48,7 +48,7 @@ def inputs(padded, length=300):
 
 
 def step(model, batch):
-    """The logits of all tokens except padding, and the gradients of one step."""
+    """Run one step; return its gradients, and the logits of all tokens except padding."""
     model.train()
     model.zero_grad()
     logits = model(**batch).logits[batch["attention_mask"].bool()]
@@ -127,7 +127,9 @@ def settled(monkeypatch):
 
 
 def batched(model, prompts, **options):
-    """The new tokens of `generate_batch`. More than 512 tokens are two batches; the second one also has new tokens."""
+    """The new tokens of `generate_batch`. Prompts of more than 512 tokens in total need two batches; the second batch
+    also has new tokens.
+    """
     fields = transformers.ContinuousBatchingConfig.__dataclass_fields__
     options |= {"page_size" if "page_size" in fields else "block_size": 64, "num_blocks": 64, "max_batch_tokens": 512}
     generation = transformers.GenerationConfig(max_new_tokens=80, do_sample=False, eos_token_id=-1, pad_token_id=0)
@@ -139,8 +141,8 @@ def batched(model, prompts, **options):
 
 
 def gaps(model, prompts, answers):
-    """For each generated token, how far its logit is below the largest, computed by a model on the whole sequence; 1 is
-    an error.
+    """For each prompt, the largest gap of its generated tokens: how far a token's logit is below the largest logit, in
+    standard deviations. `model` computes the logits on the whole sequence. A gap of 1 is an error.
     """
     for before, after in zip(prompts, answers):
         assert len(after) == 80
@@ -170,7 +172,7 @@ def test_continuous_batching_generates_eagers_likeliest_tokens(kind, dtype, grap
     answers = batched(model, prompts, use_cuda_graph=graphs)
     if kind in ("llama", "qwen3"):
         assert pages == {64}
-    elif not graphs:  # batches that are padded are packed for models with windows
+    elif not graphs:  # for models with windows, padded batches are packed
         assert pages == {1}
     if kind == "gpt_oss" and dtype is torch.bfloat16:  # a rounding can change which experts its router selects
         return

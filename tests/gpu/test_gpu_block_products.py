@@ -39,7 +39,7 @@ def blocks(rows: int, k: int, high: int, dtype: torch.dtype, seed: int) -> tuple
 
 
 def by_blocks(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> Tensor:
-    """Sum the scaled products of each block of 128 along K in float32; cuBLAS computes the product of one block."""
+    """cuBLAS computes the product of each block of 128 along K; the scaled products are summed in float32."""
     one, (m, k), n = torch.ones((), device=CUDA), a.shape, b.shape[0]
     each = lambda rows, scale: scale if scale.shape[0] == rows else scale.repeat_interleave(128, 0)[:rows]
     sa, sb = each(m, a_scale), each(n, b_scale)
@@ -53,7 +53,7 @@ def by_blocks(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def nothing_failed():
-    """Assert that no implementation raised: the fallback, the reference, has other bits."""
+    """Assert that no implementation raised, because the call would fall back to the reference, whose bits differ."""
     get_default_manager().clear_quarantine()
     yield
     failures = get_default_manager().memory.failures

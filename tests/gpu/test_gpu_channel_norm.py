@@ -18,7 +18,7 @@ by_name = {"ids": lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else s
 
 
 def check_algorithm(x, groups, algorithm):
-    """Assert which algorithm the forward uses, for contiguous bfloat16 on a chip of 132 cores, where it is known."""
+    """Assert that the forward uses this algorithm. Checks only contiguous bfloat16 on a chip of 132 cores."""
     from opmux.kernels import channel_norm
     from opmux.kernels.lib.rows import cores
 

@@ -80,7 +80,7 @@ def test_mla_decode_agrees_at_the_sizes_of_deepseek(heads):
 
 
 def test_caches_of_more_than_2_31_elements_are_read_and_written():
-    """The last page of a 2 GB cache, and the last keys of the same memory as one sequence."""
+    """Tests the last page of a 2 GB paged cache, and the last keys of the same memory as a contiguous cache."""
     k_cache = torch.zeros(2**31 // (64 * 8 * 128) + 8, 64, 8, 128, device=CUDA, dtype=torch.uint8).view(E4M3)
     last = k_cache.shape[0] - 1
     k, q = torch.randn(1, 40, 8, 128, device=CUDA, dtype=BF16), torch.randn(1, 1, 8, 128, device=CUDA, dtype=BF16)

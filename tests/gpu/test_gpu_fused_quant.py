@@ -1,4 +1,4 @@
-"""Norms and activations with float8 results, and those with a factor for each row, on a GPU at real sizes."""
+"""Norms and activations with float8 results, some with a factor for each row, on a GPU at real sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NAMES = sorted(s.name for s in specs.by_key.values() if s.space == "opmux" and s
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_float8_results_agree_with_the_reference(name, shape, dtype, to):
-    """The second call uses the quick launch. Bytes may differ by one where a value is at a rounding boundary."""
+    """The second call uses the bound launch. A byte may differ by one if its value is at a rounding boundary."""
     args, scale = arguments(name, shape, dtype), torch.full((1,), 9.0, device="cuda")
     amax_want = torch.zeros(1, device="cuda")
     want = specs.by_key[f"opmux::{name}"].reference(*args, scale, amax_want, to, *tail(name))
@@ -57,7 +57,7 @@ def test_float8_results_agree_with_the_reference(name, shape, dtype, to):
         amax = torch.zeros(1, device="cuda")
         with opmux.policy("flagos", strict=True):
             got = getattr(opmux.ops, name)(*args, scale, amax, to, *tail(name))
-        # bytes as integers in the order of the numbers
+        # map bytes to integers that have the order of the float8 numbers
         a, b = (torch.where(t[0] < 128, t[0].int(), 128 - t[0].int()) for t in (got, want))
         assert (a - b).abs().max() <= 1 and (a != b).float().mean() < 1e-3
         assert torch.equal(got[1], want[1])
@@ -79,7 +79,7 @@ def test_casts_equal_torchs_bit_for_bit():
 
 
 def test_delayed_scaling_works_in_a_cuda_graph():
-    """Captured once and replayed with other values; amax keeps rising."""
+    """The call is captured once and replayed with other values; amax keeps rising."""
     x, w = draw(512, 4096), draw(4096)
     scale, amax = torch.ones(1, device="cuda"), torch.zeros(1, device="cuda")
     quantizer = quantized.Float8Quantizer(scale, amax)
@@ -136,7 +136,7 @@ def test_tex_gated_units_agree_with_torch():
 
 
 def test_rmsnorm_bwd_add_is_one_pass():
-    """The target is the time of rms_norm_bwd plus reading one more tensor: x must not be copied to float32 first."""
+    """The time limit is that of rms_norm_bwd plus reading one more tensor. It excludes a copy of x to float32."""
     x, dz, add, gamma = draw(4096, 8192), draw(4096, 8192), draw(4096, 8192), draw(8192)
     _, _, rsigma = tex_norm.rmsnorm_fwd(x, gamma, 1e-5, None, None, torch.bfloat16, 0, False)
 
@@ -202,7 +202,7 @@ def of_functions(shape):
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_quantized_activations_equal_two_passes(kind, shape):
-    """The second call uses the quick launch."""
+    """The second call uses the bound launch."""
     for fn, args in of_functions(fitting(shape, kind)).values():
         quantizer = QUANTIZERS[kind]()
         with opmux.policy("flagos", strict=True):
@@ -214,7 +214,7 @@ def test_quantized_activations_equal_two_passes(kind, shape):
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
 @pytest.mark.parametrize("kind", ["1x128", "1x32"])
 def test_quantized_gradients_of_gated_units_equal_texs_two_passes(kind, shape):
-    """Called as primitives, because tex itself uses two passes for them."""
+    """Calls the primitives, because tex's functions use two passes for these gradients."""
     *lead, n = fitting(shape, kind)
     x, dy, quantizer = draw(*lead, 2 * n), draw(*lead, n), QUANTIZERS[kind]()
     got, transposed = quantized.empty(quantizer, x.shape, x.dtype, x.device), (2 * n, *lead)
@@ -230,7 +230,7 @@ def test_quantized_gradients_of_gated_units_equal_texs_two_passes(kind, shape):
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
 def test_delayed_scaled_activations_also_write_the_transpose(shape):
-    """The bytes are those of the ops that only cast."""
+    """The bytes equal those of the ops that only cast."""
     names = {"gelu": ("act_fp8", "gelu_tanh"), "dsilu": ("act_bwd_fp8", "silu"), "swiglu": ("glu_fp8", "silu"),
              "dswiglu": ("glu_bwd_fp8", "silu")}  # fmt: skip
     for name, (fn, args) in of_functions(shape).items():

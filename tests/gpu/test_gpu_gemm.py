@@ -47,7 +47,7 @@ def fresh(args):
     return tuple(a.clone() if torch.is_tensor(a) and a.is_contiguous() else a for a in args)
 
 
-# sm_90 tensor cores sum the FP8 products of a block with about 14 bits. cuBLAS has the same errors as our kernel.
+# sm_90 tensor cores keep about 14 bits when they sum the FP8 products of a block; cuBLAS has the same errors.
 SUMS_OF_FP8 = Tol(1e-5, 5e-3)
 
 
@@ -100,7 +100,9 @@ def test_gemm_agrees_at_the_sizes_of_models(impl_id, m, n, k):
 @pytest.mark.parametrize("m, n, k", [*SIZES, (8192, 14336, 1024), (512, 4096, 4096), (3, 4096, 4096)])
 @pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas"])
 def test_linear_act_agrees_at_the_sizes_of_models(impl_id, m, n, k):
-    """Tests grouped and ungrouped tiles, one product and the two of a GLU, few rows, row- and column-major weights."""
+    """Tests grouped and ungrouped tiles, single products and GLUs (two products), few rows, row- and column-major
+    weights.
+    """
     torch.manual_seed(0)
     for glu in (False, True):
         rows = n - n % 2 if glu else n
@@ -167,7 +169,7 @@ def test_fp8_products_agree_with_the_reference(impl_id, m, n, k):
     if m % 16 == 0 and impl_id == "default.flagos":
         assert all(r is not None for r in served)
     if m % 16 == 0 and impl_id == "vendor.nvidia.cublas":
-        assert served[0] is not None  # cuBLAS computes products with one scale itself
+        assert served[0] is not None  # cuBLAS must accept products with one scale per tensor
 
 
 ODD = [(300, 1032, 528), (1008, 1040, 640), (65, 72, 16), (129, 264, 128)]
@@ -175,7 +177,7 @@ ODD = [(300, 1032, 528), (1008, 1040, 640), (65, 72, 16), (129, 264, 128)]
 
 @pytest.mark.parametrize("m, n, k", [(4096, 4096, 1024), (4224, 8192, 384), (256, 512, 2048), *ODD])
 def test_the_hopper_block_gemm_agrees_with_the_reference(m, n, k):
-    """Wide and narrow tiles, several tiles per program, an odd number of blocks along K, and a partial block."""
+    """Tests wide and narrow tiles, several tiles per program, an odd number of blocks along K, and a partial block."""
     torch.manual_seed(0)
     s = scales(1, m, k, True) * k**-0.5, scales(128, n, k, True)
     by_columns = s[0].t().contiguous().t(), s[1].t().contiguous().t()
@@ -227,7 +229,7 @@ def test_tex_linear_is_one_launch_for_forward_dgrad_and_wgrad():
 
 
 def test_tex_gemm_can_be_captured_in_a_graph():
-    """No call with plain or quantized operands synchronizes with the device."""
+    """Calls with unquantized and with quantized operands do not synchronize with the device."""
     x, w, main = new(512, 256), new(384, 256), new(384, 256, dtype=F32)
     dy = new(512, 384)
     xs, ws = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (x, w))
@@ -289,7 +291,7 @@ SIZES = [
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_large_products_are_as_close_as_cublas(m, n, k, layout):
-    """Sizes with grouped tiles, with K split across programs, and with partial tiles."""
+    """Tests sizes with grouped tiles, with K split across programs, and with partial tiles."""
 
     def factor(rows, cols, transposed):
         x = torch.randn(*((cols, rows) if transposed else (rows, cols)), device=CUDA, dtype=BF16)
@@ -336,7 +338,7 @@ def test_aten_products_agree_and_do_not_recurse_into_the_override():
 
 @pytest.mark.parametrize("m, k, n", [(4096, 4096, 4096), (17, 8192, 4096), (1000, 1032, 1000), (300, 2056, 72)])
 def test_int8_products_equal_torchs(m, k, n):
-    """Row- and column-major operands; integer results must be exact."""
+    """Tests row- and column-major operands; integer results must be exact."""
     a, b = (torch.randint(-128, 128, s, device=CUDA, dtype=torch.int8) for s in ((m, k), (k, n)))
     want = (a.double() @ b.double()).to(torch.int32)
     for left, right in ((a, b), (a, b.t().contiguous().t()), (a.t().contiguous().t(), b)):
@@ -354,7 +356,7 @@ def test_int8_products_with_few_rows_are_exact(m):
 
 
 def test_aten_grouped_products_agree_with_torch():
-    """Groups of rows, of columns and of K, and batches without groups."""
+    """Tests groups along rows, columns and K, and batches without groups."""
     ends = torch.tensor([64, 64, 200, 256], device=CUDA, dtype=torch.int32)
     new = lambda *shape: torch.randn(*shape, device=CUDA, dtype=BF16)
     for a, b, offs in (

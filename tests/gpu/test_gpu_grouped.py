@@ -72,7 +72,7 @@ def test_fused_moe_and_its_gradients_agree_with_a_loop(size):
 @pytest.mark.parametrize("policy", [(), ("impl:default.flagos",)], ids=["preferred", "ours"])
 def test_fused_moe_never_synchronizes(policy):
     args = drawn(1024, 512, 256, 16, 4)
-    args[3][:, 0] = 3  # expert 3 gets all tokens, most others few
+    args[3][:, 0] = 3  # expert 3 gets all tokens, most other experts few
     with opmux.policy(*policy) if policy else contextlib.nullcontext():
         ours.fused_moe(*args).sum().backward()  # compiles the kernels
         torch.cuda.set_sync_debug_mode("error")

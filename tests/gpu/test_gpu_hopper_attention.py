@@ -41,7 +41,7 @@ def new(b, h, s, d, dtype, layout):
 
 
 def exact(do, q, k, v, causal):
-    """Outputs and gradients in float64; a query that attends to no key has a result of 0."""
+    """Compute outputs and gradients in float64; a query that attends to no key has the output 0."""
     q, k, v = (t.detach().double().requires_grad_() for t in (q, k, v))
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).mT * q.shape[3] ** -0.5
@@ -116,7 +116,9 @@ def test_the_backward_is_deterministic():
 
 
 def test_nan_in_other_batches_or_masked_keys_does_not_spread():
-    """Loads past the end of a sequence read the next sequence: its NaN must not reach this one's results."""
+    """Loads past the end of a sequence read the next sequence. NaN there must not reach the results of the first
+    sequence.
+    """
     q, do = (torch.randn(2, 4, 200, 64, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.randn(2, 4, 200, 64, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     for t in (q, k, v, do):
@@ -151,7 +153,9 @@ def begins(lengths, dtype=torch.int32, first=0):
 
 
 def packed(lengths, keys, heads, kv_heads, dim, dtype=torch.bfloat16, before=0, after=0):
-    """q, k, v, do and the cumulative lengths of queries and keys; NaN before the first sequence and after the last."""
+    """Return q, k, v, do and the cumulative lengths of queries and keys. Tokens before the first sequence and after the
+    last one are NaN.
+    """
     parts = []
     for sizes, count in ((lengths, heads), (keys, kv_heads), (keys, kv_heads), (lengths, heads)):
         t = torch.randn(before + sum(sizes) + after, count, dim, device=CUDA, dtype=dtype)
@@ -161,7 +165,7 @@ def packed(lengths, keys, heads, kv_heads, dim, dtype=torch.bfloat16, before=0, 
 
 
 def by_sequence(q, k, v, do, cu_q, cu_k, causal):
-    """Outputs and gradients of each sequence in float64; 0 for tokens outside of all sequences."""
+    """Compute outputs and gradients of each sequence in float64. They are 0 for tokens outside of all sequences."""
     o, dq, dk, dv = (torch.zeros_like(t, dtype=torch.float64) for t in (q, q, k, v))
     lse = torch.zeros(q.shape[1], q.shape[0], device=CUDA, dtype=torch.float64)
     for a, b, c, d in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), cu_k[:-1].tolist(), cu_k[1:].tolist(), strict=True):
@@ -190,7 +194,7 @@ def compared(results, expected):
 @pytest.mark.parametrize(("lengths", "keys"), LENGTHS)
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 300), (5, 1)])
 def test_packed_attention_is_close_to_float64(lengths, keys, dim, heads, kv_heads, causal, before, after):
-    """Tokens outside of all sequences are NaN; their results are 0."""
+    """Input tokens outside of all sequences are NaN; their outputs and gradients are 0."""
     q, k, v, do, cu_q, cu_k = packed(lengths, keys, heads, kv_heads, dim, before=before, after=after)
     rest = (cu_q, cu_k, max(lengths), max(keys), -1, 0 if causal else -1, None)
     o, lse = gluon("attention_varlen", q, k, v, *rest)
@@ -217,7 +221,7 @@ def test_nan_in_neighbouring_sequences_does_not_spread(bad):
 
 
 def test_strided_packed_tensors_give_the_bits_of_contiguous_ones():
-    """Views of one tensor, unaligned and expanded tensors, and strided int64 cumulative lengths."""
+    """Tests views of one tensor, unaligned and expanded tensors, and strided int64 cumulative lengths."""
     lengths = (300, 77, 1, 400)
     qkv = torch.randn(sum(lengths), 3, 8, 64, device=CUDA, dtype=torch.float16)
     q, k, v = qkv.unbind(1)

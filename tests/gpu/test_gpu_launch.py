@@ -1,4 +1,4 @@
-"""The quick launch on a real GPU: it must fall back where an assumption of the compiled kernel does not hold."""
+"""The bound launch on a real GPU: it must fall back if an assumption of the compiled kernel does not hold."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_triton_launch_hook_is_called():
 
 
 def test_two_cooperative_launches_on_two_streams_do_not_deadlock():
-    """Programs of each launch wait for each other."""
+    """The programs of one launch wait for each other."""
     x, y = (torch.randn(512, 131072, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     expected = torch.softmax(x.float(), -1), torch.softmax(y.float(), -1)
     streams = torch.cuda.Stream(), torch.cuda.Stream()

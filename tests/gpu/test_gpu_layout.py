@@ -21,7 +21,7 @@ ROUNDED = {torch.float32: 1e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2, torch
 
 
 def both(call):
-    """The results of torch's kernel and of ours."""
+    """Return the results of torch's kernel and of our kernel."""
     native = call()
     with opmux.use(mode="all"):
         return native, call()

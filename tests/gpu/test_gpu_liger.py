@@ -26,7 +26,9 @@ def normal(*shape, scale=1.0):
 
 
 def check(ours, formula, *args):
-    """Results and gradients are within a few roundings of the largest value, and no argument is modified."""
+    """Assert that the errors of results and gradients are a few roundings of the largest value, and that no argument is
+    modified.
+    """
     own = [a.clone().requires_grad_() for a in args]
     wide = [a.float().requires_grad_() for a in args]
     got, want = ours(*own), formula(*wide)

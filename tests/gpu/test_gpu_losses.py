@@ -23,7 +23,7 @@ OVERRIDES = "*_loss* binary_cross_entropy* log_sigmoid*".split()
 
 
 def both(call, x):
-    """Our result and gradient, and those in float64."""
+    """Return our result and gradient, and both in float64."""
     results = []
     for wide in (False, True):
         leaf = (x.double() if wide else x).detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Masked softmax on a GPU, at sizes that no sample has: rows in one piece and in several, all forms, and tex's
+"""Masked softmax on a GPU, at sizes that no sample has: rows in one block and in several, all forms, and tex's
 functions.
 """
 
@@ -18,7 +18,7 @@ SHAPES = [(2, 8, 512, 512), (2, 4, 300, 1000), (1, 2, 128, 4096), (1, 2, 60, 163
 
 
 def check(op, *args):
-    """Compare two calls with the reference; the second call uses the quick launch."""
+    """Compare two calls with the reference; the second call uses the bound launch."""
     want = op.reference(*args)
     tol = op.spec.tol[want.dtype]
     for _ in range(2):

@@ -43,7 +43,7 @@ def random_tensors(*shape, scale=1.0):
 
 
 def test_swiglu_mlp_agrees_and_saves_less_memory_than_torch():
-    """At the sizes of Llama-3.2-1B; measured is the memory that the forward keeps for the backward."""
+    """Uses the sizes of Llama-3.2-1B, and measures the memory that the forward keeps for the backward."""
     leaves = (
         random_tensors(4, 512, 2048),
         *(random_tensors(8192, 2048, scale=0.02) for _ in range(2)),

@@ -19,7 +19,9 @@ def copies(args):
 
 
 def check(name, *args, alike=None):
-    """Compare two calls of our kernel with the reference, including written arguments; a synchronization raises."""
+    """Compare two calls of our kernel with the reference, including written arguments. A synchronization raises an
+    error.
+    """
     spec = specs.find(name)
     for _ in range(2):
         ours, theirs = copies(args), copies(args)
@@ -55,7 +57,7 @@ def test_permute_and_unpermute_agree_with_the_reference(tokens, topk, n, tokens_
 
 
 def test_float8_rows_are_permuted_and_restored():
-    """Our kernels move the bytes; the reference computes the sums."""
+    """Our kernels permute the bytes; the reference computes the sums."""
     x = torch.randn(256, 512, device=CUDA).to(torch.float8_e4m3fn).view(torch.uint8)
     indices = torch.rand(256, 8, device=CUDA).argsort(-1)[:, :2].int()
     permuted, row_map, _ = opmux.ops.moe_permute_fwd(x, torch.float8_e4m3fn, indices, 0, [], 512)
@@ -127,7 +129,7 @@ def test_histogram_counts_every_pair():
         opmux.ops.fused_topk_with_score_function_qb_fwd(*args, histogram, bounds, 0, True)
     specs.find("fused_topk_with_score_function_qb_fwd").reference(*args, want, bounds, 0, True)
     assert (histogram.sum(1) == 4096).all()
-    assert (histogram - want).abs().sum() < 40  # a rounding decides where a value is at a bin's edge
+    assert (histogram - want).abs().sum() < 40  # rounding decides the bin of a value at an edge
 
 
 @every_dtype

@@ -20,7 +20,7 @@ def rms(x, weight, offset=0.0, eps=1e-6):
 
 
 def checked(fn, truth, *args):
-    """Result and gradients are close to float32's, and bit-equal in a second run."""
+    """Assert that result and gradients are close to those in float32, and bitwise equal in a second run."""
     runs = []
     for call, dtype in ((fn, None), (fn, None), (truth, torch.float32)):
         leaves = [a.detach().to(dtype or a.dtype).requires_grad_() for a in args]
@@ -50,7 +50,7 @@ def test_each_casting_of_rms_norm_agrees_with_float32(casting, n):
 
 
 def test_rms_norm_equals_llamas_in_nearly_all_bits():
-    """The sum of squares has another order than torch's, so a few elements per million round differently."""
+    """Our kernel and torch sum the squares in different orders, so a few elements per million round differently."""
     x, weight = draw(2048, 4096), draw(4096)
     theirs = weight * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5)).to(BF16)
     assert (F.rms_norm(x, weight, 1e-5) != theirs).float().mean() < 1e-3

@@ -34,7 +34,7 @@ ATTENTION = ["vendor.nvidia.flash", *(["vendor.nvidia.cudnn"] if torch.cuda.is_a
 
 
 def only(**ids):
-    """A policy that allows only these impls and no fallback: `only(attention=..., attention_bwd=...)`."""
+    """`only(attention=..., attention_bwd=...)` is a policy that allows only these impls, and no fallback."""
     return opmux.policy(per_op={op: f"impl:{impl}" for op, impl in ids.items()}, strict=True)
 
 
@@ -66,7 +66,7 @@ def qkv(dtype, b, h, h_kv, sq, sk, d, seq_first=False, seed=0):
 
 
 def run_attention(args, causal, scale, do):
-    """o, lse and the gradients, computed through autograd."""
+    """Run attention through autograd; return o, lse and the gradients."""
     leaves = [t.detach().requires_grad_() for t in args]
     o, lse = opmux.ops.attention(*leaves, causal, scale)
     return (o.detach(), lse, *torch.autograd.grad(o, leaves, do))
@@ -88,7 +88,7 @@ SHAPES = [
     (1, 2, 2, 37, 37, 8, True, None),
     (1, 2, 1, 72, 72, 96, True, None),
 ]
-NOT_SQUARE = [  # causal with more keys than queries (aligned to the bottom right), wide heads, one query
+NOT_SQUARE = [  # cases: causal with more keys than queries (aligned to the bottom right), wide heads, one query
     (1, 4, 2, 100, 333, 64, True, None),
     (2, 2, 2, 64, 65, 128, True, None),
     (1, 2, 2, 130, 130, 256, True, None),
@@ -192,7 +192,7 @@ def test_incoming_gradients_may_have_any_strides(impl_id):
 
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
 def test_unaligned_and_strided_inputs_are_supported(impl_id):
-    """Unaligned starts, unaligned row strides, other dimension orders, and expanded tensors."""
+    """Tests unaligned starts, unaligned row strides, other dimension orders, and expanded tensors."""
     flat = torch.randn(2 * 4 * 48 * 80, device=CUDA).to(BF16)
     n = 2 * 4 * 48 * 64
     layouts = {
@@ -212,7 +212,7 @@ def test_unaligned_and_strided_inputs_are_supported(impl_id):
 
 
 def captured(call, inputs):
-    """The results that a captured call gives when replayed with new input values."""
+    """Capture a call, replay it with new input values, and return the results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -348,7 +348,7 @@ def test_cudnns_batch_norm_agrees_with_the_reference(dtype):
             close(g, t, 2e-3 if g.dtype is F16 else 2e-5, f"batch_norm {name} {weight, bias, running}")
         assert old is None or (torch.equal(mean, old[0]) and torch.equal(var, old[1]))
         dy = torch.randn_like(x)
-        for stats in (got, want):  # statistics of its own forward, and of another forward
+        for stats in (got, want):  # the backward gets the statistics of its own forward, then of another forward
             with only(batch_norm_bwd=cudnn):
                 grads = opmux.ops.batch_norm_bwd(dy, x, w, stats[1], stats[2])
             expected = specs.find("batch_norm_bwd").reference(dy, x, w, want[1], want[2])

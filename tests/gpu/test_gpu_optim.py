@@ -46,7 +46,7 @@ def agree(kernels, name, args, what=""):
         if b.dtype.is_floating_point:
             tol = 1e-5 if b.dtype is torch.float32 else torch.finfo(b.dtype).eps
             torch.testing.assert_close(a, b, rtol=tol, atol=1e-6, equal_nan=True, msg=lambda m: f"{name} {what}: {m}")
-        elif name.endswith("fp8"):  # the bytes of values that may differ in the last bit
+        elif name.endswith("fp8"):  # bytes encode values that may differ in the last bit
             assert ((a.int() - b.int()).abs() <= 1).all() and (a != b).double().sum() <= 1 + 1e-3 * a.numel(), name
         else:
             assert torch.equal(a, b), f"{name} {what}"
@@ -60,7 +60,7 @@ def test_every_optimizer_function_agrees_with_the_reference(kernels, name, dtype
 
 
 def model(dtype, n=60, offset=0):
-    """Tensors of many sizes, every third one unaligned."""
+    """Create tensors of many sizes, of which every third one is unaligned."""
     torch.manual_seed(n)
     make = lambda k, i: torch.randn(k + 8, device=CUDA, dtype=torch.float32).to(dtype)[i % 3 * offset :][:k]
     return [make((1 << (i % 21)) + (i % 5) * 16 + i % 2, i) for i in range(n)]
@@ -142,7 +142,7 @@ def test_an_adam_step_can_be_captured_in_a_graph(kernels, warm):
         0, flag, lists_of, lr, 0.9, 0.99, 1e-8, step, 1, 1, 0.1, inv
     )
     step.fill_(1)
-    run(copy.deepcopy(lists))  # compiles the kernels; the copies have other tables
+    run(copy.deepcopy(lists))  # compiles the kernels; the copied lists use other tables
     start = copy.deepcopy(lists)
     if warm:
         run(lists)
@@ -227,7 +227,9 @@ def seconds(call, times=10):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["float32", "bfloat16 with masters", "bfloat16"])
 def test_adam_runs_at_the_speed_of_a_copy(kernels, form):
-    """1.2 G parameters in 150 tensors: at least 0.85 of a copy's bandwidth, and at most 1.02 times torch's time."""
+    """Updates 1.2 G parameters in 150 tensors with at least 0.85 of a copy's bandwidth, in at most 1.02 times torch's
+    time.
+    """
     flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
     n, dtype = 8 << 20, torch.float32 if form == "float32" else torch.bfloat16
     new = lambda d: [torch.zeros(n, dtype=d, device=CUDA) for _ in range(150)]
@@ -256,7 +258,7 @@ def test_adam_runs_at_the_speed_of_a_copy(kernels, form):
 
 @pytest.mark.slow
 def test_an_optimizer_step_takes_under_600_us_on_the_host(kernels):
-    """600 tensors of 16 elements, with cached tables, and with gradients at new addresses."""
+    """Measures 600 tensors of 16 elements, first with cached tables, then with gradients at new addresses."""
     flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
     lists = [[torch.zeros(16, device=CUDA) for _ in range(150)] for _ in range(4)]
     others = [[torch.zeros(16, device=CUDA) for _ in range(150)] for _ in range(200)]

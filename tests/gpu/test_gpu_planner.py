@@ -27,7 +27,7 @@ def draw(*shape, dtype=torch.bfloat16):
 
 @functools.cache
 def weight(n):
-    """A tensor in memory of its own: a call is not planned if its tensors overlap."""
+    """A tensor that shares no memory with another, because a call whose tensors overlap is not planned."""
     return draw(n)
 
 
@@ -51,7 +51,7 @@ SHAPES = [(4, 1000, 768), (1, 37), (3, 129, 1024), (2, 5, 4096)]
 
 
 def wait_for_planner(call, times=4):
-    """Call it, then wait until the planner has answered all requests."""
+    """Call the function, then wait until the planner has answered all requests."""
     for _ in range(times):
         call()
     end = time.time() + 90
@@ -137,7 +137,7 @@ def test_new_lengths_are_launched_from_cpp(auto, name):
         y = call(x)
         launched += launching.launched() > before
         torch.testing.assert_close(y.double(), call(x.double()).double(), rtol=2e-2, atol=0.16)
-    # the launch grids of the first two are no formula of the length; torch's gelu is as fast, so it is left to torch
+    # for the first two no formula gives the launch grid from the length; gelu is left to torch, which is as fast
     assert launched >= 5 or name in ("sum of columns", "cat", "gelu")
 
 

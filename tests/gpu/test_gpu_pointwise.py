@@ -22,7 +22,7 @@ INTS = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16, torch.bo
 OWN = [n for n, r in spec.ROWS.items() if not r.alias]
 INF, NAN = math.inf, math.nan
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, -3.0, 6.0, 1e-8, 88.0, -88.0, 1e5, -1e5, INF, -INF, NAN, 20.5)
-# CUDA's library functions and ATen's series differ where the result is near 0 or the slope is steep.
+# CUDA's library functions and ATen's series differ where the function is near 0 or steep.
 RAGGED = set(
     "special_zeta digamma lgamma special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1".split()
 )
@@ -55,7 +55,7 @@ def reference(name, positional, named):
 def agree(name, args, slack=1.0):
     arguments, named = split(name, args)
     want = reference(name, arguments, named)
-    with opmux.policy(strict=True):  # strict: our kernel runs or the call raises
+    with opmux.policy(strict=True):  # strict: if our kernel does not run, the call raises
         got = ours(name)(*arguments, **named)
     assert got.is_cuda and got.dtype == want.dtype and got.stride() == want.stride()
     tol = spec.ops[name].spec.tol.get(want.dtype)

@@ -27,7 +27,7 @@ def drawn():
 
 
 def token_log_probs(x, w, target):
-    """One sequence at a time, so that the float32 logits fit in memory."""
+    """Compute one sequence at a time, so that the float32 logits fit in memory."""
     rows = [-F.cross_entropy(a.float() @ w.float().t(), t, reduction="none") for a, t in zip(x, target, strict=True)]
     return torch.stack(rows)
 
@@ -144,7 +144,7 @@ def test_grpo_agrees_with_torch_and_may_overwrite_the_logits(temperature):
 
 
 def test_log_probs_of_more_rows_than_a_grid_dimension_are_supported():
-    """With one program per row, 70000 rows would exceed the limit of 65535 of a second grid dimension."""
+    """70000 programs, one per row, would exceed the limit of a second grid dimension, which is 65535."""
     length, classes = 70000, 64
     x = torch.randn(1, length + 1, classes, device=CUDA)
     ids = torch.randint(classes, (1, length), device=CUDA)

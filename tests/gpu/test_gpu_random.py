@@ -87,7 +87,7 @@ def test_each_replay_of_a_graph_draws_new_numbers(name):
 
 
 def test_a_captured_backward_uses_the_mask_of_its_replays_forward():
-    """The backward of a replay must have the mask of that replay's forward."""
+    """The backward must use the mask that the forward of the same replay has drawn."""
     x = torch.ones(N, device="cuda", requires_grad=True)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -147,7 +147,7 @@ def test_layouts_are_preserved():
 
 
 def test_random_bits_equal_the_reference():
-    """Sizes with several tiles per program, even and odd; the seed on CPU and GPU."""
+    """Tests even and odd sizes with several tiles per program, and seeds on the CPU and on the GPU."""
     for n in (1 << 21, (1 << 21) + 13):
         for seed in (torch.tensor([-7, 2**40 + 1]), torch.tensor([-7, 2**40 + 1], device="cuda")):
             like = torch.empty(n, device="cuda", dtype=torch.bfloat16)

@@ -34,7 +34,7 @@ def warm(step):
 
 
 def replayed(step, *generators):
-    """The results of some replays, with the same seeds as in `eager`."""
+    """Capture a graph, replay it several times with the seeds of `eager`, and return the results."""
     warm(step)
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
@@ -110,7 +110,7 @@ def test_a_replay_uses_the_passed_generator(name):
 
 
 def test_capture_with_an_unregistered_generator_behaves_as_in_torch():
-    """Newer versions of torch register it automatically; older ones raise."""
+    """Newer versions of torch register the generator automatically; older versions raise an error."""
     own = torch.Generator(CUDA).manual_seed(1)
     default = torch.cuda.default_generators[0].graphsafe_get_state()
 
@@ -127,7 +127,7 @@ def test_capture_with_an_unregistered_generator_behaves_as_in_torch():
     theirs = outcome(lambda: torch.rand(N, device=CUDA, generator=own))
     assert outcome(lambda: ops.uniform(x, generator=own)) == theirs
     torch.manual_seed(5)
-    assert default.get_offset() == 0 and default.initial_seed() == 5  # the default generator still has its own state
+    assert default.get_offset() == 0 and default.initial_seed() == 5  # the default generator has not changed
 
 
 def test_a_gradient_uses_the_mask_of_its_replay():

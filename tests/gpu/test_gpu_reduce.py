@@ -20,7 +20,8 @@ NAMES = [
     "var", "std", "var_mean", "std_mean", "logsumexp", "vector_norm",
 ]  # fmt: skip
 SINGLE = ("max_dim", "min_dim", "argmax", "argmin")
-# Rows: short, in registers, in pieces, split across programs. Columns: few and many, short and long. Planes.
+# Shapes for every algorithm: rows that are short, in registers, in pieces, or split across programs; few or many
+# columns, short or long; planes.
 WALKS = [
     ((70000, 8), 1), ((3000, 37), 1), ((3000, 1000), 1), ((1000, 16384), 1), ((600, 40000), 1), ((3, 40000), 1),
     ((2, 3_000_001), 1), ((100_000,), 0), ((5_000_000,), 0), ((70000, 8), 0), ((100_003, 37), 0), ((4096, 5000), 0),
@@ -51,7 +52,7 @@ def call(name, fn, x, dim):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], **by_name)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_algorithm_agrees_with_float64(name, dtype):
-    """The reference runs in float64. The second call uses the quick launch."""
+    """The reference runs in float64. The second call uses the bound launch."""
     for shape, dim in WALKS:
         if name in SINGLE and isinstance(dim, tuple):
             continue
@@ -62,8 +63,8 @@ def test_every_algorithm_agrees_with_float64(name, dtype):
             got = call(name, getattr(ops, name), x, dim)
             for a, b in zip(listed(got), listed(expected), strict=True):
                 tol = specs.find(name).tol[a.dtype]
-                # The error of a sum of n values grows with about sqrt(n) roundings. A product of values near 1 drifts
-                # in any order: by 1e-3 for three million of them, also in numpy.
+                # The error of a sum of n values is about sqrt(n) roundings. The product of three million values near 1
+                # has an error of 1e-3 in any order, also in numpy.
                 n = x.numel() / a.numel()
                 slack = {"sum": math.sqrt(n) * 1e-6, "prod": math.sqrt(n) * 1e-6 + n * 4e-9}.get(name, 0.0)
                 torch.testing.assert_close(

@@ -85,7 +85,7 @@ def test_neighborhood_attention_agrees_with_torch(window, dilation):
 
 
 def test_neighborhood_attention_does_not_store_all_scores():
-    """131072 positions: the scores would take 64 GiB per head."""
+    """For 131072 positions, the scores of one head would need 64 GiB."""
     q, k, v = (new(1, 8, 131072, 64) for _ in range(3))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -22,7 +22,7 @@ def angles(n, d, base=10000.0):
 
 
 def check(name, *args):
-    """Compare two calls of our kernel with the reference; the second call uses the quick launch."""
+    """Compare two calls of our kernel with the reference; the second call uses the bound launch."""
     want = specs.find(name).reference(*args)
     with opmux.policy("flagos", strict=True):
         for _ in range(2):
@@ -53,7 +53,7 @@ def test_every_format_agrees_with_the_reference(d, d2, interleaved, dtype):
 
 
 def test_large_angles_are_exact():
-    """A million positions: an angle times a rounded constant would have an error of 0.1."""
+    """At a position of one million, the product of an angle and a rounded constant would have an error of 0.1."""
     x = torch.randn(64, 1, 4, 64, device=CUDA)
     freqs = angles(1_000_000, 64)
     starts = torch.tensor([999_900], device=CUDA, dtype=torch.int32)
@@ -119,7 +119,7 @@ def seconds(call, times=20):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_speed_of_rope_is_at_least_four_fifths_of_a_copys(interleaved):
-    """The goal is 0.85; the rest allows for other load on a shared machine."""
+    """The goal is 0.85; the limit of the test is lower, because other programs may load a shared machine."""
     x = torch.randn(2048, 4, 32, 128, device=CUDA, dtype=torch.bfloat16)
     freqs, out = angles(2048, 128)[:, None, None], torch.empty_like(x)
     copy = seconds(lambda: out.copy_(x))
@@ -139,8 +139,8 @@ def heads(b, h, s, d, dtype=torch.bfloat16):
     "b, hq, hk, s, d, d2", [(4, 32, 8, 2048, 64, 64), (2, 28, 4, 1000, 128, 96), (8, 32, 8, 1, 128, 128)]
 )
 def test_rope_of_q_and_k_agrees_with_the_reference(b, hq, hk, s, d, d2, interleaved, dtype):
-    """Forward and backward, with one table and with a table per sequence, in the memory layout that a linear layer
-    gives.
+    """Tests forward and backward, one table for all sequences and one per sequence, in the memory layout of a linear
+    layer's output.
     """
     q, k = heads(b, hq, s, d, dtype), heads(b, hk, s, d, dtype)
     for table in (angles(s, d2)[None], torch.stack([angles(s, d2) + i for i in range(b)])):
@@ -182,7 +182,9 @@ def test_q_and_k_beyond_32_bit_offsets_are_supported():
 
 
 def test_speed_of_rope_of_q_and_k_is_at_least_85_percent_of_a_copys():
-    """The copy moves the same bytes. The goal is 0.95; the rest allows for other load on a shared machine."""
+    """The copy moves the same bytes. The goal is 0.95; the limit is lower, because other programs may load a shared
+    machine.
+    """
     q, k = heads(4, 32, 2048, 64), heads(4, 8, 2048, 64)
     table = angles(2048, 64)[None].to(torch.bfloat16)
     cos, sin = table.cos(), table.sin()

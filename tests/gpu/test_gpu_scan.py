@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
 INF, NAN = float("inf"), float("nan")
-# whole rows, a loop over tiles, spans; the same along columns
+# rows in one block, in a loop over tiles, and in spans; then columns in the same ways
 LOOKS = {
     "rows": ((300, 4000), 1),
     "long rows": ((300, 40_000), 1),
@@ -28,7 +28,7 @@ LOOKS = {
 
 def drawn(name, shape, dtype):
     x = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
-    # Factors near 1: a product of many others would overflow or underflow.
+    # Use factors near 1, because a product of many other factors would overflow or underflow.
     return (1 + 0.01 * x if "prod" in name else x).to(dtype)
 
 
@@ -37,7 +37,9 @@ def results(value):
 
 
 def close(got, want, dtype, size):
-    """Sums of `size` values of about 1: allows a few roundings of the largest partial sum and one of the result."""
+    """Compare sums of `size` values of about 1. Allows a few roundings of the largest partial sum, and one of the
+    result.
+    """
     rough = {torch.float64: 1e-10, torch.float32: 2e-6 * size**0.5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
     torch.testing.assert_close(
         got.double(), want.double(), rtol=max(rough, 1e-5), atol=rough * size**0.5, equal_nan=True

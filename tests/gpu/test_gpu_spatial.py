@@ -26,7 +26,7 @@ def drawn(*shape, dtype=torch.bfloat16, last=False):
 
 
 def close(got, want, dtype, size=1):
-    """`size`: how many products of about 1 are summed."""
+    """Compare sums of `size` products of about 1."""
     rough = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
     torch.testing.assert_close(got, want, rtol=rough, atol=rough * size**0.5)
 
@@ -110,7 +110,7 @@ def test_transposed_convolutions_agree_with_torch():
 
 
 def test_tensors_of_more_than_2_31_elements_are_supported():
-    """The kernels need 64-bit indices; the last elements are checked."""
+    """The kernels need 64-bit indices. The test compares the last elements."""
     x = torch.zeros((1, 1, 1 << 16, (1 << 15) + 8), device="cuda", dtype=torch.float16)
     x[..., -2:, -2:] = 3
     with opmux.use(include=["avg_pool2d", "upsample_nearest2d", "replication_pad2d"], mode="all"):

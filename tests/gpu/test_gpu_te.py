@@ -1,5 +1,4 @@
-"""NVIDIA's own Python layer on our tex, on a GPU: its modules compared with float64, in bf16 and fp8, and in CUDA
-graphs.
+"""NVIDIA's own Python layer on our tex, on a GPU: its bf16 and fp8 modules, compared with float64, also in CUDA graphs.
 
 `transformer_engine` may be installed or on PYTHONPATH; its own compiled extension is not needed.
 """
@@ -93,8 +92,8 @@ def test_offloading_activations_gives_the_same_gradients(te, monkeypatch, backen
 
 
 def test_master_weights_of_different_quantizers_are_quantized(te):
-    """One weight with current scaling, one that is not quantized, and one whose row-wise and column-wise quantizers
-    differ.
+    """The weights are one with current scaling, one that is not quantized, and one whose row-wise and column-wise
+    quantizers differ.
     """
     from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
     from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
@@ -125,7 +124,9 @@ def kinds_of_quantizers(te):
 
 @pytest.mark.parametrize("kind", ["identity", "identity and current", "current twice"])
 def test_weights_without_inner_tensors_for_torch_are_supported(te, kind):
-    """torch 2.11's is_fake raises for them, and the layer calls it for every weight on a GPU."""
+    """The layer calls is_fake for every weight on a GPU; torch 2.11's is_fake raises for weights without inner
+    tensors.
+    """
     from transformer_engine.common.recipe import CustomRecipe
 
     recipe = CustomRecipe(qfactory=lambda role: kinds_of_quantizers(te)[kind]())
@@ -174,8 +175,8 @@ def test_triton_kernels_of_the_layers_are_not_replaced_on_cuda(te):
 
 @pytest.mark.parametrize("recipe", [None, "current", "block"])
 def test_te_linear_can_be_compiled(te, recipes, recipe):
-    """Into one graph from torch 2.13 on. Earlier versions break the graph, because opaque constants need torch's
-    metaclass.
+    """From torch 2.13 on it compiles into one graph. Earlier versions break the graph, because opaque constants need
+    torch's metaclass.
     """
     if recipe is not None and recipe not in recipes:
         pytest.skip("the layer says that this GPU has no such fp8")
@@ -216,7 +217,7 @@ def batches(n):
 
 
 def step(te, module, x, dy, recipe):
-    """A training step: returns the result and the input's gradient, and updates the parameters."""
+    """Run a training step, which updates the parameters; return the result and the input's gradient."""
     with te.autocast(enabled=recipe is not None, recipe=recipe):
         y = module(x)
     params = list(module.parameters())

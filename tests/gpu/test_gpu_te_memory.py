@@ -1,4 +1,4 @@
-"""GPU memory that opmux keeps under Transformer Engine: none for modules on "meta", none after `empty_cache`."""
+"""Under Transformer Engine, opmux keeps no GPU memory for modules on "meta", and none after `empty_cache`."""
 
 from __future__ import annotations
 

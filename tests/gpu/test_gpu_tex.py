@@ -15,10 +15,11 @@ pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
 tex = interface.module()
 SPECS = {s.name: s for s in interface.tex_specs() if s.name not in UNAVAILABLE}
-# These read sizes on the host, as documented. NVIDIA's layer does not call them with the version that our tex reports.
+# These functions read sizes on the host, as documented. NVIDIA's layer does not call them, because of the version that
+# our tex reports.
 ON_THE_HOST = {s.name for s in SPECS.values() if s.family == "tex_grouped"}
 ON_THE_HOST |= {
-    "fused_topk_with_score_function_qb_fwd",  # checks its bounds unless told that they are checked
+    "fused_topk_with_score_function_qb_fwd",  # checks its bounds, unless an argument says that they have been checked
     "copy_data_ptrs_to_device",  # creates a tensor from values on the host
 }
 
@@ -54,7 +55,7 @@ def test_functions_that_read_sizes_on_the_host_run(name):
 
 
 def test_the_guides_test_program_runs_as_written(capsys):
-    """RMSNorm, and a gemm of row-major matrices."""
+    """The program calls RMSNorm, and a gemm of row-major matrices."""
     x = torch.randn(32, 1024, device="cuda", dtype=torch.bfloat16)
     weight = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
     output, _, rsigma = tex.rmsnorm_fwd(x, weight, 1e-5, None, None, torch.bfloat16, 0, False)

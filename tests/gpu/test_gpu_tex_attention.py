@@ -60,7 +60,7 @@ def both(arguments: dict, do: Tensor, forward, backward) -> list[Tensor]:
 
 
 def truth(arguments: dict, do: Tensor) -> list[Tensor]:
-    """The reference in float64, for which no library has a kernel."""
+    """Compute the reference in float64; no library has a float64 kernel."""
     wide = {n: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for n, t in arguments.items()}
     wide = {**wide, "fake_dtype": torch.float64}
     return both(wide, do.double(), FWD.reference, BWD.reference)
@@ -154,7 +154,7 @@ def test_dropout_follows_the_seed_and_the_backward_uses_its_mask():
     third = opmux.tex.fused_attn_fwd(**arguments)
     assert torch.equal(first[0], second[0]) and not torch.equal(first[0], third[0])
     assert first[2].is_cuda and torch.equal(first[2], second[2]) and not torch.equal(first[2], third[2])
-    # o is linear in v, so with the same mask <dv, v> equals <o, do>.
+    # o is linear in v, so <dv, v> equals <o, do> if forward and backward use the same mask.
     do = drawn(b, s, h, d, seed=7)
     dv = opmux.tex.fused_attn_bwd(**backward_args(arguments, first[0], do, first[1:]))[2]
     torch.testing.assert_close(
@@ -201,10 +201,9 @@ def milliseconds(fn, times: int = 20) -> float:
 
 
 def test_speed_of_attention_is_close_to_sdpas():
-    """The attention of a layer of size 4096: 32 heads, 2048 tokens, a batch of 4, one buffer for q, k and v.
-
-    By default one kernel runs for all layouts, in 1.07 times torch's time on an H200. A policy for speed runs dense
-    batches with cuDNN.
+    """Measures the attention of a layer of size 4096: 32 heads, 2048 tokens, a batch of 4, one buffer for q, k and v.
+    By default the same kernel runs for all layouts; on an H200 it takes 1.07 times as long as torch's. A policy for
+    speed runs dense batches with cuDNN.
     """
     s, b, h, d = 2048, 4, 32, 128
     qkv = drawn(s, b, h, 3, d).requires_grad_()

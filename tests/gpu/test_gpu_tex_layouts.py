@@ -38,7 +38,7 @@ def inputs(b, s, h, kv, d, dtype) -> list[Tensor]:
 def run_attention(
     layout: str, mask: str, window: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> list[Tensor]:
-    """O, S, dQ, dK and dV as [b, s, h, ...]."""
+    """Return O, S, dQ, dK and dV, each as [b, s, h, ...]."""
     (b, s, _, d), fmt = q.shape, layout.replace("3", "")
     x, y, z = (to_format(t, fmt) for t in (q, k, v))
     if "3" in layout:
@@ -118,7 +118,7 @@ def test_on_hopper_one_kernel_runs_dense_and_packed_sequences(dtype):
 
 @pytest.mark.parametrize(("d", "kv", "causal"), [(64, 4, True), (128, 2, False)])
 def test_flash_attention_gives_equal_bits_in_every_layout(d, kv, causal):
-    """Gradients of flash attention are not compared: atomics add their terms in any order."""
+    """Gradients of flash attention are not compared, because it adds their terms with atomics, in any order."""
     flash = "impl:vendor.nvidia.flash"
     with opmux.policy(per_op={"attention_general": flash, "attention_general_bwd": flash}):
         results = in_every_layout(causal, (-1, -1), *inputs(2, 333, 4, kv, d, torch.bfloat16))

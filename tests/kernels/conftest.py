@@ -8,7 +8,7 @@ MODE = re.compile(r'^MODE = "(\w+)"$', re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Do not import a file that is for another mode."""
+    """Do not collect files whose MODE is not the mode of this run."""
     if collection_path.suffix == ".py":
         match = MODE.search(collection_path.read_text(encoding="utf-8"))
         if match and match[1] != config.getoption("--triton"):
@@ -17,7 +17,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skip the tests of a file for another mode: it is collected if the command line names it."""
+    """Skip the tests of files for another mode, because pytest collects a file that the command line names."""
     mode = config.getoption("--triton")
     for item in items:
         wants = getattr(item.module, "MODE", None)

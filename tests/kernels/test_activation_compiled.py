@@ -1,4 +1,6 @@
-"""The activation kernels at real sizes: loads and stores are wide, also for halves of a tensor, and nothing spills."""
+"""The activation kernels at real sizes: loads and stores are wide, also on the two halves of a tensor, and nothing
+spills.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_rows_with_gaps_are_not_copied(no_copies):
 
 @pytest.mark.parametrize("shape", [(3, 5000), (1, 3), (700, 20), (2050, 2)])
 def test_every_tile_shape_gives_the_same_result(shape):
-    """Wide and narrow tensors: rows longer than a block, and more rows than a block."""
+    """Tests rows longer than a block, and more rows than fit in a block."""
     x, dy, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[-1])
     agree("silu_bias", x, bias)
     agree("silu_bias_bwd", dy, x, bias)
@@ -71,7 +71,7 @@ def test_the_gradient_of_a_bias_is_deterministic():
 
 
 def test_rows_out_of_bounds_do_not_contribute():
-    """x is 0 in the padding, where the slope at the bias would be infinite."""
+    """x is 0 in the padding; the slope at 0 plus the bias would be infinite."""
     x, dy = torch.full((3, 16), -3e38), torch.ones(3, 16)
     dx, dbias = kernel("srelu_bias_bwd")(dy, x, torch.full((16,), 3e38))
     assert dx.eq(0).all() and dbias.eq(0).all()
@@ -84,7 +84,7 @@ def test_blocks_waste_little():
 
 
 def test_even_rows_have_the_stride_that_rows_reports():
-    """If `even_rows` is true, element (row, column) is at row * stride + column."""
+    """If `even_rows` is true, the offset of element (row, column) is row * stride + column."""
     base = torch.arange(2 * 3 * 4 * 10)
     x = base.view(2, 3, 4, 10)
     even = [x, x[..., :5], x[..., 5:], x[:1, :, :1, :5], x[:, :, 0, :5], x.flatten(0, 2)[::2], x[1:, 1:2, 1:2, 2:4]]

@@ -1,5 +1,5 @@
-"""Ascend's GEGLU compiles for other chips. No Ascend compiler is available; it would reject what these compilers
-reject.
+"""Ascend's GEGLU compiles for other chips. No Ascend compiler is available, but it would reject at least what the
+compilers for other chips reject.
 """
 
 import pytest

@@ -69,7 +69,7 @@ def test_options_with_sequence_lengths_compile():
 
 
 def slow_but(*quick):
-    """All chips and calls, which take 8 to 35 s each; without --slow only the named cases."""
+    """All pairs of chip and call, which take 8 to 35 s each. Without --slow only the pairs in `quick` run."""
     pairs = [(chip, call) for call in (dense, packed) for chip in CHIPS]
     return [pytest.param(*p, marks=() if p in quick else pytest.mark.slow) for p in pairs]
 
@@ -115,12 +115,12 @@ def test_gluon_on_hopper_uses_wgmma_and_tma_without_spills_in_loops(dim, dtype):
     assert all(kernel.grid == (132, 1, 1) and "cp.async.bulk.tensor" in kernel.asm["ptx"] for kernel in built)
 
 
-@pytest.mark.slow  # the kernels of the test above, with lengths: 16 s
+@pytest.mark.slow  # compiles the kernels of the test above with sequence lengths; takes 16 s
 @pytest.mark.parametrize(
     ("dim", "dtype", "index"), [(128, torch.bfloat16, torch.int32), (64, torch.float16, torch.int64)]
 )
 def test_gluon_on_hopper_launches_one_program_per_core_for_packed_sequences(dim, dtype, index):
-    """There is one program per core, whatever the sequence lengths."""
+    """The number of programs does not depend on the sequence lengths."""
     q, k = new(16384, 32, dim, dtype=dtype), new(16000, 8, dim, dtype=dtype)
     lse, cu = new(32, 16384, dtype=torch.float32), new(9, dtype=index)
     rest = (cu, cu, 4096, 4096, -1, 0, None)

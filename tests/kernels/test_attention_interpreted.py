@@ -48,7 +48,7 @@ def dense(batch, heads, length, dim, seq_first):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("seq_first", [True, False])
 def test_dense_batches_agree_with_the_reference(engine, causal, seq_first):
-    """Lengths that no tile divides, and two query heads per key head."""
+    """Tests lengths that are no multiples of a tile, and two query heads per key head."""
     q, do = (dense(2, 4, 37, 16, seq_first) for _ in range(2))
     k, v = (dense(2, 2, 45, 16, seq_first) for _ in range(2))
     o, lse = spec.attention.reference(q, k, v, causal, None)
@@ -58,7 +58,7 @@ def test_dense_batches_agree_with_the_reference(engine, causal, seq_first):
 
 
 def test_unaligned_tensors_are_copied_for_tma(engine):
-    """The copy is internal: the tensor itself does not change."""
+    """The kernel's wrapper makes the copy: the caller's tensor does not change."""
     whole = torch.randn(1 + 2 * 20 * 16)
     q = whole[1:].view(1, 2, 20, 16)
     k, v, do = (dense(1, 2, 20, 16, False) for _ in range(3))

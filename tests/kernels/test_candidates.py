@@ -28,7 +28,9 @@ def kernel(name):
 
 
 def meta_args(name, shape, dtype):
-    """A sample of the op on meta: drawn with a small shape, then enlarged; only its final shape matters."""
+    """Return a sample of the op on meta, created with a small shape and then enlarged, because only its final shape
+    matters.
+    """
     small = specs.find(f"opmux::{name}").samples.at((2, 64), dtype, "cpu").args
     grow = lambda t: torch.empty([{64: shape[1], 2: shape[0]}.get(n, n) for n in t.shape], dtype=t.dtype, device="meta")
     return tuple(grow(a) if torch.is_tensor(a) else a for a in small)
@@ -39,7 +41,7 @@ SMALL = 99 << 10  # shared memory of a program on sm_86 and sm_89
 
 @pytest.mark.parametrize("arch, source", [("sm_80", "default"), ("sm_86", "heuristics"), ("sm_89", "heuristics")])
 def test_tiles_follow_the_arch(arch, source):
-    """Stages of a long softmax row in shared memory: three fit on an A100, one on an A10."""
+    """For a long softmax row, the shared memory of an A100 holds three pipeline stages, that of an A10 one."""
     args = meta_args("softmax", (512, 16384), torch.float32)
     with compiling_for("sm_80") as built, config.as_on(Chip.of_arch(arch)), config.asked() as calls:
         kernel("softmax")(*args)

@@ -16,7 +16,8 @@ MODE = "compile"
 META = torch.device("meta")
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
-# op, shape, group or dim, whether channels-last, algorithm of forward and backward; together they cover all kernels
+# Columns: op, shape, group or dim, whether channels-last, algorithm of forward and backward. The cases cover all
+# kernels.
 CASES = [
     ("group_norm", (32, 320, 32, 32), 32, False, "whole"),
     ("group_norm", (32, 320, 64, 64), 32, False, "pieces"),
@@ -37,10 +38,10 @@ CASES = [
 ]
 name = lambda v: v if isinstance(v, str) else "x".join(map(str, v)) if isinstance(v, tuple) else str(v)
 over_cases = pytest.mark.parametrize("op, shape, size, last, algorithm", CASES, ids=name)
-AGAIN = [(512, 4096), (256, 1024), (16, 2048, 7, 7), (8, 2856, 4, 4)]  # repeats an op and algorithm from above
+AGAIN = [(512, 4096), (256, 1024), (16, 2048, 7, 7), (8, 2856, 4, 4)]  # repeat an op and algorithm of other shapes
 late = lambda case: pytest.param(*case, marks=pytest.mark.slow)
 soon = [late(case) if case[1] in AGAIN else case for case in CASES]
-# Cases that test_every_algorithm_compiles also compiles for sm_90. The others run with --slow only.
+# Without --slow, only the cases that test_every_algorithm_compiles also compiles for sm_90.
 on_hopper = [case if i % 2 else late(CASES[i]) for i, case in enumerate(soon)]
 
 
@@ -79,7 +80,9 @@ def build(op, shape, size, last, algorithm, dtype, chip, monkeypatch):
 @pytest.mark.few(5)
 @pytest.mark.parametrize("op, shape, size, last, algorithm", soon, ids=name)
 def test_every_algorithm_compiles(op, shape, size, last, algorithm, monkeypatch):
-    """Half of the cases use rotating chips and dtypes, the rest sm_90; with --slow all combinations are compiled."""
+    """Half of the cases are compiled for rotating chips and dtypes, the rest for sm_90; with --slow all combinations
+    are.
+    """
     turn, odd = divmod(CASES.index((op, shape, size, last, algorithm)), 2)
     chip, dtype = ("sm_90", bf16) if odd else (list(CHIPS)[(turn + turn // 4) % 4], (bf16, f32, f64, f16)[turn % 4])
     names = set(build(op, shape, size, last, algorithm, dtype, chip, monkeypatch))
@@ -105,7 +108,7 @@ ODD = ((7, 30, 7, 7), (300, 37, 9), (16, 2048, 7, 7), (8, 2856, 4, 4))  # short 
 
 @pytest.mark.parametrize("op, shape, size, last, algorithm", on_hopper, ids=name)
 def test_kernels_over_all_elements_are_wide_and_spill_nothing(op, shape, size, last, algorithm, monkeypatch):
-    """Kernels over all elements, on sm_90."""
+    """Checks the kernels that read all elements, compiled for sm_90."""
     if shape in ODD:
         pytest.skip("short runs, or of no multiple of 16")
     kernels = build(op, shape, size, last, algorithm, bf16, "sm_90", monkeypatch)
@@ -119,7 +122,9 @@ def test_kernels_over_all_elements_are_wide_and_spill_nothing(op, shape, size, l
 
 @pytest.mark.parametrize("op, shape, size, last, algorithm", on_hopper, ids=name)
 def test_no_reduction_follows_a_merge_of_dimensions(op, shape, size, last, algorithm, monkeypatch):
-    """Triton before 3.7 compiles that wrongly for some layouts (lib/layouts.py), and only its own TTGIR shows which."""
+    """Triton before 3.7 compiles such reductions wrongly for some layouts (lib/layouts.py), and only its own TTGIR
+    shows for which ones.
+    """
     for kernel in build(op, shape, size, last, algorithm, bf16, "sm_90", monkeypatch).values():
         merged = re.findall(
             r"(%\w+) = tt\.reshape .*: tensor<(?!1x)(?:\d+x){3}\w+> -> tensor<(?:\d+x){2}\w+>", kernel.asm["ttir"]

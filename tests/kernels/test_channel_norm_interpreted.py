@@ -15,7 +15,7 @@ from opmux.kernels.lib.plans import forget
 MODE = "interpret"
 f32, bf16, f64 = torch.float32, torch.bfloat16, torch.float64
 
-# Tiles so small that a small tensor has many, with partial ones at every edge.
+# With these small tiles, even a small tensor has many tiles, and partial tiles at every edge.
 SMALL = {
     "piece_tiles": Tiles(BLOCK_K=2, BLOCK_L=16),
     "share_tiles": Tiles(BLOCK_K=2, BLOCK_L=16),
@@ -98,7 +98,7 @@ def test_batch_norm_agrees_with_the_reference(by, layout, algorithm):
 
 @pytest.mark.parametrize("algorithm", ["pieces", "shares"])
 def test_norms_without_weights_agree_with_the_reference(by, algorithm):
-    x, dy, _, b = draw((2, 4, 137), f64)  # enough positions for several parts of a channel
+    x, dy, _, b = draw((2, 4, 137), f64)  # enough positions to split a channel into several parts
     by(algorithm)
     _, mean, rstd = agree("group_norm", (x, 2, None, b, 1e-5))
     agree("group_norm_bwd", (dy, x, None, mean, rstd, 2))
@@ -121,7 +121,9 @@ def test_weight_norm_agrees_with_the_reference(by, dim, algorithm):
 @every_algorithm
 @pytest.mark.few(4)
 def test_a_large_mean_loses_no_precision(by, layout, algorithm):
-    """Channels far from zero and from each other: float32 sums of squares would lose the variance completely."""
+    """The channels' means are far from zero and from each other: float32 sums of squares would lose the variance
+    completely.
+    """
     shape, last, _ = SHAPES[layout]
     x, *_ = draw(shape, f32, last)
     x += 1e3 * torch.arange(1, shape[1] + 1).view(1, -1, *(1,) * (len(shape) - 2))
@@ -139,7 +141,7 @@ def test_a_large_mean_loses_no_precision(by, layout, algorithm):
 
 @every_algorithm
 def test_nan_affects_only_its_own_group(by, layout, algorithm):
-    """y and the statistics are NaN for the group or channel with the NaN, and for no others."""
+    """y and the statistics are NaN only for the group or channel that contains NaN."""
     shape, last, _ = SHAPES[layout]
     x, *_ = draw(shape, f32, last)
     x[(1,) * len(shape)] = float("nan")

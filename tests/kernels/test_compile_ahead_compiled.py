@@ -40,7 +40,9 @@ def caches(tmp_path, monkeypatch):
 
 
 def forget():
-    """Discard what this process has compiled, so that only the cache on disk is left, as for another process."""
+    """Discard the kernels that this process has compiled. Like another process, it then finds only the cache on
+    disk.
+    """
     with compiling_for("sm_90"):  # unloads the kernels
         for kernel in (double, wrong):
             kernel.device_caches.clear()
@@ -72,15 +74,15 @@ def test_missing_kernels_are_listed_compiled_and_then_found():
     forget()
     with compiling_for("sm_90") as built, triton.knobs.compilation.scope():
         triton.knobs.compilation.listener = lambda cache_hit, **_: hits.append(cache_hit)
-        launch(16, 32)  # launch as a program does
+        launch(16, 32)  # launch in the same way as a program
     assert hits == [True, True] and len(built) == 2 and built[0].asm["cubin"]
     assert outcomes(listed.missing.values()) == [THERE, THERE]
 
 
 @pytest.mark.parametrize("passes, too_large", [(1, 1), (2, 0)])
 def test_kernels_that_do_not_fit_on_the_chip_are_counted_if_no_other_pass_follows(passes, too_large):
-    """When a kernel does not fit, the caller launches another one, which only a second pass lists: so the first one
-    counts only if there is none.
+    """If a kernel does not fit, the caller launches another kernel instead, which only a second pass finds. So a kernel
+    that does not fit counts as too large only if no second pass follows.
     """
     forget()
     target_chip = At(Chip.of_arch("sm_90"), -1, 132, False)  # a chip on which nothing fits

@@ -1,6 +1,6 @@
 """Each of our kernels, called through its real wrapper on meta tensors, compiles to machine code.
 
-There are four chips. Each size of a kernel is compiled for one of them, in rotation; with --slow for all.
+There are four chips. Each size of a kernel is compiled for one chip, in rotation, or with --slow for all chips.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 MODE = "compile"
 WRAPPERS = wrappers()
 META = torch.device("meta")
-# Row widths on both sides of each change of algorithm: many rows per program, one row, without partial sums, in pieces;
-# and an odd width.
+# Row widths on both sides of each change of algorithm (many rows per program, one row, no partial sums, rows in
+# pieces), and an odd width.
 WIDTHS = (37, 1000, 4096, 8192, 16384, 32768, 131072)
 
 
 def meta_args(spec, shape, dtype):
-    """A sample of the op on meta: drawn with a small shape, then enlarged; only its final shape matters."""
+    """Return a sample of the op on meta, created with a small shape and then enlarged, because only its final shape
+    matters.
+    """
     small = spec.samples.at((2, 64), dtype, "cpu").args
     size = lambda n: 1 if n == 1 else shape[0] if n % 64 else n // 64 * shape[-1]
     grow = lambda t: torch.empty([size(n) for n in t.shape], dtype=t.dtype, device=META)
@@ -49,7 +51,7 @@ ACTIVATIONS = sorted(k for k in PLAIN if specs.by_key[k].family == "activation")
 @pytest.mark.few(3)
 @pytest.mark.parametrize("turn, width", list(enumerate(WIDTHS)))
 def test_row_kernels_compile_at_every_width(turn, width, slow):
-    """Each kernel in every third width, on rotating chips; with --slow in every width."""
+    """Compiles each kernel for every third width, on rotating chips; with --slow for every width."""
     for number, key in enumerate(ROWWISE):
         third, left = divmod(turn + number, 3)
         if slow or not left:
@@ -74,7 +76,9 @@ def test_every_kernel_compiles_in_every_dtype_and_on_every_chip(number, key):
 
 @pytest.mark.parametrize("key", ["opmux::rms_norm", "opmux::rms_norm_bwd", "opmux::silu_mul"])
 def test_loads_are_wide(key):
-    """Triton must know that lengths are multiples of 16: else masked loads are 2 bytes wide, and 5 times slower."""
+    """Triton must know that lengths are multiples of 16. Otherwise masked loads are 2 bytes wide, and 5 times
+    slower.
+    """
     kernel = compile_op(key, (512, 4096), torch.bfloat16, "sm_90")[0]
     ptx = kernel.asm["ptx"]
     assert "ld.global.v4.b32" in ptx and "ld.global.b16" not in ptx

@@ -1,4 +1,4 @@
-"""Tiles: which source decides, in which order, and which values are rejected."""
+"""Tiles: in which order the sources of their values apply, and which values are rejected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACME = Chip("acme", "sm_90", "Acme One", "1.0")
 
 
 def rows(n: int, dtype: torch.dtype) -> Tiles:
-    """Tiles that hold a whole row."""
+    """A default whose tiles hold a whole row."""
     return Tiles(256, BLOCK_M=2, BLOCK_N=max(1 << (n - 1).bit_length(), 16), FAST=True)
 
 
@@ -177,12 +177,12 @@ def test_an_invalid_cache_entry_is_ignored_with_a_warning(tiles, folder, caplog,
 
 
 def fixed(n: int, dtype: torch.dtype) -> Tiles:
-    """Tiles with a fixed block for part of a row, and as many rows as fit in the block."""
+    """A default with a fixed block size, which may hold part of a row or several rows."""
     return Tiles(256, BLOCK_M=max(1, 4096 // n), BLOCK_N=4096)
 
 
 def clamped(n: int, dtype: torch.dtype) -> Tiles:
-    """Tiles that hold a whole row, in blocks of up to 4096 columns."""
+    """A default whose tiles hold a whole row of up to 4096 columns."""
     return Tiles(256, BLOCK_N=min(max(1 << (n - 1).bit_length(), 16), 4096))
 
 
@@ -239,7 +239,7 @@ def test_candidates_come_from_the_vendors_yaml(tiles, folder):
     assert len(candidates) == 2 + 8 + 2
     usual = dict(BLOCK_M=2, BLOCK_N=4096, FAST=True)
     assert candidates[0] == (Tiles(128, 2, **usual | {"BLOCK_M": 1}), "")
-    # the second one does not suit such long rows, but is not an error
+    # the second candidate does not fit such long rows; it is skipped without an error
     assert candidates[1][1].startswith("BLOCK_N = 1024 with n = 4096")
     assert candidates[2][0] == Tiles(128, 3, **usual | {"BLOCK_M": 1})
     assert [t.threads for t, _ in candidates[2:10]] == [128, 256] * 4
@@ -315,7 +315,7 @@ KINDS = {torch.dtype: (BF16, torch.float32), bool: (True, False), int: (37, 4096
 
 @pytest.mark.parametrize("arch", ["sm_86", "sm_90", "sm_100"])
 def test_nvidias_candidates_and_heuristics_are_well_formed(ours, arch):
-    """For all facts that a tunable may get: nothing is rejected except tiles that are too small for a row."""
+    """Checks all facts that a tunable may get: no candidate is rejected, except tiles that are too small for a row."""
     chip = Chip.of_arch(arch)
     count = 0
     for one in ours.values():

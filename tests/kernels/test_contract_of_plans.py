@@ -74,8 +74,8 @@ def kernels_of_ours():
 
 
 def test_kernels_accept_no_argument_that_the_contract_excludes():
-    """The kernels are called without dispatch, which would fall back to a reference that checks them too. Any error is
-    fine: dispatch checks the arguments of a failed call, and raises BadArgument.
+    """The test calls the kernels without dispatch, because dispatch would fall back to a reference that makes the same
+    checks. The kernel may raise any error: after a failed call, dispatch checks the arguments and raises BadArgument.
     """
     accepted, count = [], 0
     for spec, impl in kernels_of_ours():

@@ -39,7 +39,9 @@ def agree(name, args):
 
 @pytest.mark.parametrize("splits", [1, 5])
 def test_only_valid_keys_are_read(parts, splits):
-    """Lengths from none to all; a part may be empty. Pages and table entries after the end are not read."""
+    """Tests lengths from 0 to the full cache, also with empty parts. Pages and table entries after the end are not
+    read.
+    """
     parts(splits)
     lengths, table = torch.tensor([70, 0, 1, 33]), torch.full((4, 3), 10**6)
     k_cache, v_cache = torch.full((2, 9, 32, 2, 16), math.nan)
@@ -84,5 +86,5 @@ def test_float8_tokens_are_copied_unchanged():
     ("programs", "keys", "splits"), [(128, 64, 2), (8, 512, 30), (512, 64, 1), (8, 4, 4), (1, 1, 1)]
 )
 def test_splits_fill_the_chip(programs, keys, splits):
-    """264 programs run at the same time: two on each of 132 cores."""
+    """The chip runs 264 programs at the same time: two on each of its 132 cores."""
     assert decode.splits_for(programs, keys, 264) == splits

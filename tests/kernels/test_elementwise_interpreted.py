@@ -1,4 +1,6 @@
-"""Kernels of elementwise ops with several results and of distances, interpreted, against torch's own ops on the CPU."""
+"""Kernels of distances, and of elementwise ops with several results, interpreted, against torch's own ops on the
+CPU.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ops over lists of tensors, interpreted, against torch's own: all samples, in place and not, and calls that are
-declined.
+"""Ops over lists of tensors, interpreted, against torch's own: all samples, in-place and functional ops, and declined
+calls.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def tensors(value):
 
 
 def wide(value):
-    """The same arguments in float32: ATen's CPU kernels of fused optimizers are wrong for 16-bit types."""
+    """Copy the arguments to float32, because ATen's CPU kernels of fused optimizers are wrong for 16-bit types."""
     if torch.is_tensor(value):
         return value.float() if value.is_floating_point() else value.clone()
     return [wide(v) for v in value] if isinstance(value, (list, tuple)) else value

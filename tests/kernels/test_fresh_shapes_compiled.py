@@ -1,4 +1,4 @@
-"""How many kernels 40 new shapes need. Each is compiled, or loaded from Triton's cache, by a first call."""
+"""How many kernels 40 new shapes need. The first call of each kernel compiles it, or loads it from Triton's cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opmux.machine import devices
 
 MODE = "compile"
 SHAPES = [(100 + 13 * i, 300 + 17 * i) for i in range(40)]  # rows of up to 512 and of up to 1024 columns
-# Rows of up to 512 and of up to 1024 columns, each with lengths that are multiples of 16 and with others.
+# There are four classes: rows of up to 512 or up to 1024 columns, with a length that is a multiple of 16 or not.
 CLASSES = 4
 
 

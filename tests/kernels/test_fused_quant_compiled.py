@@ -108,7 +108,7 @@ def mx_of(m, n):
     return [bytes_like(s) for columnwise in (False, True) for s in ((m, n), quant.mx_scales((m, n), columnwise))]
 
 
-# The arguments of each op that writes bytes, transposes and scales, for n columns, and the kernels that it launches.
+# For each op that writes bytes, transposes and scales: its arguments for n columns, and the kernels that it launches.
 INTO = {
     "act_fp8_cast_into": lambda n: (
         meta(512, n), meta(512, n), one(), *bytes_of(512, n), one(), meta(n), E4M3, "gelu", False,
@@ -139,7 +139,7 @@ INTO = {
     "rms_norm_stats": lambda n: (meta(512, n), meta(n), one(), 1e-6, 0.0),
     "layer_norm_stats": lambda n: (meta(512, n), meta(n), meta(n), None, 1e-6, 0.0),
 }  # fmt: skip
-# these add partial sums or find amax first; all others take one launch
+# these ops also add partial sums, or find amax first; all other ops take one launch
 LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}
 
 
@@ -167,7 +167,7 @@ def test_fused_quantization_is_wide_and_spills_nothing(name):
 
 
 def order_of_sums(kernel):
-    """The layouts in which a kernel sums rows: elements per thread, and threads and warps along a row."""
+    """The Triton layouts of the row sums in a kernel: elements per thread, and threads and warps along a row."""
     text = kernel.asm["ttgir"]
     named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)", text, re.M))
     sums = re.findall(r'"tt\.reduce"\((?:(?!tt\.reduce).)*?arith\.addf.*?\}\) : \((.*?)\)', text, re.S)
@@ -178,7 +178,7 @@ def order_of_sums(kernel):
 @pytest.mark.parametrize("n", [64, 1024, 4096, 14336])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_a_quantized_norm_sums_rows_in_the_same_order(name, n):
-    """Statistics and bytes must equal those of a norm that is written first and then quantized."""
+    """Only then the statistics and bytes equal those of a norm that is stored first and then quantized."""
     x = (meta(512, n), meta(n), *([meta(n)] if name == "layer_norm" else []))
     with compiling_for("sm_90") as built:
         IMPLS[f"opmux::{name}"](*x, 1e-6, 0.0, *(["gemma"] if name == "rms_norm" else []))

@@ -1,4 +1,6 @@
-"""Kernels that cast to float8 when they store: bit-equal to torch, amax only raised, every algorithm for rows."""
+"""Kernels that cast to float8 when they store: their bits equal torch's, they never lower amax, and every row algorithm
+works.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def cast_all(x_ptr, y_ptr, n, CAST: tl.constexpr, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
 def test_casts_equal_torchs_bit_for_bit(dtype):
-    """All float32 whose last 16 bits are zero, all float8 values, the midpoints between them, and their neighbours."""
+    """Tests all float32 values whose last 16 bits are zero, all float8 values, the midpoints between float8 values, and
+    the neighbours of these.
+    """
     every = torch.arange(1 << 16, dtype=torch.int32).mul(1 << 16).view(torch.float32)
     grid = torch.arange(256, dtype=torch.uint8).view(dtype).float()
     grid = grid[grid.isfinite()].sort().values
@@ -39,7 +43,8 @@ def test_casts_equal_torchs_bit_for_bit(dtype):
     x = torch.cat([every, grid, middles, middles.nextafter(inf), middles.nextafter(-inf), torch.tensor([1e-45, -0.0])])
     want = x.clamp(-MOST[dtype], MOST[dtype]).to(dtype).view(torch.uint8)
     got = torch.full_like(want, 0x55)
-    # On chips that can, Triton kernels cast with PTX; the interpreter runs the cast in integer arithmetic.
+    # Triton kernels cast with a PTX instruction on chips that have it; the interpreter runs the cast in integer
+    # arithmetic.
     cast_all[(triton.cdiv(len(x), 8192),)](x, got, len(x), fp8.CASTS[dtype][0], 8192)
     nan = x.isnan()
     assert torch.equal(got[~nan], want[~nan]) and got[nan].view(dtype).float().isnan().all()
@@ -70,7 +75,7 @@ NAMES = sorted(KERNELS)
 
 
 def both(name, args, scale, before, dtype=E4M3):
-    """Results and amax of the kernel and of the reference."""
+    """Return results and amax of the kernel and of the reference."""
     runs = []
     for fn in (KERNELS[name], specs.by_key[f"opmux::{name}"].reference):
         amax = torch.full((1,), before)
@@ -79,8 +84,8 @@ def both(name, args, scale, before, dtype=E4M3):
 
 
 def near(got, want):
-    """Assert that few bytes differ, and by one at most: a value may be at a rounding boundary. The sign of NaN is
-    ignored.
+    """Assert that few bytes differ, and only by one, because a value may be at a rounding boundary. Ignores the sign of
+    NaN.
     """
     a, b = (torch.where(t.int() & 0x7F == 0x7F, 0x7F, t.int()) for t in (got[0], want[0]))
     assert got[0].dtype is torch.uint8 and (a - b).abs().max() <= 1 and (a != b).float().mean() < 1e-3
@@ -124,7 +129,7 @@ def test_a_group_of_one_program_agrees_with_the_reference(name, monkeypatch):
 
 
 def test_rows_out_of_bounds_do_not_count():
-    """With eps = 0 padding gives NaN, and with only a bias it may give large values."""
+    """With eps = 0 the padding lanes compute NaN, and with only a bias they may compute large values."""
     x, w = torch.ones(3, 16), torch.full((16,), 0.5)
     y, _, _ = KERNELS["rms_norm_fp8"](x, w, torch.ones(1), amax := torch.zeros(1), E4M3, 0.0, 0.0)
     assert amax == 0.5 and (y.view(E4M3).float() == 0.5).all()
@@ -132,7 +137,7 @@ def test_rows_out_of_bounds_do_not_count():
 
 @pytest.mark.parametrize("shape", [(3, 5000), (700, 24), (2050, 4)])
 def test_row_factors_work_for_wide_and_narrow_rows(shape):
-    """More columns than a block, and more rows than a block."""
+    """Tests more columns than fit in a block, and more rows than fit in a block."""
     g = torch.Generator().manual_seed(7)
     dy, x = torch.randn(shape, generator=g), torch.randn(*shape[:-1], 2 * shape[-1], generator=g)
     s = torch.rand(shape[0], generator=g)
@@ -155,7 +160,7 @@ FORMS = {"": (False, False), "_bwd": (False, True), "_glu": (True, False), "_glu
 
 
 def buffers(shape, kind, two_d=False):
-    """Buffers for bytes, scales and transposes, filled with values that no kernel writes."""
+    """Create the buffers for bytes, scales and transposes, filled with values that no kernel writes."""
     fresh = lambda s, dtype=torch.uint8: torch.full(s, 0x55, dtype=dtype)
     if kind == "mx":
         return [b for columnwise in (False, True) for b in (fresh(shape), fresh(quant.mx_scales(shape, columnwise)))]
@@ -189,7 +194,7 @@ def test_block_scaled_activations_equal_two_passes(form, two_d):
 @pytest.mark.parametrize("two_d", [False, True], ids=["1x32", "32x32"])
 @pytest.mark.parametrize("form", FORMS)
 def test_mxfp8_activations_equal_two_passes(form, two_d):
-    """The two halves of a gradient may meet within a block."""
+    """The boundary between the two halves of a gradient may be within a block."""
     x, dy, gated = operands(form, m=96, n=304 if form == "_glu_bwd" else 288)
     r = EVERY[f"silu{form}"](*((x,) if dy is None else (dy, x)))
     want, got = buffers(r.shape, "mx"), buffers(r.shape, "mx")
@@ -199,7 +204,7 @@ def test_mxfp8_activations_equal_two_passes(form, two_d):
 
 
 def test_activations_that_are_not_0_at_0_ignore_padding():
-    """Elements out of bounds do not count in the amax of the last blocks."""
+    """The amax of the last blocks ignores elements out of bounds."""
     x = torch.full((150, 72), -6.0).bfloat16()
     want, got = buffers(x.shape, "blocks"), buffers(x.shape, "blocks")
     EVERY["fp8_blocks_into"](x.sigmoid(), *want, None, E4M3, False, True, 0.0)
@@ -219,7 +224,7 @@ def test_current_scaled_activations_equal_two_passes(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_delayed_scaled_activations_equal_two_passes(form):
-    """The bytes equal those of the op that only casts, and their transpose."""
+    """The bytes, and their transpose, equal those of the op that only casts."""
     x, dy, gated = operands(form)
     scale, amaxes = torch.full((1,), 3.0), [torch.zeros(1), torch.zeros(1)]
     name = ("glu" if gated else "act") + ("_bwd_fp8" if dy is not None else "_fp8")

@@ -52,7 +52,7 @@ def linear_act_args(act, glu=False, residual=None, save=True, bias=True, m=M, dt
 
 
 def ints(transposed, m=M):
-    """int8 operands; the columns or the rows of the second one are contiguous."""
+    """int8 operands; in the second operand either columns or rows are contiguous."""
     b = new(N, K, dtype=torch.int8).t() if transposed else new(K, N, dtype=torch.int8)
     return lambda: kernels.int_mm(new(m, K, dtype=torch.int8), b)
 
@@ -90,7 +90,7 @@ ANYHOW = {
     "tf32",
     "few rows",
     "few rows of int8",
-}  # the chip's matrix unit, or Triton, may not support these
+}  # the chip's matrix unit or Triton may not support these kernels
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ WIDE, NARROW = (4096, 4096, 4096), (300, 1000, 656)  # use tiles of 256 and of 1
 @pytest.mark.parametrize("m, n, k", [WIDE, NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3, BF16), (E5M2, E4M3, F32)], ids=lambda d: str(d[2]))
 def test_the_gluon_block_kernel_uses_two_warpgroups_on_hopper(m, n, k, dtypes):
-    """One warp copies and two warpgroups multiply, none of which spills registers."""
+    """One warp copies and two warpgroups multiply; nothing spills registers."""
     pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
     scales = new(-(-k // 128), m, dtype=F32).t(), new(-(-n // 128), -(-k // 128), dtype=F32)
     a, b = new(m, k, dtype=torch.uint8), new(n, k, dtype=torch.uint8)
@@ -165,7 +165,7 @@ def test_the_gluon_block_kernel_uses_two_warpgroups_on_hopper(m, n, k, dtypes):
     halves = 2 if (m, n, k) == WIDE else 1
     kinds = {E4M3: "e4m3", E5M2: "e5m2"}
     word = f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{kinds[dtypes[0]]}.{kinds[dtypes[1]]}"
-    assert ptx.count(word) == 2 * 2 * 4 * halves  # two warpgroups, two blocks, 32 of 128 columns of K per instruction
+    assert ptx.count(word) == 2 * 2 * 4 * halves  # two warpgroups, two blocks, four instructions for 128 columns of K
     assert "setmaxnreg" in ptx
 
 
@@ -176,7 +176,7 @@ def test_int8_is_multiplied_as_int8(name, chip, word):
 
 
 def test_products_with_few_rows_load_the_matrix_wide():
-    """This includes an odd number of rows. Threads exchange no data before the final sums."""
+    """Also tests an odd number of rows. Threads exchange no data before the final sums."""
     kernel = build("sm_90", "few rows")
     assert "ld.global.v4" in kernel.asm["ptx"]
     loop = kernel.asm["ttgir"].partition("scf.for")[2].partition("scf.yield")[0]
@@ -191,7 +191,7 @@ def test_an_odd_number_of_rows_keeps_loads_wide(monkeypatch):
 
 
 def test_transposed_operands_are_not_copied(monkeypatch):
-    """A transposed view only changes a constant of the kernel, and loads stay wide."""
+    """For a transposed view, only a constant of the kernel changes, and loads stay wide."""
     monkeypatch.setitem(CALLS, "turned", gemm(new(K, M).t(), new(K, 2 * N)[:, :N]))
     ptx = build("sm_80", "turned").asm["ptx"]
     copies = [line for line in ptx.splitlines() if "cp.async.cg" in line or "cp.async.ca" in line]

@@ -20,7 +20,7 @@ F32 = torch.float32
 
 @pytest.fixture(params=[(False, 1), (True, 1), (False, 2)], ids=["each", "in turn", "parts of K"])
 def small_tiles(monkeypatch, request):
-    """Many tiles in a small matrix, and tile groups that the last rows do not fill."""
+    """Use tiles so small that a small matrix has many, and that the last rows of tiles do not fill a group."""
     in_turn, splits = request.param
     tiles = Tiles(128, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP=3, IN_TURN=in_turn, SPLITS=splits)
     monkeypatch.setattr(kernels, "gemm_tiles", lambda **facts: tiles)
@@ -63,7 +63,9 @@ def test_products_of_any_size_agree_with_the_reference(m, n, k, trans_a, trans_b
 @pytest.mark.parametrize("m, n, k", [(1, 72, 40), (60, 36, 40), (37, 2, 70), (68, 40, 64)])
 @pytest.mark.few(6)
 def test_epilogues_of_linear_layers_agree_with_the_reference(m, n, k, act, glu, small_tiles):
-    """GLU halves that end within a tile, weights by rows and by columns, and inputs with more dimensions."""
+    """Tests GLU halves that end within a tile, row- and column-major weights, and inputs with more than two
+    dimensions.
+    """
     x, w = torch.randn(m, k), torch.randn(n, k) / k**0.5
     bias, residual = torch.randn(n), torch.randn(m, n // 2 if glu else n)
     for weight in (w, w.t().contiguous().t()):
@@ -79,7 +81,7 @@ def test_epilogues_of_linear_layers_agree_with_the_reference(m, n, k, act, glu, 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.few(5)
 def test_products_with_few_rows_agree_with_the_reference(m, n, layout, monkeypatch):
-    """Tests sums by rows of both operands, by columns with K split in parts, and columns of the result."""
+    """Tests both operands row-major, column-major with K split into parts, and a column-major result."""
     tiles = Tiles(128, 2, BLOCK_N=16, BLOCK_K=16, SPLITS=2)
     monkeypatch.setattr(kernels, "few_tiles", lambda **facts: tiles)
     forget()
@@ -104,7 +106,7 @@ def test_fp8_works_on_chips_that_do_not_multiply_it(op, monkeypatch):
 
 @pytest.mark.parametrize("dtype", spec.FP8)
 def test_every_fp8_byte_is_decoded_correctly(dtype, monkeypatch):
-    """Including the smallest, infinities and NaN; computed as a product with a column of ones."""
+    """Multiplies the bytes by a column of ones; they include the smallest values, infinities and NaN."""
     monkeypatch.setattr(products, "multiplies_fp8", lambda: False)
     forget()
     a = torch.arange(256, dtype=torch.uint8)[:, None]

@@ -1,6 +1,6 @@
 """Our kernels for ops with gradients, launched from C++ (native/functions.cpp): compiled for sm_90, run on the CPU.
 
-Their host code and the C++ run for real; the driver launches nothing, so results are undefined.
+The kernels' host code and the C++ code really run, but a fake driver launches nothing, so results are undefined.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from opmux.kernels.lib.compile_only import compiling_for
 MODE = "compile"
 OPS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]
 VIEW, COMPOSITION = "its backward is a view, by torch", "its backward is a composition of torch's ops"
-# Ops whose forward is launched from C++ but not their backward, with the reason.
+# Ops whose forward is launched from C++ and whose backward is not, with the reason.
 FORWARD_ALONE = {"sum": VIEW, **dict.fromkeys("nansum mean prod amax amin max_dim min_dim".split(), COMPOSITION)}
-# The ops that every run tests: each kernel takes half a second to compile.
+# Only these ops are tested without --slow, because each kernel takes half a second to compile.
 FIRST = "rms_norm layer_norm add_rms_norm softmax gelu silu_mul token_cross_entropy rope_fwd group_norm var".split()
 
 
@@ -79,7 +79,7 @@ def ours(driver):
 
 
 def launched_by_cpp(driver, spec, dtype):
-    """How many kernels C++ launches in a sample's forward and backward, once these calls are recorded."""
+    """How many kernels C++ launches in a sample's forward and backward, after both calls have been recorded."""
     usable = lambda s: not s.loose and "no_scales" not in s.id and all(t.numel() for t in tensors(s))
     sample = next(s for s in spec.samples(dtype, torch.device("cpu")) if usable(s))
     leaf = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v

@@ -1,4 +1,4 @@
-"""The kernels of grouped products at the sizes of real models compile for Hopper; for all chips with --slow."""
+"""The kernels of grouped products compile at the sizes of real models for Hopper; with --slow for all chips."""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ def test_rows_after_the_last_group_are_ignored():
 
 @pytest.mark.parametrize("ends", [(5, 3, 12), (-1, 4, 12), (4, 30, 31)], ids=str)
 def test_invalid_ends_cause_no_access_out_of_bounds(ends):
-    """Groups that overlap or end after the rows: nothing outside of the tensors is read or written."""
+    """Groups may overlap or end after the last row; the kernel still reads and writes nothing outside of the
+    tensors.
+    """
     buffer = torch.full((3, 12, 16), 7.0)
     a = buffer[1].copy_(torch.randn(12, 16))
     y = kernels.grouped_mm(a, torch.randn(3, 16, 16), ends_of(*ends), True)

@@ -73,7 +73,7 @@ def test_a_planned_op_equals_its_reference(scaled, shape, weighted, layout):
     elif layout == "turned":
         x = x.mT.contiguous().mT if x.dim() > 1 else torch.stack([x, x], -1)[..., 0]
     weight = torch.randn(2 * shape[-1])[::2] if weighted else None
-    y, count = scaled(x, weight, 3)  # an int for a float must not compile another kernel
+    y, count = scaled(x, weight, 3)  # an int in place of a float must not compile another kernel
     expected, rows = scaled_rows(x, weight, 3.0)
     torch.testing.assert_close(y, expected)
     assert y.is_contiguous() and torch.equal(count, rows)
@@ -144,7 +144,7 @@ def test_a_result_may_share_the_name_of_an_argument():
             launch = sizes.launch(affine, Tiles(BLOCK_N=16), sizes.count).named(y="new_x")
             return Plan({"new_x": OutputSpec.of(x.shape, x.dtype)}, [launch], sizes.strided, returns=["new_x"])
 
-        # the first input calls the launch directly, the second a function around it
+        # the contiguous input calls the launch directly, the strided one calls a function around it
         for x in (torch.randn(3, 5), torch.randn(5, 3).t()):
             before = x.clone()
             torch.testing.assert_close(rows(x, 3.0), 3 * before)

@@ -101,7 +101,7 @@ def test_sums_agree_with_torch(dtype):
 
 
 def test_sums_with_an_expanded_index_agree_with_torch():
-    """16-bit elements: each row of the expanded index is a single element of x."""
+    """The elements have 16 bits, and each row of the expanded index refers to a single element of x."""
     once, s = torch.tensor([2]).expand(9), torch.randint(-4, 5, (9, 5, 8)).bfloat16()
     exact("index_add", torch.zeros(3).bfloat16(), 0, once, s[:, 0, 0])
     exact("index_put", torch.ones(6, 5, 8).bfloat16(), [once], s, True)
@@ -132,7 +132,7 @@ def test_the_gradient_of_embedding_bag_agrees_with_torch(mode):
 
 
 def test_sums_over_many_rows_are_deterministic(monkeypatch):
-    """More rows than one program sorts, and indices wider than a byte."""
+    """Tests more rows than one program sorts, and indices wider than a byte."""
     monkeypatch.setattr(rows, "LONGEST", 16)
     indices = torch.randint(0, 600, (100,))
     close("embedding_dense_backward", torch.randn(100, 2), indices, 600, -1, False)
@@ -227,7 +227,7 @@ def test_mode_takes_the_smallest_value_and_its_last_index(monkeypatch):
         values, indices = CALLS["aten::mode"](x.t().double(), 0, True)
         assert values.tolist() == [[1, 7, 4]] and indices.tolist() == [[3, 4, 5]]
         monkeypatch.setattr(ops, "LONGEST", 4)
-        forget()  # again, with rows that are too long for one program
+        forget()  # repeat the test with rows that are too long for one program
     assert CALLS["aten::mode"](torch.tensor([NAN, 1.0, NAN, 2.0]))[0] == 1
 
 

@@ -1,6 +1,5 @@
-"""Each of our kernels, interpreted on the CPU, against its reference, in four dtypes, with poisoned results.
-
-Two samples in float32, one in every other dtype; all samples with --slow.
+"""Each of our kernels, interpreted on the CPU, against its reference, in four dtypes. New memory is filled with invalid
+values. Two samples run in float32 and one in every other dtype; with --slow all samples run.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def copies(args):
 
 
 def written(value):
-    """The tensors that an op writes for an argument: the argument itself, or the items of a list; none for None."""
+    """The tensors of an argument to which an op writes: the argument itself, the items of a list, or none for None."""
     return [t for t in (value if isinstance(value, (list, tuple)) else [value]) if t is not None]
 
 
@@ -77,7 +76,7 @@ def test_every_kernel_agrees_with_the_reference(spec, impl, few):
 
 
 def agrees_on(spec, impl, sample, what):
-    """Results and written arguments agree; all other arguments are unchanged."""
+    """Assert that results and written arguments agree, and that all other arguments are unchanged."""
     before, theirs = copies(sample.args), copies(sample.args)
     got, want = impl.fn(*sample.args), spec.reference(*theirs)
     for name, a, b, c in zip(spec.names, sample.args, theirs, before, strict=True):
@@ -103,7 +102,7 @@ def test_kernels_reject_what_the_reference_rejects(spec, impl):
     (17000, torch.float32, "gemma"), (33000, torch.bfloat16, "llama"),
 ])  # fmt: skip
 def test_norm_rows_too_long_for_registers_agree_with_the_reference(n, dtype, casting, monkeypatch):
-    """Each algorithm of a norm: whole rows, without partial sums, in pieces; and a mean far from zero."""
+    """Tests each algorithm of a norm (whole rows, no partial sums, rows in pieces), and a mean far from zero."""
     # Use few programs for column sums: the interpreter takes 10 ms for each of 500.
     monkeypatch.setattr(column_sum.tiles_of, "default", lambda n, dtype: Tiles(128, BLOCK_M=64, BLOCK_N=4096))
     plans.forget()
@@ -126,13 +125,13 @@ def test_norm_rows_too_long_for_registers_agree_with_the_reference(n, dtype, cas
 @pytest.mark.parametrize("n, dtype", [(9000, torch.float64), (17000, torch.float32), (33000, torch.bfloat16)])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_long_rows_of_softmax_agree_with_the_reference(name, n, dtype):
-    """Rows are read in pieces: the maximum may come late, and a piece may be all -inf."""
+    """Rows are read in pieces. The maximum may be in a late piece, and all elements of a piece may be -inf."""
     x = torch.randn(3, n, dtype=dtype)
     x[0, -1] = 40.0
     x[1, : n // 2] = -float("inf")
     spec, back = specs.find(name), specs.find(f"{name}_bwd")
     close.assert_close_to_exact(spec, getattr(softmax, name)(x, -1), (x, -1), n)
-    # avoid -inf, where the gradient of log-softmax is NaN in both
+    # avoid -inf, for which kernel and reference give a NaN gradient of log-softmax
     saved = torch.randn_like(x), spec.reference(x).clamp(min=-1e4), -1
     close.assert_close_to_exact(back, getattr(softmax, f"{name}_bwd")(*saved), saved, n)
 
@@ -197,7 +196,9 @@ def test_a_group_of_one_agrees_with_the_reference(spec, impl, alone, few):
 
 
 def test_tensors_without_plain_memory_are_declined():
-    """A negated view, and a subclass that wraps another tensor: kernels read raw memory."""
+    """Tests a negated view, and a subclass that wraps another tensor. Kernels read raw memory, which has other values
+    or none.
+    """
     from opmux.core import NotSupported
     from opmux.kernels import wrappers
 

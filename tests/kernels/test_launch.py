@@ -1,4 +1,4 @@
-"""The generated quick launch: what it passes to the entry point of each kind of launcher, and when it falls back."""
+"""The generated bound launch: what it passes to the entry point of each kind of launcher, and when it falls back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ ENTRIES = {
 
 @pytest.fixture(params=ENTRIES)
 def quick(request):
-    """A launch of three tensors, the second one None, with two scalars bound in advance and one passed at the call."""
+    """A launch with three tensors, of which the second is None, two scalars bound in advance, and one scalar passed at
+    the call.
+    """
     hooks = types.SimpleNamespace(launch_enter_hook=Chain(), launch_exit_hook=Chain())
     entered, stood_back = [], []
     names = dict(
@@ -61,7 +63,7 @@ def test_the_entry_point_gets_every_argument_in_its_place(quick):
 
 @pytest.mark.parametrize("address", [0, 8, 17])
 def test_unaligned_or_null_pointers_fall_back(quick, address):
-    """0 is the pointer of a tensor without memory; 8 and 17 are not multiples of 16."""
+    """0 is the address of a tensor without memory; the addresses 8 and 17 are not multiples of 16."""
     quick.call(address)
     assert not quick.entered and [late for _, late in quick.stood_back] == [(0.5,)]
 
@@ -100,8 +102,8 @@ def test_a_launch_is_recorded_for_its_thread():
         results = rms_norm_bwd(y, x, w, rstd, 0.0, "llama")
     finally:
         launches.recording.clear()
-    # One launch computes dx and partial sums, another adds these. `made` lists tensors that are neither arguments nor
-    # results.
+    # One launch computes dx and partial sums, another one adds the partial sums. `made` lists the tensors that are
+    # neither arguments nor results.
     assert len(mine.launches) == 2 and len(mine.made) == 3
     known = {id(t) for t in (y, x, w, rstd, *mine.made)}
     used = {id(a) for one in mine.launches for a in one.args.values() if torch.is_tensor(a)}

@@ -73,7 +73,7 @@ def test_newer_tritons_kernels_are_left_alone(monkeypatch):
 
 
 def test_a_missing_private_member_is_no_error(monkeypatch, caplog):
-    monkeypatch.setattr(launcher_code.importlib, "import_module", lambda name: threading)  # it has no CudaLauncher
+    monkeypatch.setattr(launcher_code.importlib, "import_module", lambda name: threading)  # has no CudaLauncher
     launcher_code._compile_launcher(Source())
     monkeypatch.setattr(launcher_code.importlib, "import_module", lambda name: __import__("no_such_module"))
     with caplog.at_level("DEBUG", logger="opmux"):

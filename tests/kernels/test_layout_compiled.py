@@ -69,7 +69,9 @@ def test_every_access_pattern_compiles(number, case, slow):
 
 @pytest.mark.parametrize("case", ["flat", "odd", "cast", "transposed", "heads", "cat", "roll", "tril"])
 def test_loads_and_stores_are_wide(case):
-    """16 bytes each, also for a transpose; for a tensor of odd length all but the last block."""
+    """Loads and stores have 16 bytes, also for a transpose, and for a tensor of odd length in all blocks but the
+    last.
+    """
     (kernel,) = compiled(case, "sm_90")
     assert "ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v4.b32" in kernel.asm["ptx"]
 

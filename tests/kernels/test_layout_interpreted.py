@@ -1,4 +1,4 @@
-"""ATen's layout ops and factories, interpreted, against torch's own: values, dtypes, strides, given results."""
+"""ATen's layout ops and factories, interpreted, against torch's own: values, dtypes, strides, `out` arguments."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def agree(name, *args, **kwargs):
 
 @pytest.mark.parametrize("number, name", list(enumerate(OPS)), ids=list(OPS))
 def test_every_op_agrees_with_torch(number, name):
-    """All samples in one dtype, and one sample in another."""
+    """Tests all samples in one dtype, and one sample in another dtype."""
     makes = SAMPLES[name]
     for sample in (*makes(torch.float32, "cpu"), *itertools.islice(makes(DTYPES[1 + number % 4], "cpu"), 1)):
         try:
@@ -197,7 +197,7 @@ def test_repeat_interleave_agrees_with_torch():
     ],
 )
 def test_a_source_of_another_shape_falls_back_to_torch(name, more):
-    """torch raises an error; our kernel would broadcast, or read out of bounds."""
+    """torch raises an error, while our kernel would broadcast the source or read out of bounds."""
     x = torch.zeros(5, 5)
     native = getattr(torch, name)
     part = {"select_scatter": (5,), "slice_scatter": (5, 3)}.get(name, (4,))

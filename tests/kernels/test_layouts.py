@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("triton")
 from opmux.kernels.lib import launch, layouts
 
-# As written by triton 3.6 for sm_90: the first two computed garbage on an H200 (batch norm [8, 2856, 4, 4] and the
-# gradient of [16, 2048, 7, 7]), the others were correct.
+# Layouts that triton 3.6 wrote for sm_90. On an H200, kernels with the first two computed garbage (batch norm of [8,
+# 2856, 4, 4], and the gradient for [16, 2048, 7, 7]); kernels with the others were correct.
 TEXT = """\
 #blocked = #ttg.blocked<{{sizePerThread = [1, 4], threadsPerWarp = [4, 8], warpsPerCTA = [1, 4], order = [1, 0]}}>
 #linear = #ttg.linear<{{register = [[0, 1], [0, 2]], lane = {lane}, warp = {warp}, block = []}}>

@@ -18,7 +18,7 @@ HOW = (None, -100, 0.0, 0.0, None)
 
 
 def both(x, target):
-    """Loss, lse and gradient of the kernel and of the reference."""
+    """Return loss, lse and gradient, once of the kernel and once of the reference."""
     for forward, backward in (
         (kernels.token_cross_entropy, kernels.token_cross_entropy_bwd),
         (spec.token_cross_entropy.reference, spec.token_cross_entropy_bwd.reference),

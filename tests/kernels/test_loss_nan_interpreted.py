@@ -19,7 +19,7 @@ ODD = (0.0, 30.0, -1e3, 6e4, math.inf, -math.inf, math.nan)
 
 
 def arguments(seed):
-    """Logits with special values, targets of which half are ignored, weights that may be 0, and options."""
+    """Logits with special values, targets half of which are ignored, weights (some may be 0), and options."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows, classes = rng.choice(SHAPES)
     dtype, ignore_index = rng.choice(DTYPES), rng.choice((-100, 0, 1))

@@ -30,7 +30,9 @@ def build(chip, n, dtype, masked, causal):
 
 @over_numbered_chips
 def test_every_form_compiles_on_every_chip(number, chip, slow):
-    """Each form with whole rows or rows in pieces, for an odd length and rotating dtypes; with --slow all of them."""
+    """Compiles each form with whole rows or with rows in pieces, for an odd length and rotating dtypes; with --slow all
+    combinations.
+    """
     dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
     for turn, (masked, causal) in enumerate(FORMS.values()):
         for n in (1000, 65536) if slow else [(1000, 65536)[(number + turn) % 2]]:
@@ -41,18 +43,20 @@ def test_every_form_compiles_on_every_chip(number, chip, slow):
 @pytest.mark.parametrize("n", [512, 65536, *(pytest.param(n, marks=pytest.mark.slow) for n in (4096, 16384, 32768))])
 @pytest.mark.parametrize("form", FORMS)
 def test_loads_are_wide_and_nothing_spills(form, n):
-    """Causal rows too have wide loads: the end of a row's visible keys is rounded to a multiple of 16."""
+    """Causal rows have wide loads too, because the number of unmasked keys in a row is rounded up to a multiple of
+    16.
+    """
     for kernel in build("sm_90", n, torch.bfloat16, *FORMS[form]):
         loads = [line for line in kernel.asm["ptx"].splitlines() if "ld.global" in line]
         assert loads and all("v4.b32" in line for line in loads), kernel.name
-        # Causal kernels for rows in pieces spill 8 bytes on sm_90, because a row at the dtype's minimum is not a masked
-        # row.
+        # Causal kernels for rows in pieces spill 8 bytes on sm_90, because they distinguish masked rows from rows at
+        # the dtype's minimum.
         assert kernel.spills() <= (8 if kernel.name == "_fwd_pieces" else 0), kernel.name
 
 
 @pytest.mark.parametrize("n", [64, 65536])
 @pytest.mark.parametrize("form", FORMS)
 def test_scaling_is_not_fused_with_the_subtraction_of_the_maximum(form, n):
-    """A fused `x * scale - top` is not 0 at the maximum: for huge x its exponential would be 0 or infinite."""
+    """`x * scale - top` in one FMA is not 0 at the maximum, so for huge x its exponential would be 0 or infinite."""
     forward = build("sm_90", n, torch.float32, *FORMS[form])[0]
     assert "ex2" in forward.asm["ptx"] and "fma" not in forward.asm["ptx"]

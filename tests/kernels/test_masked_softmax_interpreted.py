@@ -18,7 +18,7 @@ INF, NAN = float("inf"), float("nan")
 
 @pytest.fixture
 def short_pieces(monkeypatch):
-    """Rows of 64 or more elements are long, and are processed in pieces of 32."""
+    """Process rows of 64 or more elements in pieces of 32."""
     longest = dict.fromkeys(kernels.LONGEST, 63)
     monkeypatch.setattr(kernels, "LONGEST", longest)
     monkeypatch.setattr(kernels, "LONGEST_BACK", longest)
@@ -54,7 +54,9 @@ def test_rows_too_long_for_registers_agree_with_the_reference(n, dtype, causal):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_rows_in_pieces_agree_with_the_reference(masked, short_pieces):
-    """All lengths of causal rows, with piece boundaries between; all keys of the first rows are masked."""
+    """Tests causal rows of every length, below and above the piece boundaries. All keys of the first rows are
+    masked.
+    """
     mask = torch.rand(1, 70) > 0.5 if masked else None
     if mask is not None:
         mask[:, :32] = True  # a fully masked piece
@@ -114,7 +116,7 @@ def test_a_scale_for_float64_stays_float64():
 
 @pytest.mark.parametrize("rows", ["whole", "pieces"])
 def test_causal_rows_load_at_most_sixteen_masked_keys(rows, request, monkeypatch):
-    """Counts the elements that loads access, for queries that attend to 3 to 96 of 96 keys."""
+    """Counts the elements that are loaded for queries that attend to 3 to 96 of 96 keys."""
     if rows == "pieces":
         request.getfixturevalue("short_pieces")
     import triton.runtime.interpreter as interpreter

@@ -30,7 +30,7 @@ def same(op, *args):
 @pytest.mark.parametrize("num_out", [0, 20, 200])
 @pytest.mark.few(4)
 def test_permute_and_unpermute_agree_with_the_reference(topk, num_out):
-    """More copies than the kernel unrolls, dropped rows, and more rows than copies."""
+    """Tests more copies than the kernel unrolls, dropped rows, and more rows than copies."""
     indices = torch.rand(12, 30).argsort(-1)[:, :topk].int()
     row_map = same(spec.moe_row_map, indices, num_out)
     x, probs = torch.randn(12, 40), torch.rand(12, topk)
@@ -42,7 +42,7 @@ def test_permute_and_unpermute_agree_with_the_reference(topk, num_out):
 
 
 def test_a_row_out_of_range_is_skipped():
-    """A map with rows out of range: nothing outside of the tensors is read or written."""
+    """The map has rows out of range; the kernel reads and writes nothing outside of the tensors."""
     x, dy, probs = torch.randn(6, 8), torch.randn(4, 8), torch.rand(4, 2)
     row_map = torch.tensor([0, 9, 1, 2, 3, -1, 6, 4], dtype=torch.int32)
     same(spec.moe_collect, x, row_map, probs, 2, False)
@@ -54,7 +54,7 @@ def test_a_row_out_of_range_is_skipped():
 
 
 def test_every_partial_sum_is_rounded():
-    """NVIDIA's kernel rounds so: in bfloat16, 1 + 2^-9 + 2^-9 + ... stays 1."""
+    """NVIDIA's kernel rounds in the same way: in bfloat16, 1 + 2^-9 + 2^-9 + ... stays 1."""
     x = torch.tensor([[1.0]] + [[2.0**-9]] * 7, dtype=torch.bfloat16)
     row_map = torch.arange(8, dtype=torch.int32)
     for give in (kernels.moe_collect, spec.moe_collect.reference):
@@ -76,7 +76,9 @@ def test_row_blocks_agree_with_the_reference(op, dtype):
 
 @pytest.mark.parametrize("count", [8, 9, 64, 130])
 def test_many_blocks_agree_with_the_reference(count):
-    """More than fit in one launch; empty blocks with padding, and rows after the last block, are skipped."""
+    """Tests more blocks than one launch takes. Empty blocks with padding, and rows after the last block, are
+    skipped.
+    """
     sizes = [k % 4 for k in range(count)]
     padded = [4] * count
     x = torch.randn(sum(sizes), 5)
@@ -99,7 +101,7 @@ def test_views_are_written_in_place():
 
 @pytest.mark.parametrize("op", [spec.moe_pad_into, spec.moe_unpad_into])
 def test_invalid_arguments_raise_and_nothing_is_written(op):
-    """All invalid arguments, except arguments that are neither a tensor nor a list, which dispatch rejects."""
+    """Tests all invalid arguments except those that are neither a tensor nor a list: dispatch rejects these."""
     kinds = (torch.Tensor, torch.Tensor, list, list)
     for bad in (b for b in op.spec.errors(CPU) if all(map(isinstance, b.args, kinds))):
         before = bad.args[1].clone()

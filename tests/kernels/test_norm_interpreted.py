@@ -1,4 +1,6 @@
-"""The castings of RMS norms, interpreted, with rows in registers; test_interpreted.py has long rows, other samples."""
+"""The castings of RMS norms, interpreted, with rows in registers. test_interpreted.py tests long rows and other
+samples.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ MODE = "interpret"
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("casting", ["llama", "none"])
 def test_castings_round_as_the_reference_does(casting, dtype):
-    """The same roundings in the same order: at most a few elements differ, because sums have another order."""
+    """Kernel and reference make the same roundings. At most a few elements differ, because sums have another order."""
     for name in ("rms_norm", "rms_norm_bwd", "rms_norm_bwd_add", "add_rms_norm", "add_rms_norm_bwd"):
         spec = specs.find(name)
         samples = [s for s in spec.samples(dtype, torch.device("cpu")) if f"casting={casting}" in s.id]

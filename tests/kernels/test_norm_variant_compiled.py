@@ -16,7 +16,7 @@ MODE = "compile"
 
 @over_numbered_chips
 def test_every_kernel_compiles(number, chip, slow):
-    """Each chip is tested with one dtype, casting and length; with --slow all combinations."""
+    """Compiles one dtype, casting and length for each chip; with --slow all combinations."""
     for i, (dtype, casting, n) in enumerate((
         (torch.bfloat16, "llama", 4096), (torch.float16, "none", 40000),
         (torch.float32, "gemma", 2048), (torch.bfloat16, "llama", 128256),
@@ -37,4 +37,4 @@ def test_every_kernel_compiles(number, chip, slow):
             sparsemax.sparsemax(x)
             sparsemax.sparsemax_bwd(x, x)
         assert len(built) >= 10 and all(k.shared <= CHIPS[chip][1] for k in built)
-        assert max(k.spills() or 0 for k in built) <= 16  # rows shared by programs spill a little
+        assert max(k.spills() or 0 for k in built) <= 16  # kernels that split a row across programs spill a little

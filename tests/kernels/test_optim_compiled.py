@@ -82,7 +82,8 @@ def test_every_kernel_compiles_for_every_chip(name, chip):
         assert kernel.spills() == 0, kernel.name
 
 
-# accesses for a full chunk of 1024, eight elements per thread: vectors with as many elements as 16 bytes of the widest
+# The wide accesses for a full chunk of 1024 elements, eight per thread. A vector has as many elements as 16 bytes hold
+# of the widest dtype.
 WIDE = {
     "adam": {"ld v4": 8, "st v4": 6},
     "adam with masters": {"ld v2": 2, "ld v4": 6, "st v4": 6, "st v2": 2},

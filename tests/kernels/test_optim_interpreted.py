@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def both(name, args):
-    """Arguments and results after the kernel, and after the reference."""
+    """Run kernel and reference; return the arguments and results of each."""
     mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
     got, want = getattr(kernels, name)(*mine), specs.find(f"tex::{name}").reference(*theirs)
     return (mine, got), (theirs, want)
@@ -34,7 +34,9 @@ def tensors(value):
 
 
 def whole_weights(after):
-    """The weights that parameters and remainders form: a difference in the last bit may carry over."""
+    """Combine parameters and remainders into float32 weights, because a difference in the last bit may carry over into
+    the parameter.
+    """
     (_, _, (g, p, m, v, rest), *_), result = after
     joined = [spec.joined(a, b) for a, b in zip(p, rest, strict=True)]
     assert all(torch.equal(a, w.bfloat16()) for a, w in zip(p, joined, strict=True)), "p is not the rounded weight"
@@ -50,7 +52,7 @@ def agree(name, args, what=""):
         if b.dtype.is_floating_point:
             tol = 4e-6 if b.dtype is torch.float32 else torch.finfo(b.dtype).eps
             torch.testing.assert_close(a, b, rtol=tol, atol=1e-7, equal_nan=True, msg=lambda m: f"{name} {what}: {m}")
-        elif name.endswith("adam_fp8"):  # bytes of numbers that differ in the last bit
+        elif name.endswith("adam_fp8"):  # bytes encode numbers that may differ in the last bit
             assert ((a.int() - b.int()).abs() <= 1).all() and (a != b).float().sum() <= 1, f"{name} {what}"
         else:
             assert torch.equal(a, b), f"{name} {what}"
@@ -73,7 +75,7 @@ def test_functions_reject_what_the_reference_rejects(name):
 
 
 def test_scalars_are_checked_in_every_step():
-    """A check of tensors is cached by their metadata; a wrong number is not."""
+    """Checks of tensors are cached by metadata, but numbers are checked in every call."""
     flag, lists = torch.zeros(1, dtype=torch.int32), [[torch.ones(3)] for _ in range(4)]
     for step in (1, 2, 3, 4):
         kernels.multi_tensor_adam(0, flag, lists, 0.1 / step, *ADAM[1:4], step, *ADAM[5:])
@@ -94,7 +96,7 @@ def test_only_lists_of_equal_lengths_may_be_empty():
 
 
 def spread(dtype, sizes, offset):
-    """Tensors in one buffer, the first at an offset of `offset` elements: addresses of all alignments."""
+    """Create tensors in one buffer, from element `offset` on, so that their addresses have all alignments."""
     buffer = torch.randn(sum(sizes) + offset + len(sizes))
     tensors, start = [], offset
     for n in sizes:
@@ -182,7 +184,7 @@ def test_lists_of_several_dtypes_are_supported():
 
 
 def test_dense_tensors_in_any_order_are_supported():
-    """Channels-last in all lists is as good as contiguous; mixed orders are declined before any write."""
+    """Lists may all be channels-last as well as contiguous. Mixed orders are declined before anything is written."""
     from opmux.core import NotSupported
 
     flag = torch.zeros(1, dtype=torch.int32)
@@ -217,7 +219,7 @@ def test_tables_are_cached_by_addresses():
 
 
 def test_scales_are_exact():
-    """Compares every kind of amax bit for bit: powers of two, the smallest, the largest, zero."""
+    """Compares bit for bit for every kind of amax: powers of two, the smallest, the largest, zero."""
     amax = torch.tensor([0.0, 1.0, 448.0, 3.3, 1e-45, 1e-38, 3e38, float("inf"), float("nan"), 2.0**-130, 1e-10])
     for pow2 in (False, True):
         for eps in (0.0, 1e-3):
@@ -234,7 +236,7 @@ def test_scales_are_exact():
 
 
 def test_tables_that_a_captured_graph_reads_are_never_freed(monkeypatch):
-    """Tables are kept also if the capturing stream created them."""
+    """Tables that the capturing stream created are kept too."""
     from types import SimpleNamespace
 
     from opmux.kernels.lib import lists as tables

@@ -1,4 +1,6 @@
-"""ATen's elementwise ops compiled for chips that this machine does not have: each row for one, each layout for all."""
+"""ATen's elementwise ops compiled for chips that this machine does not have: each op for one chip, each layout for all
+chips.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def sample(name, dtype):
 @pytest.mark.few(43)
 @pytest.mark.parametrize("number, name", list(enumerate(OWN)), ids=OWN)
 def test_every_row_compiles(number, name):
-    """Each row is compiled for one chip and one dtype, in rotation."""
+    """Each op of the table is compiled for one chip and one dtype, in rotation."""
     fits = [d for d in ORDER if d in spec.ROWS[name].dtypes]
     compiled(name, sample(name, fits[number // 4 % len(fits)]), list(CHIPS)[number % 4])
 
@@ -80,7 +82,7 @@ def test_loads_are_wide(name):
 
 @pytest.mark.parametrize("layout", ["row", "column", "turned", "batches"])
 def test_tiles_use_wide_loads_and_stores(layout):
-    """A transpose too is loaded along its own rows, and transposed in registers."""
+    """A transposed tensor is also loaded along its contiguous dimension, and transposed in registers."""
     ptx = compiled("add", LAYOUTS[layout](), "sm_90").asm["ptx"]
     assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
 
@@ -88,13 +90,13 @@ def test_tiles_use_wide_loads_and_stores(layout):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["special_legendre_polynomial_p", "igamma", "special_zeta"])
 def test_reducing_functions_get_a_block_from_scalar_arguments(name):
-    """Neither an expanded number nor a Python number is a block."""
+    """An expanded number and a Python number are scalars in the kernel; the function must get blocks nevertheless."""
     args = (meta(1, dtype=torch.float32).expand(5), meta(dtype=torch.float32))
     compiled(name, args, "sm_90")
 
 
 def test_a_cpu_tensor_is_read_at_the_call():
-    """The kernel gets its value, because the device cannot read a pointer to host memory."""
+    """The kernel gets the tensor's value, because the device cannot read a pointer to host memory."""
     kernel = compiled("add", LAYOUTS["host"](), "sm_90")
     head = kernel.asm["ttir"].split("@add_flat(")[1].split(")")[0:12]
     assert sum("tt.ptr" in part for part in head) == 2

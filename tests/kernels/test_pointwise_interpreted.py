@@ -27,12 +27,13 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16)
 OWN = [n for n, r in spec.ROWS.items() if not r.alias]
 
-# Here ATen's CPU kernels differ from its CUDA kernels, which we follow: strides, and gradients at NaN.
+# For these ops ATen's CPU kernels differ from its CUDA kernels in strides or in gradients at NaN; we follow the CUDA
+# kernels.
 OTHER_STRIDES = {"log_sigmoid"}
 NAN_ON_CUDA = set("hardswish_backward elu_backward hardtanh_backward softshrink_backward hardshrink_backward".split())
-# Here ATen's result depends on the processor, and on whether an element is in the vector loop or in the tail after it:
-# which of two zeros is the larger (so signs of zeros are not compared), and which infinity -0.0 gives (so -0.0 is not
-# used).
+# For these ops ATen's result depends on the processor, and on whether the vector loop or the scalar tail computes an
+# element. Which of two zeros is the larger varies, so signs of zeros are not compared. Which infinity -0.0 gives
+# varies, so -0.0 is not used.
 EITHER_ZERO = set("relu relu6 fmax fmin maximum minimum".split())
 EITHER_INFINITY = {"logit_backward"}
 
@@ -82,7 +83,7 @@ def args_in_short(args):
 
 
 def test_results_of_contiguous_arguments_have_the_metadata_of_torchs_meta_function():
-    """The plan computes it without calling that function."""
+    """The plan computes the metadata without calling that function."""
     kinds = set()
     for name in OWN:
         row = ROWS[name]
@@ -117,7 +118,7 @@ def test_result_dtypes_follow_torchs_default_dtype():
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_row_agrees_with_torch(name, few):
-    """One dtype in every layout; two others once, all of them with --slow."""
+    """Tests one dtype in every layout, and one sample in each of two other dtypes (with --slow in all other dtypes)."""
     makes = spec.ops[name].spec.samples
     fits = [d for d in (*FLOATS, *INTS, torch.bool) if d in spec.ROWS[name].dtypes]
     assert fits, f"{name} computes in nothing"
@@ -141,7 +142,7 @@ def test_every_alias_agrees_with_torch(name):
     ],
 )
 def test_integers_become_floats_as_in_torch(name):
-    """Our kernel declines where torch raises, so that torch raises."""
+    """Our kernel declines calls for which torch raises, so that torch's error is raised."""
     for dtype in (torch.int32, torch.bool):
         sample = next(iter(spec.ops[name].spec.samples(dtype, CPU)))
         try:
@@ -157,7 +158,7 @@ SPECIAL = (
     0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.5, 3.0, -3.0, 6.0, 1e-8, 88.0, -88.0, 1e5, -1e5, 3.4e38, INF, -INF, NAN,
     1.5, 2.5, -3.5, 20.5, -20.0, 50.5, 700.0, 0.99999,
 )  # fmt: skip
-# float32 close to a cancellation, where correct results share few digits, or where a series in ATen fails
+# float32 arguments near a cancellation, where correct results share few digits, or where a series in ATen is inexact
 RAGGED = set("special_zeta igamma igammac polygamma mvlgamma lerp logaddexp2 tanh_backward special_bessel_j0 "
              "special_bessel_j1 special_bessel_y0 special_bessel_y1 "
              "special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
@@ -198,7 +199,7 @@ DIVISIONS = set("div floor_divide remainder fmod".split())
 
 
 def crashes_torch(name, a, b, dtype):
-    """Whether torch's own op crashes on x86-64, which cannot divide integers by 0, nor the minimum by -1."""
+    """Whether torch's own op crashes on x86-64, because it divides an integer by 0, or the smallest integer by -1."""
     least = a == torch.iinfo(dtype).min
     if name in DIVISIONS:
         return (b == 0) | ((b == -1) & least)
@@ -224,12 +225,12 @@ def test_integers_agree_with_torch_bit_for_bit(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_lcm_is_right_where_torchs_may_crash(dtype):
-    """|minimum * y|, wrapped to the dtype."""
+    """The expected value is |minimum * y|, wrapped to the dtype."""
     bits, least = torch.iinfo(dtype).bits, torch.iinfo(dtype).min
     others = torch.tensor([7, -7, 31, 127, 255, torch.iinfo(dtype).max], dtype=dtype)
     x = torch.full_like(others, least)
     assert crashes_torch("lcm", x, others, dtype).any()
-    assert (others % 2 == 1).all()  # so the product has the bits of the minimum
+    assert (others % 2 == 1).all()  # so the product wraps to the minimum
     assert run(ROWS["lcm"], (x, others)).tolist() == [-(2 ** (bits - 1))] * len(others)
 
 
@@ -401,7 +402,7 @@ def test_out_agrees_with_torch(layout):
 
 
 def test_out_of_another_dtype_falls_back_to_torch():
-    """Ops differ in whether torch allows such an `out`, and in how it rounds."""
+    """For some ops torch rejects such an `out`, and ops round to it in different ways."""
     x = torch.randn(40).half()
     for name, args, dtype in (("add", full("add", x, x), torch.float32), ("lt", full("lt", x, 0), torch.float32)):
         out = torch.full((40,), NAN, dtype=dtype)
@@ -424,7 +425,7 @@ def test_unsuitable_out_falls_back_to_torch():
         (torch.empty(5), (x, x)),  # torch resizes
         (torch.empty(6, dtype=torch.int32), (x, x)),
         (torch.empty(1).expand(6), (x, x)),
-        (base[1:7], (base[:6], x)),  # would be written before it is read
+        (base[1:7], (base[:6], x)),  # writing `out` would overwrite elements that are read later
     ):
         before = out.clone()
         with pytest.raises(NotSupported):
@@ -514,7 +515,9 @@ def test_zeros_keep_their_signs(dtype):
 
 
 def test_our_kernels_are_not_checked_like_a_plugins():
-    """The first results of impls from outside opmux are compared with the op's fake kernel: 5 ms each."""
+    """For impls from outside opmux, the first results are compared with the op's fake kernel, which takes 5 ms per
+    call.
+    """
     from opmux.core import get_default_manager, specs
     from opmux.core.dispatch import is_foreign
 

@@ -56,7 +56,7 @@ def blocks_back(columnwise):
     return meta((4096, 512) if columnwise else (512, 4096)), scales, E4M3, False, columnwise, torch.bfloat16
 
 
-# The op, its arguments, and the kernels it launches.
+# For each case: the op, its arguments, and the kernels that it launches.
 CASES = {
     "cast": ("fp8_cast_into", lambda: cast(False), 1),
     "cast turned": ("fp8_cast_into", lambda: cast(True, E5M2), 1),

@@ -1,4 +1,4 @@
-"""The quantization kernels, interpreted: equal bits for special values; state, flags, odd sizes."""
+"""The quantization kernels, interpreted: special values give the reference's bits; also state, flags and odd sizes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_scales_at_the_limits_equal_the_reference(fp8, amax, pow2):
 
 
 def test_amax_over_many_tiles_is_exact():
-    """Several programs compute it, each over several tiles."""
+    """Several programs compute the amax, each over several tiles."""
     x = torch.randn(300_001)
     x[270_000] = -77.0
     assert kernels.amax_abs(x).item() == 77.0

@@ -46,7 +46,7 @@ def compiled(name, chip, dtype=torch.bfloat16, seed=HOST, shape=()):
 @pytest.mark.few(5)
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
 def test_every_kernel_compiles(number, name, few):
-    """Even and odd sizes, the seed on host and device; rotating chips and dtypes."""
+    """Compiles even and odd sizes, and seeds on host and device, for rotating chips and dtypes."""
     chips = list(CHIPS)
     calls = list(enumerate(((HOST, (64, 64)), (THERE, (3,)), (HOST, (37, 37)), (THERE, (64, 64)))))
     for i, (seed, shape) in few(calls[number % 2 :] + calls[: number % 2], 2):
@@ -66,14 +66,16 @@ def test_every_kernel_compiles_in_every_dtype_and_on_every_chip(number, name):
 def test_threads_exchange_nothing_and_nothing_spills(name):
     for dtype, shape in ((torch.bfloat16, ()), (torch.float32, (64, 64))):
         kernel = compiled(name, "sm_90", dtype, shape=shape)
-        if name != "poisson":  # a program loops until its last element is done
+        if name != "poisson":  # poisson: a program loops until all its elements are done
             assert kernel.shared == 0 and "bar.sync" not in kernel.asm["ptx"]
         assert kernel.spills() == 0
 
 
 @pytest.mark.parametrize("seed", [HOST, THERE], ids=["host", "there"])
 def test_dropout_uses_wide_accesses_and_few_multiplications(seed):
-    """Four elements per access, and one multiplication of 32 to 64 bits for two words of a round."""
+    """Each access has four elements. For every two words, a round takes one 32x32-bit multiplication with a 64-bit
+    result.
+    """
     ptx = compiled("dropout", "sm_90", torch.bfloat16, seed).asm["ptx"]
     tiles = 8
     assert ptx.count("ld.global.v2.b32") == ptx.count("st.global.v2.b32") == tiles

@@ -1,4 +1,4 @@
-"""Random kernels, interpreted, beyond the samples: bits equal the reference's, whatever the tiles."""
+"""Random kernels, interpreted, beyond the samples: with any tiles, bits equal the reference's."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_random_integers_equal_the_reference(dtype):
 
 @pytest.mark.parametrize("name, args", [("philox_normal", (0.3, 1.7)), ("philox_exponential", (0.7,))])
 def test_float64_is_computed_in_float64_throughout(name, args):
-    """A constant that was rounded to float32 would be visible."""
+    """A constant rounded to float32 would change the result."""
     got, expected = both(name, torch.empty(3000, dtype=torch.float64), SEED, *args)
     torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-14)
 
@@ -116,7 +116,7 @@ def _words(out_ptr, key, counter, group, N: tl.constexpr):
 
 @pytest.mark.parametrize("group", [0, 2**32 - 16, 2**32, 2**40 + 48])
 def test_groups_are_counted_in_64_bits(group):
-    """The last sixteen groups before 2^32, and groups of a tensor with more than 2^34 elements."""
+    """Tests the last sixteen groups before 2^32, and groups of a tensor with more than 2^34 elements."""
     out = torch.empty(4, 16, dtype=torch.int64)
     triton.jit(_words)[(1,)](out, *SEED.tolist(), group, N=16)
     groups = torch.arange(16) + group

@@ -1,4 +1,6 @@
-"""Calls that C++ may replay: a call with an existing plan only launches, and does no other work on the device."""
+"""Calls that C++ may replay: a call with an existing plan only launches kernels, and does no other work on the
+device.
+"""
 
 from __future__ import annotations
 

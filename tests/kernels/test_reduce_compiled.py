@@ -41,7 +41,7 @@ def built(name, shape, dim, dtype, chip, ord=2):
     return kernels
 
 
-# Each op is compiled for one chip and one dtype, in rotation; with --slow for all.
+# Each op is compiled for one chip and one dtype, in rotation; with --slow for all chips and dtypes.
 TURNS = [
     (name, algorithm, list(CHIPS)[(i + j) % 4], (BF16, torch.float32, torch.float16, torch.float64)[(i + j) // 2 % 4])
     for i, name in enumerate(NAMES)
@@ -121,11 +121,12 @@ def test_every_op_compiles_with_every_algorithm(number, name):
     for i, (shape, dim, kernels) in enumerate(cases):
         for chip, dtype in both_dtypes(number + i):
             names = [k.name for k in built(name, shape, dim, dtype, chip)]
-            # float64: fewer elements per program, so several share a plane, and a second kernel adds up
+            # float64: a program holds fewer elements, so several programs share a plane, and a second kernel adds their
+            # sums
             assert names == kernels or (dtype.itemsize == 8 and names == ["_pieces", "_finish"])
 
 
 def both_dtypes(number):
-    """Parameters with a narrow and a wide dtype for each op, each for one chip, in rotation."""
+    """Return two (chip, dtype) pairs, one with bfloat16 and one with float64; the chips rotate with `number`."""
     chips = list(CHIPS)
     return (chips[number % 4], BF16), (chips[(number + 2) % 4], torch.float64)

@@ -25,7 +25,7 @@ by_name = {"ids": lambda v: getattr(v, "name", str(v).removeprefix("torch."))}
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles so small, and a chip with so many cores, that small tensors use every algorithm."""
+    """Use tiles so small, and a chip with so many cores, that small tensors use every algorithm."""
     tiles = {
         "row_tiles": lambda n, rows, dtype, pair, moments: Tiles(32, BLOCK_M=2, BLOCK_N=16),
         "share_tiles": lambda n, dtype, pair: Tiles(32, BLOCK_N=16),
@@ -94,7 +94,7 @@ def test_integers_are_exact_in_64_bits():
 @pytest.mark.parametrize("spec", FORWARD, **by_name)
 @pytest.mark.few(9)
 def test_every_algorithm_agrees_with_torch(spec, small_tiles):
-    """Rows in pieces and with partial sums, planes, columns over many blocks; one dtype per length."""
+    """Tests rows in pieces and with partial sums, planes, and columns over many blocks."""
     for shape, dim in (((2, 45), 1), ((1, 150), 1), ((15, 3), 0), ((40, 5), 0), ((3, 7, 9), 1)):
         x = torch.randn(shape) * 0.1 + (1 if spec.name == "prod" else 3)
         agree(spec, *run(spec, *with_dim(spec, x, dim)), f"{shape} {dim}")
@@ -110,7 +110,9 @@ def spec_is_single(spec):
 
 @pytest.mark.parametrize("name", ["var", "var_mean", "std"])
 def test_a_mean_far_from_zero_loses_no_precision(name, small_tiles):
-    """Squares about zero would lose the variance; so would squares about the first element, which is an outlier."""
+    """Squared differences from zero would lose the variance; so would differences from the first element, an
+    outlier.
+    """
     spec = specs.find(name)
     x = torch.randn(3, 210) + 1e4
     x[1] = torch.randn(210)
@@ -127,7 +129,9 @@ def test_a_mean_far_from_zero_loses_no_precision(name, small_tiles):
 @pytest.mark.parametrize("name", ["argmax", "argmin", "max_dim", "min_dim", "amax", "amin"])
 @pytest.mark.few(6)
 def test_nan_and_ties_agree_with_torch(name, small, request):
-    """NaN counts as maximum and as minimum; the first of equal elements wins; infinities are ordinary elements."""
+    """NaN is both maximum and minimum; of equal elements the first is selected; infinities are treated like other
+    elements.
+    """
     if small:
         request.getfixturevalue("small_tiles")
     nan, inf = math.nan, math.inf
@@ -225,7 +229,9 @@ def test_floats_become_bytes_as_torch_casts_them():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [256, 1024, 8192, 131072])
 def test_a_million_elements_keep_a_chip_of_132_cores_busy(rows, dtype, op, monkeypatch):
-    """Reductions along columns, in every shape. Regression: shapes of 2**20 elements used only sixteen programs."""
+    """Tests reductions along columns in many shapes. Regression: shapes of 2**20 elements used only sixteen
+    programs.
+    """
     monkeypatch.setattr(reduce, "cores", lambda device: 132)
     for numel in (1 << 20, 1 << 22, 1 << 24):
         x = torch.empty((), dtype=dtype).expand(rows, numel // rows).contiguous()

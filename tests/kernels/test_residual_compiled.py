@@ -1,4 +1,4 @@
-"""The kernels of residual connections and neighborhood attention compiled: for Hopper; all chips with --slow."""
+"""The kernels of residual connections and neighborhood attention compile for Hopper; with --slow for all chips."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def empty(*shape, dtype=torch.bfloat16):
 
 
 def calls(dtype):
-    """Each variant of the kernel: angles or sines, both pairings, ways to find positions, parts of packed heads."""
+    """Each variant of the kernel: angles or sines as input, both pairings, each way to find positions, packed heads."""
     x, angles = empty(256, 2, 8, 128, dtype=dtype), empty(512, 96, dtype=torch.float32)
     table, starts, edges = empty(256, 128, dtype=dtype), empty(2, dtype=torch.int32), empty(9, dtype=torch.int32)
     yield lambda: kernels.rope_fwd(x, table, table, None, None, "sbhd", True, 1, 0)
@@ -49,19 +49,19 @@ def test_every_variant_compiles(number, chip, slow):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("dtype, interleaved", list(zip(DTYPES, (False, True, True, False), strict=True)))
 def test_head_sizes_that_are_no_power_of_two_compile(interleaved, dtype):
-    """Heads of 192, of which 64 are rotated: sequence rows in one program, and in several."""
+    """Heads have 192 elements, of which 64 are rotated. The two calls process a row in one program and in several."""
     x, angles = empty(512, 2, 12, 192, dtype=dtype), empty(4096, 64, dtype=torch.float32)
     starts = empty(2, dtype=torch.int32)
     with compiling_for("sm_90") as built:
         kernels.rope_fwd(x, angles, None, None, None, "sbhd", interleaved, 1, 0)
         kernels.rope_bwd(x.transpose(0, 1), angles, None, starts, None, "bshd", interleaved, 2, 1)
     assert len(built) == 2
-    # The sine of float64 keeps the digits of pi on the stack, which counts as spills.
+    # The float64 sine keeps the digits of pi on the stack, and ptxas counts these bytes as spills.
     assert dtype is torch.float64 or not any(kernel.spills() for kernel in built)
 
 
 def test_partly_rotated_packed_heads_compile():
-    """Keys of 128, 96 of them rotated: 64 pairs, of which 48 exist, and 32."""
+    """Keys have 128 elements, of which 96 are rotated: 48 pairs in a block of 64. The other 32 elements are copied."""
     rest = ([384, 128, 128], None, "bshd", False, 1, 0)
     q_angles, k_angles = empty(256, 128, dtype=torch.float32), empty(256, 96, dtype=torch.float32)
     wide = [empty(256, 4, heads, 128, dtype=torch.float32) for heads in (12, 4, 4)]
@@ -84,13 +84,15 @@ def test_loads_are_wide_nothing_spills_and_a_sine_is_computed_once(layout, inter
     assert sum("st.global.v4.b32" in line for line in lines) == 4
     assert not any("ld.global.b16" in line for line in lines)
     assert kernel.spills() == 0
-    # 2 / pi, which gives the quadrant of an angle: two loads, so each thread has two angles
+    # 2 / pi, which gives the quadrant of an angle, occurs twice, because each thread has two angles
     assert sum("0f3F22F983" in line for line in lines) == 2
 
 
 @pytest.mark.parametrize("name", ["rope_qk", "rope_qk_bwd"])
 def test_q_and_k_take_one_launch_with_wide_loads(name):
-    """Heads as a linear layer returns them, in training; and of one position, in decoding."""
+    """The heads have the layout of a linear layer's output. Tests 2048 positions as in training, and one as in
+    decoding.
+    """
     for length in (2048, 1):
         q, k = (empty(4, length, heads, 64).transpose(1, 2) for heads in (32, 8))
         table = empty(1, length, 64)
@@ -98,7 +100,8 @@ def test_q_and_k_take_one_launch_with_wide_loads(name):
             getattr(kernels, name)(q, k, table, table, "bhsd", "bshd", False, False)
         (kernel,) = built
         lines = kernel.asm["ptx"].splitlines()
-        # 128 threads: 16-byte stores for q, which has many heads, 4-byte stores for k; each head in two halves
+        # 128 threads store q, which has many heads, in 16 bytes each, and k in 4 bytes each, both in two halves per
+        # head
         assert [sum(f"st.global.{width}" in line for line in lines) for width in ("v4.b32", "b32")] == [2, 2]
         assert kernel.spills() == 0
         assert not any("ld.global.b16" in line or "st.global.b16" in line for line in lines)

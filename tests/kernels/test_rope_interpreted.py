@@ -1,4 +1,4 @@
-"""The rope kernels, interpreted, also under tex's names: all samples and invalid arguments, and other cases."""
+"""The rope kernels, interpreted, also as parts of tex's functions: samples, invalid arguments, and other cases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ by_name = {"ids": lambda v: v.spec.name}
 
 
 def ours(op):
-    """The kernel of an op; for a tex function, the function built from kernels."""
+    """Our kernel of an op. For a tex function, return that function with our kernels as its parts."""
     adapter = op.spec.adapter
     if adapter is None:
         return getattr(kernels, op.spec.name)
@@ -63,7 +63,7 @@ def test_heads_that_fill_no_block_agree_with_the_reference(shape, d2, interleave
 
 
 def test_views_are_not_copied():
-    """Heads inside packed ones, every other element, a dimension with stride 0."""
+    """Tests heads inside a packed tensor, every other element, and a dimension with stride 0."""
     packed = torch.randn(4, 2, 3, 40)
     angles = torch.randn(4, 16)
     views = (packed[..., 8:24], packed[..., ::2][..., :16], packed[:, :1, :, 4:20].expand(4, 2, 3, 16))
@@ -97,7 +97,7 @@ def test_cu_seqlens_are_ignored_in_formats_without_them():
 
 @pytest.mark.parametrize("op, dtype", [(spec.rope_qk, torch.float32), (spec.rope_qk_bwd, torch.bfloat16)])
 def test_q_and_k_may_have_results_in_another_layout(op, dtype):
-    """Every sample, with heads and sequence exchanged in the memory layout of the results."""
+    """Runs every sample with the dimensions of heads and sequence exchanged in the memory layout of the results."""
     for sample in op.spec.samples(dtype, CPU):
         q, k, cos, sin, layout, _, *options = sample.args
         args = q, k, cos, sin, layout, "bshd" if layout == "bhsd" else "bhsd", *options
@@ -107,7 +107,9 @@ def test_q_and_k_may_have_results_in_another_layout(op, dtype):
 
 
 def test_many_heads_take_several_programs():
-    """More rows than a block for q and for k, neither a power of two; sequences with their own tables, and with one."""
+    """q and k have more rows than fit in a block, and no power of two of them. Tests one table for all sequences, and
+    one per sequence.
+    """
     q, k = torch.randn(3, 2, 40, 128), torch.randn(3, 2, 5, 128)
     for b in (1, 3):
         cos, sin = torch.randn(b, 2, 96), torch.randn(b, 2, 96)

@@ -20,7 +20,7 @@ def copies(args):
 
 
 def same(spec, *args):
-    """Compare results, and the arguments afterwards, as some are written."""
+    """Compare the results, and the arguments after the call, because some are written."""
     ours, theirs = copies(args), copies(args)
     got, want = getattr(kernels, spec.name)(*ours), spec.reference(*theirs)
     assert type(got) is type(want)
@@ -53,7 +53,7 @@ def test_samples_and_wrong_arguments_agree_with_the_reference(spec):
 @pytest.mark.parametrize("score", spec.SCORES)
 @pytest.mark.parametrize("experts, groups", [(300, None), (60, 5), (1100, None)])
 def test_forward_and_backward_agree_with_the_reference(score, experts, groups):
-    """Numbers of experts and groups that fill no block, and many equal scores."""
+    """Tests numbers of experts and groups that fill no block, and many equal scores."""
     logits = (torch.randn(3, experts) * 2).round()
     forward, backward = (specs.find(f"fused_topk_with_score_function_{direction}") for direction in ("fwd", "bwd"))
     bias = None if score == "softmax" else (torch.randn(experts) * 2).round() / 2
@@ -66,7 +66,7 @@ def test_forward_and_backward_agree_with_the_reference(score, experts, groups):
 
 
 def test_infinities_agree_with_the_reference():
-    """All experts but two are masked by -inf: the third choice is the first masked one."""
+    """-inf masks all experts but two, so the third choice is the first masked expert."""
     inf = float("inf")
     logits = torch.full((3, 9), -inf)
     logits[0, 4], logits[0, 7] = 1.0, 2.0

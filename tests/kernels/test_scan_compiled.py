@@ -1,4 +1,6 @@
-"""Scans compiled for four chips: every kind, along rows and columns, with every algorithm; and their code quality."""
+"""Scans compiled for four chips: every kind, along rows and columns, with every algorithm. Also checks accesses, spills
+and barriers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 MODE = "compile"
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 OPS = (*NAMES, *(f"{name}_bwd" for name in NAMES))
-# Shapes on both sides of each change of algorithm: many lanes per program, one lane, a loop, a loop over spans.
+# Shapes for each algorithm: a program scans many lanes, scans one lane, loops over tiles, or loops over a span of a
+# lane.
 ALGORITHMS = {
     "short rows": ((4096, 37), 1),
     "rows": ((512, 2048), 1),
@@ -23,7 +26,7 @@ ALGORITHMS = {
     "columns": ((16, 2048, 1024), 1),
     "few columns": ((1 << 20, 24), 0),
 }
-# The kernels of each algorithm, for ops that launch no other kernels.
+# The kernels of each algorithm, for the ops in NAMED, which launch no other kernels.
 NAMED = ("cumsum", "cummax", "logcumsumexp_bwd")
 KERNELS = {
     algorithm: ["_totals", "_walk"]

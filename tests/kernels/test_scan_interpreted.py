@@ -1,4 +1,4 @@
-"""Scans in the interpreter, with tiles so small that lanes need several: carries, spans, odd sizes."""
+"""Scans in the interpreter, with tiles so small that a lane has several tiles: carries, spans, odd sizes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MODE = "interpret"
 INF, NAN = float("inf"), float("nan")
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
-# n, outer and inner size; neither n nor the number of lanes is a multiple of a tile
+# (n, outer size, inner size); neither n nor the number of lanes is a multiple of the tile size
 SHAPES = {"rows": ((3, 101), 1), "row": ((130,), 0), "columns": ((77, 19), 0), "middle": ((2, 70, 5), 1)}
 
 
 @pytest.fixture(params=[1, 4], ids=["walk", "spans"])
 def small(request, monkeypatch):
-    """Tiles of 16 elements, and many spans."""
+    """Use tiles of 16 elements, and many spans."""
     tile = lambda inner: dict(BLOCK_L=2 if inner == 1 else 16, BLOCK_N=16)
     monkeypatch.setattr(scan, "LONGEST", {4: 16, 8: 16})
     monkeypatch.setattr(scan, "DEEPEST", 16)
@@ -46,7 +46,7 @@ def drawn(name, shape, dtype=torch.float32):
 
 
 def arguments(name, shape, dim, dtype=torch.float32):
-    """Arguments of a forward op and of its backward."""
+    """Return the arguments of a forward op and of its backward."""
     x, dy = drawn(name, shape, dtype), torch.randn(shape).to(dtype)
     if name == "cumprod":
         x[torch.rand(shape) < 0.01] = 0
@@ -86,7 +86,7 @@ def test_carries_of_integers_are_exact(small, dtype):
 
 
 def test_the_smallest_integer_is_a_valid_element(small):
-    """The neutral element of a maximum must not win over an element."""
+    """The neutral element of the maximum must not replace an equal element."""
     for dtype in INTS[:5]:
         lowest, highest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
         x = torch.full((2, 37), lowest, dtype=dtype)
@@ -111,7 +111,7 @@ def test_zeros_of_a_product_carry_over(small):
 
 
 def test_rows_with_gaps_are_not_copied(small):
-    """A slice of columns; an expanded gradient is copied."""
+    """A slice of columns is not copied; an expanded gradient is."""
     base = torch.randn(4, 100)
     agree(specs.find("cumsum"), (base[:, 3:90], 1, None))
     agree(specs.find("cumsum"), (base[:, 3:90], 0, None))
@@ -120,7 +120,7 @@ def test_rows_with_gaps_are_not_copied(small):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_default_tiles_agree_with_the_reference(name):
-    """Rows and columns longer than a tile, with the real tile sizes."""
+    """Tests rows and columns longer than a tile, with the real tile sizes."""
     for shape, dim in (((2, 9001), 1), ((300, 20), 0)):
         forward, back = arguments(name, shape, dim)
         agree(specs.find(name), forward)

@@ -32,7 +32,7 @@ OPS = list(collect())
 
 
 def strides(t):
-    """The strides of all dimensions of more than one element; others do not matter."""
+    """The strides of all dimensions with more than one element; other strides do not matter."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]
 
 
@@ -51,7 +51,7 @@ def agrees(spec, impl, sample):
 @pytest.mark.few(33)
 @pytest.mark.parametrize("number, op", list(enumerate(OPS)), ids=[s.name for s, _ in OPS])
 def test_samples_agree_with_torch(number, op, slow):
-    """Two samples in float32 and one in a rotating dtype; all samples and dtypes with --slow."""
+    """Tests two samples in float32 and one in a rotating dtype; with --slow all samples in all dtypes."""
     spec, impl = op
     for dtype in (torch.float32, *(DTYPES if slow else [DTYPES[number % 3]])):
         samples = list(spec.samples(dtype, CPU))
@@ -66,7 +66,7 @@ def find(name):
 
 @pytest.mark.parametrize("name", ["max_pool2d_with_indices", "adaptive_max_pool2d"])
 def test_max_pooling_handles_nan_and_infinities(name):
-    """NaN is the maximum; in a window of only -inf, the first index wins."""
+    """NaN is the maximum; in a window of only -inf, the first index is the result."""
     x = torch.full((1, 2, 4, 4), float("-inf"))
     x[0, 0, 1, 2] = float("nan")
     x[0, 1, 2, 3] = float("inf")
@@ -77,7 +77,7 @@ def test_max_pooling_handles_nan_and_infinities(name):
 
 
 def test_each_gradient_of_a_convolution_can_be_computed_alone():
-    """One gradient at a time, selected by the output mask."""
+    """The output mask selects one gradient at a time."""
     spec, impl = find("convolution_backward")
     *args, _ = next(iter(spec.samples(torch.float32, CPU))).args
     want = spec.reference(*args, [True, True, True])
@@ -88,13 +88,13 @@ def test_each_gradient_of_a_convolution_can_be_computed_alone():
 
 
 def test_tf32_rounds_operands_instead_of_truncating(monkeypatch):
-    """cuDNN rounds so too. The interpreter's product is exact. NaN with any payload stays NaN."""
+    """cuDNN rounds in the same way. The interpreter's product is exact. NaN with any payload stays NaN."""
     from opmux.kernels import convolution
     from opmux.kernels.lib.plans import forget
 
     monkeypatch.setattr(convolution, "_factors", lambda t, precise: "tf32")
     forget()
-    x = torch.full((1, 16, 4, 4), 1 + 3 * 2.0**-12)  # between 1 and 1 + 2^-10, closer to the latter
+    x = torch.full((1, 16, 4, 4), 1 + 3 * 2.0**-12)  # between 1 and 1 + 2^-10, closer to 1 + 2^-10
     x[0, 0, 0, 0] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
     y = find("convolution")[1].fn(x, torch.ones(16, 16, 1, 1), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     forget()

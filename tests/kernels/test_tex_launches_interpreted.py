@@ -1,4 +1,6 @@
-"""tex functions that quantize, over our kernels: the launches that docs/tex.md lists, and the bits of two passes."""
+"""tex functions that quantize, with our kernels: they make the launches that docs/tex.md lists, and give the bits of
+two separate passes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ QUANTIZERS = {
 
 
 def with_defaults(spec):
-    """The op's kernel, or its reference if there is none. It fills in the op's defaults, as dispatch does."""
+    """The op's kernel, or its reference if there is no kernel. Like dispatch, it fills in the op's defaults."""
     fn, defaults = KERNELS.get(spec.key, spec.reference), [p.default for p in spec.signature.parameters.values()]
     return lambda *args: fn(*args, *defaults[len(args) :])
 
@@ -75,7 +77,9 @@ CALLS = {
 
 
 def table():
-    """The page's table: launches by row and quantizer, as "2: norm; cast", or "1 (128x128: 2)" where they differ."""
+    """The number of launches by row and quantizer, from the page's table. A cell is "2: norm; cast", or "1 (128x128:
+    2)" if one quantizer differs.
+    """
     lines = PAGE.read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| function | delayed"))
     rows = {}
@@ -95,7 +99,7 @@ TABLE = table()
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The names of the launched kernels: ours, and torch's sums."""
+    """The names of the launched kernels of ours, and "sum" for each sum by torch."""
     launches, call, add_up = [], launch.Launcher.__call__, torch.Tensor.sum
 
     def launcher(self, *args):
@@ -124,7 +128,8 @@ def test_launches_and_bits_are_as_documented(row, kind, launched):
         launched.clear()
         quantized = call(quantizer)
         assert len(launched) == TABLE[row, kind], launched
-        # delayed scaling does not round to bfloat16 first; `quantize` has no first pass
+        # nothing to compare: delayed scaling does not round to bfloat16 before the cast, and `quantize` is a single
+        # pass
         if kind == "delayed" or row == "`quantize`":
             continue
         result = call(None)

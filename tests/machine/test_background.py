@@ -17,7 +17,7 @@ from opmux.cpp import library as native_library
 
 @pytest.fixture
 def called(monkeypatch):
-    """The results of `observe` in the main thread; `request` schedules a call of it from another thread."""
+    """The results of `observe` in the main thread. `request` schedules a call of `observe` from another thread."""
     monkeypatch.setattr(background, "RETRY", 0.01)
     return []
 
@@ -29,7 +29,7 @@ def request(called, observe=lambda: True):
 
 
 def run_for(seconds):
-    """Execute Python instructions for this long: a scheduled call runs between instructions."""
+    """Execute Python instructions for this many seconds, because a scheduled call runs between two instructions."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.001)
@@ -68,14 +68,14 @@ def test_an_idle_main_thread_is_interrupted_at_once(called):
 
 
 def test_an_import_finishes_before_the_call(called, monkeypatch, tmp_path):
-    """The call might import the same module and would see it half initialised."""
+    """The scheduled call might import the same module, which it would see half initialised."""
     import_slowly(tmp_path, monkeypatch, "slow_module", called, 0.3)
     until(lambda: called)
     assert called == [True]
 
 
 def test_an_import_that_does_not_return_is_interrupted(called, monkeypatch, tmp_path):
-    """`python -c "import train"` is such an import if train.py runs the whole training."""
+    """`python -c "import train"` does not return if train.py runs the whole training."""
     monkeypatch.setattr(background, "LONG", 0.1)
     import_slowly(tmp_path, monkeypatch, "training", called, 1)
     assert called == [False]
@@ -83,7 +83,7 @@ def test_an_import_that_does_not_return_is_interrupted(called, monkeypatch, tmp_
 
 @pytest.mark.parametrize("held", [lock, native_library._LibraryState.loading], ids=["core", "native library"])
 def test_code_that_holds_one_of_our_locks_is_not_interrupted(called, held):
-    """The lock is re-entrant, so the call would see a partial change."""
+    """The lock is re-entrant, so a call in the same thread would see a change that is half made."""
     with held.held:
         request(called, lambda: held.held._is_owned())
         run_for(0.1)
@@ -108,6 +108,6 @@ time.sleep({seconds})
 
 @pytest.mark.parametrize("seconds, message", [(0, ""), (1.5, "done")])
 def test_a_program_ends_while_a_background_thread_works(seconds, message):
-    """Python would stop the thread in the middle of its work, which aborts the program."""
+    """Otherwise Python would stop the thread in the middle of its work, which aborts the program."""
     result = subprocess.run([sys.executable, "-c", ENDS.format(seconds=seconds)], capture_output=True, text=True)
     assert (result.returncode, result.stdout.strip(), result.stderr) == (0, message, "")

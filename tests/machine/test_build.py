@@ -275,8 +275,8 @@ def test_a_compiler_that_never_ends_is_stopped_with_its_child_processes(source, 
 
 
 def test_a_fork_waits_until_a_compiler_has_started(monkeypatch):
-    """Without this both would hang: the child inherits the pipe on which the parent waits for the compiler, and waits
-    for the parent's lock.
+    """Otherwise both processes would hang: the child waits for the parent's lock, and the parent waits for the end of a
+    pipe that the child has inherited.
     """
     reached, observed = threading.Event(), {}
 

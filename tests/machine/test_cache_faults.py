@@ -68,7 +68,7 @@ def test_at_least_700_faults_are_tested():
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # hundreds of fsync calls take minutes on a busy disk
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # on a busy disk, hundreds of fsync calls take minutes
     monkeypatch.setattr(speed_files, "LOCK_TIMEOUT", 20.0)
     monkeypatch.setattr(build, "LIMIT", 20.0)
     tuning.forget()
@@ -84,7 +84,7 @@ def lines(caplog):
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory) -> bytes:
-    """The bytes of a real library with a function and a page of data; random bytes if there is no compiler."""
+    """The bytes of a real library with a function and a page of data, or random bytes if there is no compiler."""
     folder = tmp_path_factory.mktemp("answer")
     compiler = next(filter(None, map(shutil.which, build.COMPILERS)), None)
     if compiler is None:
@@ -97,7 +97,7 @@ def answer(tmp_path_factory) -> bytes:
 
 @pytest.fixture
 def fake_library(tmp_path, monkeypatch, answer):
-    """A library built by a fake compiler, which writes at once and counts its calls."""
+    """A library built by a fake compiler, which takes no time and counts its calls."""
     source = tmp_path / "thing.cpp"
     source.write_text("one")
     runs = []
@@ -136,7 +136,7 @@ def cut(data: bytes, where: float) -> bytes:
 
 
 def in_a_child(action: Callable[[], int | None]) -> int:
-    """The exit status of a forked process; negative: the signal that ended it."""
+    """The exit status of a forked process. If a signal ended the process, the status is the negative signal number."""
     child = os.fork()
     if not child:
         status = 99
@@ -176,7 +176,7 @@ def test_a_damaged_tuning_file_loses_at_most_two_entries(name, cache):
         moved_aside = [p.read_bytes() for p in file.parent.glob("*.damaged-*")]
         if moved_aside:
             assert moved_aside == [damaged] and not entries_before
-        else:  # a flipped bit damages one entry; if it is in the key, the new key may be that of another entry
+        else:  # a flipped bit damages one entry; in a key, it may give the key of another entry, which is then lost too
             assert len(lost(entries)) <= 2
         assert temporary(file.parent) == []
 
@@ -235,7 +235,7 @@ def a_link(path: Path) -> None:
 
 
 def a_link_to_a_copy(path: Path) -> None:
-    """The target is a correct copy now, but its owner could replace it."""
+    """Link to a copy that is correct now, but whose owner could replace it."""
     shutil.copy(path.with_name(f"{path.name}.copy"), path.parent.parent.parent / "copy")
     path.symlink_to(path.parent.parent.parent / "copy")
 
@@ -258,7 +258,9 @@ def writable_by(mode: int) -> Callable[[Path], None]:
 
 
 def pretend_to_chown(monkeypatch) -> None:
-    """Only root can chown files to other users; otherwise make fstat report another owner for them."""
+    """Only root can chown files to other users. For a test without root, make fstat report another owner of these
+    files.
+    """
     chowned, fstat = set(), os.fstat
 
     def seen(fd: int) -> os.stat_result:
@@ -275,7 +277,7 @@ INSTEAD = [a_folder, a_link, a_link_to_a_copy, a_pipe, owned_by_another_user, *m
 
 @pytest.fixture
 def group_of_others(monkeypatch):
-    """Users may have a group that only contains themselves; here the group has other members."""
+    """Users may have a group of which they are the only member; here the group has other members."""
     monkeypatch.setattr(cache_dir, "_is_our_own_group", lambda gid: False)
 
 
@@ -311,7 +313,9 @@ def test_an_untrusted_file_is_replaced_and_never_followed(fake_library, tmp_path
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o707, 0o775])
 @pytest.mark.parametrize("which", ["", "folder"])
 def test_a_folder_that_others_can_write_to_is_not_used(mode, which, cache, fake_library, lines, group_of_others):
-    """A sticky folder above ours is safe; our own folders must be closed to others even if they are sticky."""
+    """A sticky folder above our folder is safe. Our own folders must not be writable by others, even if they are
+    sticky.
+    """
     tuned, library = tuning.store(CHIP, GOOD), fake_library.build()
     for folder in (tuned.parent, library.parent) if which else (cache,):
         folder.chmod(mode)
@@ -349,7 +353,9 @@ def test_a_folder_of_another_user_is_not_used(cache, fake_library, monkeypatch, 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_library_planted_by_another_user_is_not_loaded(cache, fake_library):
-    """Others can compute its name and its record; in a sticky folder, the first user to create `build` owns it."""
+    """Other users can compute the library's name and record, and in a sticky folder the first user to create `build`
+    owns it.
+    """
     library = fake_library.build()
     for path in (library.parent, *library.parent.iterdir()):
         os.chown(path, 12345, 12345)
@@ -359,7 +365,7 @@ def test_a_library_planted_by_another_user_is_not_loaded(cache, fake_library):
 
 
 def test_symbolic_links_above_our_folder_are_followed_and_checked(cache, fake_library, tmp_path, monkeypatch):
-    """A link of the user is followed, and the folders behind it are checked as well."""
+    """A link that the user owns is followed; the folders behind it are checked too."""
     real = tmp_path / "real"
     real.mkdir()
     cache.symlink_to(real)
@@ -462,9 +468,11 @@ class TestStoring:
             self.check(i)
 
     def test_a_full_disk_at_any_line_does_no_harm(self):
-        """The error is raised at lines that open or write, and at all others: a disk may report it late."""
+        """The error is raised at any line, not only where a file is opened or written, because a disk may report it
+        late.
+        """
         for i, where in enumerate(faults("full disk while storing")):
-            with contextlib.suppress(OSError):  # the line is outside the code that handles disk errors
+            with contextlib.suppress(OSError):  # the line may be outside the code that handles disk errors
                 self.traced.run(self.traced.place(where), full)
             self.check(i)
 
@@ -537,7 +545,7 @@ def test_a_full_disk_is_reported_and_works_again_later(fake_library, monkeypatch
 
 
 def test_a_file_that_is_cut_off_at_a_size_limit_is_not_used(fake_library):
-    """A real limit: the operating system writes only a part of the file."""
+    """The limit is real: the operating system writes only a part of the file."""
     file = tuning.store(CHIP, GOOD)
     before = file.read_bytes()
 
@@ -580,7 +588,7 @@ def public(monkeypatch):
 
 
 def test_a_read_only_cache_is_read(public, tmp_path, monkeypatch, answer):
-    """An administrator may share a cache with all users: valid files are used, damaged ones are left unchanged."""
+    """An administrator may share a cache with all users. Valid files are used; damaged files stay unchanged."""
     source = public / "thing.cpp"
     source.write_text("one")
     monkeypatch.setattr(build, "compiler", lambda: build.Compiler(("made_up",), "1.0"))
@@ -620,11 +628,13 @@ def test_old_files_of_killed_compilers_are_deleted(fake_library):
     os.utime(old, (0, 0))
     library.unlink()
     fake_library.build()
-    assert temporary(library.parent) == [recent.name]  # another compiler may still be writing it
+    assert temporary(library.parent) == [recent.name]  # another compiler may still be writing this file
 
 
 def test_a_lock_held_too_long_is_ignored(fake_library, monkeypatch, lines):
-    """The build waits, reports it, and then compiles: the last complete library replaces the others."""
+    """The build waits for the lock, logs this, and then compiles without it. The last complete library replaces the
+    others.
+    """
     library = fake_library.build()
     library.unlink()
     ready, finished = os.pipe(), os.pipe()

@@ -28,7 +28,7 @@ FORWARDS = [s for s in specs if s.space == "opmux" and s.grad and s.family in fu
 
 
 class Form:
-    """A tensor's metadata: what a kernel knows besides the address."""
+    """A tensor's metadata, all that a kernel knows besides the address."""
 
     def __init__(self, t):
         self.size, self.stride, self.dtype = t.shape, t.stride(), t.dtype
@@ -72,7 +72,7 @@ class FakeDevice:
             spec = specs.find(f"opmux::{name}")
             for one in (spec, spec.gradient.backward):
                 fn = self._implementation(one)
-                fn.__module__ = "opmux.test"  # as for our own kernels, the first calls are not checked
+                fn.__module__ = "opmux.test"  # makes it one of our own kernels, whose first calls are not checked
                 fn.__signature__ = one.signature
                 impl = OpImpl(one.key, "test.fake", BackendImplKind.DEFAULT, None, fn, 1000, devices={"cpu"})
                 get_default_manager().registry.register_impl(impl)
@@ -111,7 +111,7 @@ class FakeDevice:
         return fn
 
     def launch(self, name, takes, makes, body):
-        """Does what `Launcher.__call__` of kernels/lib/launch.py does."""
+        """Replaces `Launcher.__call__` of kernels/lib/launch.py."""
         kernel = Kernel(name, [Form(t) for t in takes], [Form(t) for t in makes], body)
         self.from_python.append(name)
         kernel(*(t.data_ptr() for t in (*takes, *makes)))
@@ -158,7 +158,7 @@ def fake_device(monkeypatch):
 
 
 def remake(spec, entry):
-    """Recreate the autograd function of an op: another test may have created it without C++."""
+    """Recreate the autograd function of an op, because another test may have created it without C++."""
     from opmux.core import autograd, library
 
     def first(*args, **kwargs):
@@ -172,7 +172,9 @@ def remake(spec, entry):
 
 @pytest.fixture
 def compiling(fake_device, monkeypatch):
-    """The callbacks that the end of a background compilation would call; the library counts as not compiled."""
+    """Make the library count as not compiled. Returns the callbacks that the end of a background compilation would
+    call.
+    """
     started = []
     state = launching._LaunchingState
     monkeypatch.setattr(state, "library", state.library)  # so that monkeypatch restores it
@@ -185,7 +187,7 @@ def compiling(fake_device, monkeypatch):
 
 
 def test_calls_run_in_python_while_the_library_is_compiled(fake_device, monkeypatch, compiling):
-    """Afterwards an entry that was created in the meantime launches from C++."""
+    """After the compilation, an entry that was created during it launches from C++."""
     x, w = leaf(4, 8), leaf(8)
     for _ in range(2 * CALLS_TO_RECORD):
         rms(x, w)
@@ -253,13 +255,13 @@ def test_forward_and_backward_are_launched_from_cpp(fake_device):
 
 
 def test_new_sizes_are_recorded_at_their_first_call_after_some_others(fake_device):
-    """A new length of a batch then costs Python once, not in every layer of a model."""
+    """So a new batch length takes the Python path in one layer of a model, not in all."""
     fake_device.take("rms_norm")
     w = leaf(8)
     call = lambda x: grads(rms(x, w), (x, w), torch.ones_like(x))
     for n in (3, 5, 7):
         recorded(fake_device, functools.partial(call, leaf(n, 8)))
-    for n in range(20, 60):  # more sizes than a bucket of the table has counts
+    for n in range(20, 60):  # more sizes than a bucket of the table can count
         x = leaf(n, 8)
         fake_device.forget()
         for _ in range(3):
@@ -288,7 +290,7 @@ def test_every_differentiable_op_of_these_families_matches_its_reference(fake_de
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-        # Without scales, the backward has a result that no kernel computes; C++ does not support that.
+        # Without scales, no kernel computes one of the backward's results; C++ does not support this case.
         if outs and all(t.numel() for t in (*inputs, *outs)) and "no_scales" not in sample.id:
             assert {spec.name, spec.gradient.backward.name} <= {*fake_device.from_cpp}, sample.id
 
@@ -505,7 +507,7 @@ def test_saved_tensor_hooks_get_the_same_tensors_as_in_python(fake_device):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_works_before_during_and_after_recording(fake_device, reentrant):
-    """The forward may run in Python and its recomputation in C++."""
+    """The forward may run in Python while its recomputation runs in C++."""
     fake_device.take("rms_norm")
     w = leaf(8)
     dy = torch.randn(3, 8)
@@ -577,7 +579,7 @@ def test_no_tensor_is_kept_alive_and_a_long_graph_can_be_freed(fake_device):
 
 @pytest.mark.slow
 def test_replaced_records_are_freed_after_their_last_graph(fake_device):
-    """More forwards than the table holds; the backward of an early one still works."""
+    """After more forwards than the table holds, the backward of an early forward still works."""
     fake_device.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(fake_device, lambda: grads(rms(x, w), (x, w), dy))
@@ -605,7 +607,7 @@ def test_a_policy_block_sends_calls_to_python(fake_device):
     assert not fake_device.from_cpp and not fake_device.from_python
     y = rms(x, w)
     with opmux.policy("reference"):
-        close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # the forward had no policy, so the backward is ours
+        close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # our backward, as the forward had no policy
     assert fake_device.from_cpp == ["rms_norm"] and fake_device.from_python == ["rms_norm_bwd"]
 
 

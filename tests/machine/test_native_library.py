@@ -23,7 +23,7 @@ from opmux.faces.aten.schema import OverloadSchema
 
 @pytest.fixture
 def new(monkeypatch):
-    """The state of a process that has not tried to load the library; compiling it fails the test."""
+    """Set the state of a process that has not tried to load the library; the test fails if it is compiled."""
     for name, value in {"library": None, "tried": False, "compiling": False, "waiting": []}.items():
         monkeypatch.setattr(native_library._LibraryState, name, value)
     for name in ("load", "library"):
@@ -96,7 +96,9 @@ def test_without_python_headers_the_error_says_what_to_install(new, caplog, tmp_
 
 
 def test_the_cost_of_missing_cpp_is_logged_once(new, caplog):
-    """Whichever notices it first logs it: the overrides, or an op with a gradient that waits for a background build."""
+    """The overrides log it, or an op with a gradient that waits for a background build, whichever is first to notice
+    it.
+    """
 
     def fail(*args, **kwargs):
         raise build.NoCompiler("there is no C++ compiler")
@@ -149,7 +151,7 @@ def test_all_waiting_callbacks_run_even_if_one_raises(new):
 
 
 def test_an_op_does_not_wait_while_another_thread_compiles(new):
-    """Until then the op runs in Python; the compiling thread calls it back."""
+    """The op runs in Python until the compiling thread calls it back."""
     compiling, proceed, called = threading.Event(), threading.Event(), []
 
     def compile_slowly(*args, **kwargs):

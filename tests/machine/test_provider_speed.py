@@ -66,7 +66,7 @@ def store_times(rows: dict) -> None:
 
 
 def value_of_selected(m: int) -> float | None:
-    """The value that the selected library returns; None for the reference."""
+    """The value that the selected implementation returns; None if it is the reference."""
     y = opmux.ops.linear(torch.zeros(m, 4), torch.zeros(8, 4), None)
     return y[0, 0].item() or None
 
@@ -84,7 +84,7 @@ def test_the_faster_library_runs_only_for_its_class(two):
     store_times({16: {A: 55.0, B: 41.0}, 32: {A: 41.0, B: 55.0}})
     assert [value_of_selected(m) for m in (1, 8, 9, 16, 17, 32, 33)] == [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0]
     rows = torch.zeros(3, 5, 4), torch.zeros(8, 4)
-    assert opmux.ops.linear(*rows).unique().item() == 2.0  # 15 rows in two dimensions
+    assert opmux.ops.linear(*rows).unique().item() == 2.0  # 15 rows: the product of two dimensions
 
 
 def test_explain_shows_the_deciding_measurement(two):
@@ -175,7 +175,7 @@ def test_policies_that_rank_implementations_override_measurements(two):
 
 
 def test_calls_on_another_device_ignore_the_times(two, monkeypatch):
-    """If there is an accelerator, the times are the accelerator's."""
+    """On a machine with an accelerator, the stored times are those of the accelerator."""
     store_times({16: {A: 55.0, B: 41.0}})
     assert value_of_selected(16) == 2.0
     with devices.assume("nvidia", "sm_90"):
@@ -190,7 +190,9 @@ def test_calls_on_another_device_ignore_the_times(two, monkeypatch):
 
 
 def test_an_order_by_speed_is_right_despite_chains_of_small_differences(impls):
-    """A is not measurably slower than B, nor B than C; but A is slower than C, so A must not be first."""
+    """The measurements do not show that A is slower than B, or B than C. But A is slower than C, so A must not be
+    first.
+    """
     for impl_id, value, priority in ((A, 1.0, 10), (B, 2.0, 5), ("vendor.acme.c", 3.0, 1)):
         impls(impl_id, value, priority)
     store_times({16: {A: 100.0, B: 98.5, "vendor.acme.c": 97.0}})
@@ -232,7 +234,7 @@ def test_a_switch_to_another_implementation_is_logged_once_with_its_measurement(
 
 @pytest.fixture
 def h200(monkeypatch, tmp_path):
-    """Pretends to be an NVIDIA H200; `ask(times)` explains `gemm` for 16 rows with these shipped times."""
+    """Simulate an NVIDIA H200. `ask(times)` explains `gemm` for 16 rows with these shipped times."""
     launch = pytest.importorskip("opmux.kernels.lib.launch")
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
     shipped: dict = {}
@@ -404,7 +406,7 @@ def test_classes_are_computed_from_the_arguments_of_their_op(key, few):
 
 @pytest.mark.parametrize("key", CLASSES)
 def test_computing_a_class_runs_no_torch_op(key, few):
-    """A class is computed at each call: only shapes and strides are read, and no tensor is created."""
+    """A class is computed in each call, so the code reads only shapes and strides, and creates no tensor."""
 
     class Forbidden(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -418,7 +420,7 @@ def test_computing_a_class_runs_no_torch_op(key, few):
 
 
 def test_aten_overloads_ignore_provider_times():
-    """Auto mode has measured the overloads themselves, and computing a class would slow down their direct calls."""
+    """Auto mode has measured the overloads themselves. Computing a class would slow down direct calls of overloads."""
     from opmux.faces.aten.overloads import table
 
     provider_speed.store(speed_files.chip_of(CPU), {"matmul[dtype=float32]": {OURS: 1.0, REFERENCE: 2.0}}, {})

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SOURCE = HERE / "tables_stress.cpp"
 KINDS = {"": "no sanitizer", "thread": "data races", "address,undefined": "memory and undefined behaviour"}
-MOST_RECORDS = 4 * 256 + 64  # per op: its table, and the replaced records that threads were still reading
+MOST_RECORDS = 4 * 256 + 64  # per op: the records in its table, and the replaced records that threads still read
 
 
 def compiler():
@@ -37,7 +37,9 @@ def can_link(command, kind, folder):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS, ids=KINDS.get)
 def test_launch_tables_stay_correct_and_bounded_under_ten_threads(kind, tmp_path):
-    """In 160,000 calls each key gets its own launch; the number of records is bounded, and all of them are freed."""
+    """In 160,000 calls, each call runs the launch of its key. The number of records is bounded, and all records are
+    freed.
+    """
     command = compiler()
     if kind and not can_link(command, kind, tmp_path):
         pytest.skip(f"the runtime of -fsanitize={kind} is not installed")
@@ -57,14 +59,14 @@ def test_launch_tables_stay_correct_and_bounded_under_ten_threads(kind, tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_launches_and_autograd_nodes_pass_the_address_sanitizer(tmp_path):
-    """Runs the tests of the gate and of ops with gradients with a library compiled with the address sanitizer."""
+    """Compiles the library with the address sanitizer, and runs the tests of the gate and of ops with gradients."""
     command = compiler()
     kind = "address,undefined"
     if not can_link(command, kind, tmp_path):
         pytest.skip(f"the runtime of -fsanitize={kind} is not installed")
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "shared")])}
     plugin = [sys.executable, str(ROOT / "tests" / "shared" / "sanitized.py")]
-    # In a separate step: with the sanitizer's runtime loaded, a compiler takes minutes.
+    # Compile in a separate step, because with the sanitizer's runtime loaded a compiler takes minutes.
     compiled = subprocess.run(plugin, env=os.environ | paths, capture_output=True, encoding="utf-8", check=False)
     assert compiled.returncode == 0, compiled.stderr[-3000:]
     find = lambda name: subprocess.check_output([*command, f"-print-file-name={name}.so"], encoding="utf-8").strip()

@@ -223,7 +223,7 @@ def test_many_writers_lose_no_entry():
     for rank in ranks:
         rank.start()
     entries = set()
-    while any(rank.is_alive() for rank in ranks):  # meanwhile, readers see complete files, and no entry disappears
+    while any(rank.is_alive() for rank in ranks):  # readers see only complete files; no entry disappears
         now = set(tuning.entries(CHIP))
         assert entries <= now
         entries = now
@@ -331,7 +331,7 @@ def test_entries_are_stored_on_a_file_system_without_locks(monkeypatch, lines, c
 
 
 def test_a_folder_that_is_replaced_while_a_writer_waits_is_locked_again(cache, monkeypatch):
-    """The lock in the deleted folder excludes no other writer; the writer must lock the new folder."""
+    """The writer must lock the new folder, because the lock in the deleted folder excludes no other writer."""
     tuning.store(CHIP, {"old": entry()})
     flock, locked = fcntl.flock, []
 

@@ -117,7 +117,7 @@ def test_opmux_ops_prefers_our_op_to_a_tex_op_of_the_same_name():
 
 
 def test_a_bias_gradient_sums_unrounded_values():
-    """Thousands of numbers that round up would have another sum."""
+    """If each of the thousands of values were rounded up first, their sum would differ."""
     x = torch.full((4096, 2), 1.0, dtype=torch.bfloat16)
     dy = torch.full((4096, 2), 1.00390625, dtype=torch.bfloat16)
     dx, dbias = opmux.ops.silu_bias_bwd(dy, x, torch.zeros(2))
@@ -127,7 +127,7 @@ def test_a_bias_gradient_sums_unrounded_values():
 
 
 def test_gradients_with_biases_and_gates_equal_autograds():
-    """Tests a bias of another dtype, halves, and rows with gaps."""
+    """Tests a bias of another dtype, the gated halves of a tensor, and rows with gaps."""
     x, bias = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float32)
     for act, f in {**ONE, "gelu": F.gelu, "gelu_tanh": ONE["gelu"]}.items():
         leaves = [t.clone().requires_grad_() for t in (x, bias)]

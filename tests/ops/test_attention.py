@@ -18,7 +18,7 @@ FORWARD, BACKWARD = specs.find("attention"), specs.find("attention_bwd")
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """The definition: for one query at a time, softmax over the keys that it attends to."""
+    """The definition: for one query at a time, softmax over the keys that the query attends to."""
     b, h, sq, d = q.shape
     sk, per = k.shape[2], h // k.shape[1]
     scale = max(d, 1) ** -0.5 if scale is None else scale
@@ -38,7 +38,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | 
 
 
 def close(got: Tensor, want: Tensor, what: str, atol: float = 2e-5) -> None:
-    """Equal up to one rounding of the result and float32 rounding in between."""
+    """Assert equality up to one rounding of the result and the rounding errors of float32 before it."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, atol) for d in (torch.float16, torch.bfloat16)}
     tol = {**halves, torch.float64: Tol(1e-10, 1e-10), torch.float32: Tol(1e-5, atol)}[got.dtype]
     torch.testing.assert_close(got.double(), want, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{what}: {m}")
@@ -65,18 +65,18 @@ def test_backward_is_the_gradient_of_the_definition(dtype):
     for sample in small(BACKWARD.samples(dtype, CPU)):
         do, q, k, v, _, _, *options = sample.args
         leaves = [t.double().requires_grad_() for t in (q, k, v)]
-        o = naive(*leaves, *options)[0] + sum(t.sum() for t in leaves) * 0  # a graph, even if all keys are masked
+        o = naive(*leaves, *options)[0] + sum(t.sum() for t in leaves) * 0  # o has a graph even if all keys are masked
         want = torch.autograd.grad(o, leaves, do.double())
         got = BACKWARD.reference(*sample.args)
         for name, g, w in zip(BACKWARD.out, got, want, strict=True):
-            # o is a rounded argument, and its rounding error reaches the gradients of q and k.
+            # The backward gets the rounded o as an argument, and its rounding error reaches the gradients of q and k.
             close(g, w, f"{sample.id}: {name}", atol={torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 3e-5))
 
 
 @pytest.mark.parametrize("keys", [9, 21])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_equals_torchs(causal, keys):
-    """torch aligns causal masks to the top left, so it gets our mask as a tensor."""
+    """torch aligns causal masks to the top left, so the test passes our mask to torch as a tensor."""
     q, k, v = torch.randn(2, 6, 9, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 16)
     mask = torch.ones(9, keys, dtype=torch.bool).tril(keys - 9) if causal else None
     want = F.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)
@@ -87,7 +87,7 @@ def test_attention_equals_torchs(causal, keys):
 
 
 def test_backward_agrees_with_finite_differences():
-    """Through autograd, as users call the op."""
+    """Calls the op through autograd, as users do."""
     q, k, v = (torch.randn(1, h, s, 3, dtype=torch.float64, requires_grad=True) for h, s in ((4, 3), (2, 5), (2, 5)))
     assert torch.autograd.gradcheck(lambda *t: opmux.ops.attention(*t, True, 0.7)[0], (q, k, v))
 
@@ -98,7 +98,7 @@ def test_queries_without_keys_give_zeros():
     o, lse = opmux.ops.attention(*leaves, causal=True)
     assert o[:, :, :4].eq(0).all() and lse[:, :, :4].eq(-torch.inf).all()
     assert o[:, :, 4:].ne(0).all() and lse[:, :, 4:].isfinite().all()
-    torch.testing.assert_close(o[:, :, 4], v[:, 0, :1].expand(1, 2, 8))  # the first query with keys has one
+    torch.testing.assert_close(o[:, :, 4], v[:, 0, :1].expand(1, 2, 8))  # this query attends to one key
     o.sum().backward()
     assert q.grad[:, :, :4].eq(0).all() and all(t.grad.isfinite().all() for t in leaves)
 

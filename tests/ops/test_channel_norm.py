@@ -22,7 +22,7 @@ def count(x):
 
 
 def true_group_norm(x, num_groups, weight, bias, eps):
-    if x.numel() in (0, num_groups):  # torch gives NaN for empty input, and rejects one value per group
+    if x.numel() in (0, num_groups):  # torch returns NaN for empty input, and raises if a group has one value
         shape = (1, -1, *(1,) * (x.dim() - 2))
         y = x * 0 * weight.view(shape) + bias.view(shape)
     else:
@@ -47,7 +47,7 @@ def true_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps):
 
 
 def true_batch_norm_infer(x, mean, var, weight, bias, eps):
-    """Computed by hand, as torch does not differentiate running statistics."""
+    """The test computes these gradients itself, because torch does not differentiate running statistics."""
     shape = (1, -1, *(1,) * (x.dim() - 2))
     y = (x - mean.view(shape)) / (var.view(shape) + eps).sqrt()
     y = y * (1 if weight is None else weight.view(shape)) + (0 if bias is None else bias.view(shape))
@@ -98,7 +98,7 @@ def test_values_and_gradients_equal_torchs(name, dtype):
         truths = torch.autograd.grad(want[0], [true[i] for i in inputs], dy.double())
         for i, a, b in zip(inputs, grads, truths, strict=True):
             tol = specs.find(f"{name}_bwd").tol[ours[i].dtype]
-            slack = 1 if dtype is torch.float64 else 4  # sums of rounded numbers: x, dy, the statistics
+            slack = 1 if dtype is torch.float64 else 4  # gradients are sums of rounded numbers: x, dy, the statistics
             what = f"{sample.id}, d{spec.names[i]}"
             assert_close(a.double(), b, rtol=slack * tol.rtol, atol=slack * tol.atol, msg=lambda m, w=what: f"{w}: {m}")
 
@@ -106,7 +106,9 @@ def test_values_and_gradients_equal_torchs(name, dtype):
 @every_dtype
 @pytest.mark.parametrize("offset", [1e3, -3e4])
 def test_a_large_mean_loses_no_precision(offset, dtype):
-    """The variance is computed from differences: subtracting the mean afterwards would lose it in float32."""
+    """The variance is the mean square of differences. In float32, the mean square minus the squared mean would lose
+    it.
+    """
     x = (torch.randn(4, 6, 50, dtype=torch.float64) + offset).to(dtype)
     want = F.batch_norm(x.double(), None, None, training=True)
     assert_close(opmux.ops.batch_norm(x)[0].double(), want, rtol=2e-2, atol=2e-2)
@@ -139,12 +141,12 @@ def test_channels_last_is_preserved(shape, form, slow):
         assert [t.stride() for t in got] == [t.stride() for t in results(fake_call(spec, args, {}))], name
         for a, b_ in zip(got, want, strict=True):
             assert_close(a, b_)
-        if slow:  # each takes most of a second
+        if slow:  # each call takes most of a second
             torch.library.opcheck(packet(spec).default, args)
 
 
 def test_ambiguous_layouts_count_as_contiguous():
-    """With one channel or one position, strides fit contiguous and channels-last."""
+    """With one channel or one position, the strides are those of both the contiguous and the channels-last layout."""
     for shape in ((3, 1, 5, 4), (3, 6, 1, 1)):
         x = torch.randn(shape)
         assert x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
@@ -193,7 +195,7 @@ def test_functional_instance_norm_equals_torchs(use_input_stats, running):
 
 
 def test_functional_batch_norm_compiles_without_graph_breaks():
-    """One graph, which updates the running statistics."""
+    """The one graph also updates the running statistics."""
     x, runs = torch.randn(4, 6, 5), []
     for fn in (
         channel_norm.functional_batch_norm,

@@ -17,7 +17,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def rows_of(cache, table, z, length):
-    """[length, ...]: the rows of a sequence in a cache."""
+    """The rows of one sequence in a cache, as a tensor of shape [length, ...]."""
     if table is None:
         return cache[z, :length].double()
     return torch.cat([cache[p] for p in table[z].tolist()])[:length].double()
@@ -70,7 +70,7 @@ def test_mla_equals_attention_with_values_inside_the_keys():
 
 
 def test_decoding_equals_attention_to_the_whole_sequence():
-    """A prompt and then single tokens are written to the cache, page by page."""
+    """A prompt, and then single tokens, are written to a cache of pages."""
     batch, heads, kv_heads, dim, page = 2, 4, 2, 8, 4
     table = torch.tensor([[5, 0, 3], [1, 4, 2]])
     k, v = torch.randn(2, batch, 10, kv_heads, dim)

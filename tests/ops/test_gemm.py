@@ -24,7 +24,7 @@ FORWARD, BACKWARD = specs.find("linear"), specs.find("linear_bwd")
 
 
 def close(got, want, what):
-    """Equal up to one rounding of the result and float32 rounding in between."""
+    """Assert equality up to one rounding of the result and the rounding errors of float32 before it."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, 2e-5) for d in (torch.float16, torch.bfloat16)}
     tol = {**halves, torch.float64: Tol(1e-11, 1e-11), torch.float32: Tol(1e-5, 2e-5)}[got.dtype]
     torch.testing.assert_close(got.double(), want, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{what}: {m}")
@@ -40,7 +40,7 @@ def test_products_accumulate_in_float32_and_round_once(dtype):
 
 
 def test_long_half_precision_sums_keep_small_terms():
-    """4096 ones and a 1: partial sums in bfloat16 would stop at 256."""
+    """Sums 4096 ones; partial sums in bfloat16 would stop at 256."""
     x, w = torch.ones(1, 4096, dtype=torch.bfloat16), torch.ones(1, 4096, dtype=torch.bfloat16)
     y = FORWARD.reference(x, w, torch.full((1,), 64.0, dtype=torch.bfloat16))
     assert y.item() == 4160.0
@@ -254,7 +254,7 @@ def test_cublas_multiplies_only_some_fp8_products():
 
 @pytest.fixture
 def refusal(monkeypatch):
-    """Why our kernel of an op is not selected on an NVIDIA chip without measurements; None if it is."""
+    """Why our kernel of an op is not selected on an NVIDIA chip without measurements; None if it is selected."""
     monkeypatch.setattr(provider_speed, "measured", functools.cache(lambda chip: {}))
     launch = pytest.importorskip("opmux.kernels.lib.launch")
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)

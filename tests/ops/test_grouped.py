@@ -1,4 +1,4 @@
-"""Grouped matrix products on the CPU: the torch calls that compute them, and those that NVIDIA's backend uses."""
+"""Grouped matrix products on the CPU: the torch calls of the reference, and the torch calls of NVIDIA's backend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_grouped_products_on_the_cpu_equal_the_reference(name):
 @pytest.mark.skipif(nvidia._grouped_mm is None, reason="this torch has no grouped product")
 @pytest.mark.parametrize("name", NAMES)
 def test_torchs_grouped_calls_equal_the_reference(name):
-    """torch has grouped products on the CPU too: the same calls, with the same requirements."""
+    """torch has grouped products on the CPU too, called in the same way and with the same requirements."""
     when = getattr(nvidia, name).when
     assert all(isinstance(when(*s.args), str) for s in specs.find(name).samples(torch.bfloat16, CPU))
     for rows, k, n in ((37, 104, 24), (5, 8, 16)):

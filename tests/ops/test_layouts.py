@@ -31,7 +31,7 @@ def parts(t):
 
 
 def chosen():
-    """Some ops of each family, evenly spaced by name."""
+    """Some ops of each op family, evenly spaced in alphabetical order."""
     get_default_manager().registry.list_operators()
     by_family = {}
     for spec in specs:
@@ -42,7 +42,7 @@ def chosen():
 
 
 def arguments(spec):
-    """The arguments of an op's first float32 sample, by name; None if it has none."""
+    """The arguments of an op's first float32 sample, by name; None if the op has no such sample."""
     sample = next(iter(spec.samples(torch.float32, CPU)), None)
     if sample is None:
         return None
@@ -51,7 +51,7 @@ def arguments(spec):
 
 
 def with_kind(spec, name, kind):
-    """The arguments, with argument `name` in another layout; None if torch has no such tensor."""
+    """The arguments of the sample, with argument `name` in another layout; None if torch cannot create that tensor."""
     by_name = arguments(spec)
     try:
         return {**by_name, name: KINDS[kind](by_name[name])}
@@ -74,14 +74,14 @@ def is_clear(error, spec, name, kind):
 
 
 def results_match(got, kwargs, fn, name, spec):
-    """Whether a result equals that for dense tensors, or for each part of a nested tensor. True if the parts do not fit
-    together.
+    """Whether a result equals the result for the dense tensor, or for each part of a nested tensor. Also True if the
+    parts cannot be combined.
     """
     many = lambda result: result if isinstance(result, (tuple, list)) else (result,)
     nested = all(t.is_nested for t in many(got) if t is not None)
     try:
         x = kwargs[name]
-        wholes = x.unbind() if nested else [torch.cat(x.unbind()) if x.is_nested else dense(x)]  # or all parts
+        wholes = x.unbind() if nested else [torch.cat(x.unbind()) if x.is_nested else dense(x)]  # nested: all parts
         expected = [many(fn(**{**kwargs, name: t})) for t in wholes]
     except (RuntimeError, TypeError, ValueError):
         return True

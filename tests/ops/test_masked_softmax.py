@@ -23,7 +23,9 @@ over_tex = pytest.mark.parametrize("spec", TEX, ids=lambda s: s.name)
 
 
 def truth(x, mask=None, scale=1.0, causal=False):
-    """The definition, without torch's softmax: exp(scale * x) of unmasked keys over its sum; 0 if all are masked."""
+    """The definition, without torch's softmax: exp(scale * x), divided by its sum over unmasked keys; 0 if all keys are
+    masked.
+    """
     visible = torch.ones(x.shape[-2:], dtype=torch.bool)
     if causal:
         visible = visible.tril(x.shape[-1] - x.shape[-2])
@@ -50,7 +52,7 @@ def test_values_and_gradients_equal_the_definition(dtype):
         dy = torch.randn(y.shape, dtype=dtype)
         (got,) = torch.autograd.grad(y, leaf, dy)
         (want,) = torch.autograd.grad(want, true_leaf, dy.double())
-        # the gradient uses the rounded y: its error is that of y, times sums of dy
+        # the gradient uses the rounded y: the rounding error of y is multiplied by sums of dy
         close(got, want, dtype, sample.id, slack=1 if dtype in (torch.float64, torch.float32) else 20)
 
 
@@ -110,7 +112,7 @@ SIGNATURES = {
 
 
 def true_tex(spec, *args):
-    """What tex computes, in double precision: masked logits become -10000, fully masked rows become zeros."""
+    """Compute what tex computes, in double precision: masked logits become -10000, fully masked rows become zeros."""
     causal = "causal" in spec.name or "triang" in spec.name
     if spec.name.endswith("forward"):
         x, *mask, scale = args

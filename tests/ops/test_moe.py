@@ -17,7 +17,7 @@ def routes(tokens, topk, experts=6):
 
 
 def map_of(indices, num_out):
-    """The map by definition: copies ordered by expert, then by token, then by choice."""
+    """The row map by its definition: copies are ordered by expert, then by token, then by choice."""
     tokens, topk = indices.shape
     copies = sorted((int(indices[t, k]), t, k) for t in range(tokens) for k in range(topk))
     row_map = torch.full((topk, tokens), -1, dtype=torch.int32)
@@ -70,7 +70,7 @@ def test_float8_sums_use_half_precision_and_are_averaged_without_probabilities()
     assert opmux.ops.moe_unpermute_fwd(*args).view(FP8).item() == torch.tensor(total / 3).to(FP8).item()
     ones = torch.ones(1, 3)
     much = opmux.ops.moe_unpermute_fwd(*args[:3], ones, 1, 3).view(FP8)
-    assert much.item() == 448.0  # saturates instead of NaN
+    assert much.item() == 448.0  # the sum saturates instead of becoming NaN
 
 
 def test_empty_input_gives_empty_output():

@@ -1,4 +1,4 @@
-"""Where RMS norms in half precision round: as in the models that the castings are named after."""
+"""RMS norms in half precision round where the models round after which the castings are named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def drawn(dtype, n=200, rows=(4, 33)):
 
 
 def models(dtype, weight):
-    """transformers' norm modules, each with our (offset, casting)."""
+    """transformers' norm modules, each with the (offset, casting) that our op needs to equal it."""
     llama = pytest.importorskip("transformers.models.llama.modeling_llama").LlamaRMSNorm
     gemma = pytest.importorskip("transformers.models.gemma.modeling_gemma").GemmaRMSNorm
     for kind, options in ((llama, (0.0, "llama")), (gemma, (1.0, "gemma"))):
@@ -54,7 +54,7 @@ def test_gradients_equal_transformers_up_to_rounding(dtype):
 
 
 def test_dweight_sums_rounded_values():
-    """With one row each sum has one term, so it equals the rounded term."""
+    """With one row, each sum has one term, so dweight equals the rounded term."""
     x, weight, _, _ = drawn(torch.bfloat16, rows=(1,))
     _, rstd = opmux.ops.rms_norm(x, weight, EPS, 0.0, "llama")
     dweight = opmux.ops.rms_norm_bwd(torch.ones_like(x), x, weight.float(), rstd, 0.0, "llama")[1]

@@ -142,7 +142,7 @@ def test_adam_equals_torchs(mode, held):
 
 
 def test_master_weights_keep_steps_too_small_for_bfloat16():
-    """Small steps add up in the float32 master weights; parameters are copies of them."""
+    """Small steps add up in the float32 master weights; the parameters are rounded copies of the master weights."""
     master = weights()
     p, m, v = (
         [t.bfloat16() for t in master],
@@ -160,7 +160,7 @@ def test_master_weights_keep_steps_too_small_for_bfloat16():
 
 
 def test_parameter_remainders_equal_master_weights():
-    """Bit for bit: a bfloat16 with 16 more bits takes the same steps as float32."""
+    """A bfloat16 parameter with 16 more bits takes the same steps as float32, bit for bit."""
     master = weights()
     halves = [optim.split(t) for t in master]
     p, rest = [h.clone() for h, _ in halves], [low.clone() for _, low in halves]
@@ -227,7 +227,7 @@ def test_sgd_rounds_the_step_to_half_precision_before_it_is_subtracted(dtype):
     optim.multi_tensor_sgd(0, flag(), [[g], [w], [torch.zeros_like(w)]], 0.0, 0.0, 0.0, lr, False, True, False, scale)
     step = (g.float() * scale * lr).to(dtype)
     assert torch.equal(w, before - step)
-    assert not torch.equal(w, (before.float() - g.float() * scale * lr).to(dtype))  # not equal to rounding once
+    assert not torch.equal(w, (before.float() - g.float() * scale * lr).to(dtype))  # rounding once would differ
 
 
 def test_numpy_numbers_are_accepted():
@@ -290,7 +290,9 @@ def test_empty_lists_are_no_ops():
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.99])
 def test_dropout_compares_bytes_with_the_probability(p):
-    """A byte below floor(256 p) drops its element; others are divided by 1 - p; the mask starts at the lowest bit."""
+    """An element is dropped if its byte is below floor(256 p), else divided by 1 - p. The mask starts at the lowest
+    bit.
+    """
     x = torch.ones(64, 1024, dtype=torch.bfloat16)
     y, mask = tex_dropout.dropout_fwd(x, p)
     kept_bits = (mask[:, None] >> torch.arange(8)) & 1

@@ -17,7 +17,7 @@ GRADIENTS = "add sub mul div pow exp sigmoid tanh gelu silu lerp where maximum a
 
 
 def functional(name):
-    """The overloads of an op that take a tensor, return one, and write nothing."""
+    """The overloads of an op that take a tensor, return a tensor, and write nothing."""
     packet = getattr(torch.ops.aten, name)
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema
@@ -34,7 +34,9 @@ def test_the_table_has_all_elementwise_ops():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_overload_can_be_called(name):
-    """Each argument of each functional overload exists under its name, in its position, and accepts its type."""
+    """Checks that our op has each argument of each functional overload, with the same name and position, and accepts
+    its type.
+    """
     params = specs.find(f"aten::{name}").signature.parameters
     overloads = list(functional(name))
     assert overloads, f"ATen has no op {name}"
@@ -141,7 +143,7 @@ def test_a_number_may_come_first_where_aten_takes_it():
 
 
 def test_autocast_and_forward_mode_gradients_equal_torchs():
-    """torch's dispatcher handles both; a kernel that is called directly does not get there."""
+    """torch's dispatcher handles both; a direct call of a kernel would skip the dispatcher."""
     x = torch.randn(3, 4)
     with torch.autocast("cpu", torch.bfloat16):
         assert opmux.ops.mul(x, 2).dtype == torch.mul(x, 2).dtype

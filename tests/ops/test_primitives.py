@@ -1,6 +1,5 @@
-"""Every primitive through every entry point: dispatch, autograd, torch.ops, torch.compile; on references and loopback.
-
-The loopback backend forwards each op to its reference and counts calls, to show that the selected impl runs.
+"""Every primitive through every entry point: dispatch, autograd, torch.ops, torch.compile. Tests the references and a
+loopback backend. That backend forwards each op to its reference and counts calls, to show that the selected impl runs.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def same(got, expected):
 
 
 class Loopback:
-    """A vendor whose impls are the references, with counted calls."""
+    """A vendor whose impls are the references; it counts their calls."""
 
     def __init__(self):
         self.calls: dict[str, int] = {}
@@ -80,7 +79,7 @@ def test_every_family_has_ops():
 
 
 def outcome(spec, fn, sample):
-    """The results of a call, and the arguments that it writes; the sample is not changed."""
+    """Return the results of a call and the arguments that it writes, without changing the sample."""
     args = tree_map_only(torch.Tensor, torch.clone, sample.args) if spec.mutates else sample.args
     results = tensors(fn(*args, **sample.kwargs))
     written = [a for n, a in zip(spec.names, args) if n in spec.mutates and a is not None]
@@ -98,7 +97,8 @@ def test_dispatch_runs_the_impl_that_the_policy_selects(spec, loopback, few):
             same(outcome(spec, fn, sample), expected)
             with opmux.policy("reference"):
                 same(outcome(spec, fn, sample), expected)
-            # By default a vendor precedes the reference, but not if the call sets an option that the op got later.
+            # By default the vendor's impl runs before the reference, but it declines a call that sets an option added
+            # to the op later.
             arguments = spec.signature.bind(*sample.args, **sample.kwargs).arguments
             defaults = {n: spec.signature.parameters[n].default for n in spec.added}
             new = any(arguments.get(n, default) != default for n, default in defaults.items())
@@ -142,7 +142,9 @@ def test_wrong_arguments_raise_with_the_ops_name(spec):
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
 def test_opcheck_passes(spec, few, slow):
-    """torch's checks of schema, autograd registration and fake kernel; with --slow also of AOT, 0.4 s per op."""
+    """Runs torch's checks of schema, autograd registration and fake kernel. With --slow it also runs the AOT check,
+    which takes 0.4 s per op.
+    """
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     more = ("test_aot_dispatch_dynamic",) if slow else ()
     for sample in few(samples(spec, most=3), 1):
@@ -153,7 +155,7 @@ def test_opcheck_passes(spec, few, slow):
 @pytest.mark.parametrize("spec", FORWARDS, **by_name)
 @pytest.mark.few(20)
 def test_forward_and_backward_compile_without_graph_breaks(spec):
-    torch._dynamo.reset()  # all ops share the lambda's code, and so its recompile limit
+    torch._dynamo.reset()  # all ops share the lambda's code object, so they also share its recompile limit
     fn = getattr(opmux.ops, spec.name)
     compiled = torch.compile(lambda *a, **k: fn(*a, **k), fullgraph=True, backend="aot_eager", dynamic=False)
     sample = samples(spec, torch.float32)[0]
@@ -198,7 +200,7 @@ def test_compiled_code_follows_a_policy_switch_without_recompiling(loopback):
 
 
 def test_the_first_call_of_a_process_may_be_compiled():
-    """The call runs in a new process, before any eager call; also directly from the family's module."""
+    """The call runs in a new process, before any eager call. Also tests the op imported from its family's module."""
     import sys
 
     script = (

@@ -40,7 +40,7 @@ def awkward():
 
 
 def same_bytes(got, want, fp8):
-    """Equal, or NaN in both."""
+    """Assert that elements are equal, or NaN in both."""
     a, b = got.view(fp8).float(), want.view(fp8).float()
     assert torch.equal(got[~b.isnan()], want[~b.isnan()]) and bool(a[b.isnan()].isnan().all())
 
@@ -82,7 +82,9 @@ def f32(value):
 
 
 def rule(amax, largest, pow2, eps=0.0, top=FLOAT_MAX):
-    """NVIDIA's rule for a scale in Python floats; a double division rounded to float32 is exact enough."""
+    """NVIDIA's rule for a scale, in Python floats. A double division that is then rounded to float32 is exact
+    enough.
+    """
     amax = max(amax, f32(eps))
     if amax == 0 or math.isinf(amax):
         return 1.0
@@ -114,7 +116,7 @@ def test_current_scaling_equals_a_cast_with_the_scale_of_its_amax(fp8):
 @pytest.mark.parametrize("two_d", [False, True])
 @pytest.mark.parametrize("pow2", [False, True])
 def test_block_scaling_equals_python_loops(fp8, two_d, pow2):
-    """One tile at a time."""
+    """The loops compute one tile at a time."""
     m, k, dtype = 130, 259, torch.bfloat16
     x = (torch.randn(m, k) * torch.logspace(-3, 3, k)).to(dtype)
     x[:, 128:256] = 0  # a block of zeros
@@ -151,7 +153,7 @@ def spread_of(scales, two_d, m, k):
 
 
 def e8m0(amax, largest):
-    """The smallest power of two not below amax / largest, as its biased exponent."""
+    """The biased exponent of the smallest power of two that is at least amax / largest."""
     value = f32(amax * f32(1 / largest))
     if value == 0:
         return 0
@@ -333,7 +335,7 @@ def test_buffers_follow_the_usages(kind):
 @every_kind
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_the_dtype_of_an_empty_tensor_may_be_fp8(kind, dtype):
-    """The dtype is the one that the tensor reports; the buffers are the same for all dtypes."""
+    """The tensor reports this dtype; its buffers are the same for all dtypes."""
     x, q = torch.randn(32, 64), MADE[kind]()
     tensor = tex["create_empty_quantized_tensor"](q, [32, 64], dtype, torch.device("cpu"), False)
     assert tensor.dtype is dtype
@@ -394,7 +396,7 @@ def test_kinds_are_recognized_by_class():
 
 
 def older_engine():
-    """A module like that of version 2.9: its tensors have no device, its storages no dtype."""
+    """A module like that of version 2.9, in which tensors have no device and storages have no dtype."""
     module = types.ModuleType("transformer_engine.pytorch.tensor.old")
 
     class Float8TensorBase:
@@ -470,7 +472,7 @@ def test_fp4_is_quantized_with_known_amaxes():
 
 
 def moved(buffer, histories, scales, algo, largest):
-    """The update of delayed scaling, one number at a time."""
+    """Compute the update of delayed scaling one number at a time."""
     index = 0
     for h, s in zip(histories, scales, strict=True):
         for j in range(s.numel()):
@@ -507,7 +509,7 @@ def test_amax_histories_are_updated_as_nvidias(algo, lengths, reduced):
 
 
 def test_many_histories_take_as_few_launches_as_one():
-    """There is no loop over tensors except in torch's own batched copies."""
+    """Only torch's own batched copies loop over tensors."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Count(TorchDispatchMode):
@@ -524,5 +526,5 @@ def test_many_histories_take_as_few_launches_as_one():
             tex_quantize.update(quant.amax_history, torch.rand(3 * n), histories, scales, 4, 448.0, False)
         return count.seen
 
-    launches(1), launches(200)  # the first call computes and caches the order of their numbers
+    launches(1), launches(200)  # the first call computes and caches the order of the histories' numbers
     assert launches(200) == launches(1)

@@ -26,12 +26,12 @@ def like(dtype=torch.float32, n=N):
 
 @pytest.fixture
 def ours(monkeypatch):
-    """ATen's random ops as they run on an accelerator: take the next seed, and call a primitive."""
+    """ATen's random ops as they run on an accelerator: they take the next seed, and call a primitive."""
     monkeypatch.setattr(spec, "_uses_torch", lambda x: False)
 
 
 def distance(values, cdf):
-    """The Kolmogorov-Smirnov statistic times sqrt(n): above 1.95 once in a thousand runs."""
+    """The Kolmogorov-Smirnov statistic times sqrt(n), which exceeds 1.95 once in a thousand runs."""
     probabilities = cdf(values.double().sort().values)
     n = probabilities.numel()
     steps = torch.arange(n + 1, dtype=torch.float64) / n
@@ -53,7 +53,9 @@ def test_philox_equals_the_published_numbers():
 
 
 def test_every_bit_of_a_seed_matters():
-    """64 flips of the key and 62 of the counter (a 64-bit offset, in steps of four) give 127 different draws."""
+    """The seed and 127 copies, each with one bit flipped (64 bits of the key, 63 of the offset), give 128 different
+    draws.
+    """
     seeds = [SEED] + [SEED ^ torch.tensor(flip) for b in range(63) for flip in ((1 << b, 0), (0, 1 << b))]
     seeds.append(SEED ^ torch.tensor([-(1 << 63), 0]))
     drawn = torch.stack([ops.philox_uniform(like(n=64), s) for s in seeds])
@@ -81,7 +83,7 @@ def test_uniform_has_its_distribution(dtype):
 
 
 def test_uniform_never_returns_its_upper_bound():
-    """A bfloat16 just below 1 rounds up: many results would be 1."""
+    """A number just below 1 rounds up to 1 in bfloat16, so many results would be 1."""
     for dtype, high in ((torch.bfloat16, 1.0), (torch.float16, 1.0), (torch.float32, 3.3), (torch.bfloat16, 3.3)):
         y = ops.philox_uniform(like(dtype), SEED, 0.0, high)
         assert y.max().double() < high
@@ -360,7 +362,7 @@ def test_checkpointing_drops_the_same_elements_again(ours):
     "name", ["dropout", "native_dropout", "uniform", "normal", "bernoulli of p", "rand", "randint"]
 )
 def test_compiled_code_draws_new_numbers_at_each_call(name):
-    """A graph must not contain a fixed seed."""
+    """The compiled graph must not contain a fixed seed."""
     torch._dynamo.reset()
     call = torch.compile(lambda x: STATEFUL[name](x, None), fullgraph=True, backend="aot_eager")
     x = torch.rand(37, 64)

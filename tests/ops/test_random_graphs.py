@@ -1,7 +1,6 @@
-"""Seeds of random ops: eager code and CUDA graph capture use one sequence of the generator.
-
-There is no GPU here: a simulated generator follows the rules of torch's CUDA generator, and the torch op that reads it
-during a capture is replaced.
+"""Seeds of random ops: eager code and CUDA graph capture take them from the same sequence of the generator. The tests
+need no GPU: a simulated generator follows the rules of torch's CUDA generator. They also replace the torch op that
+reads the generator during a capture.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ LIKE = SimpleNamespace(is_cuda=True, get_device=lambda: 0, device=torch.device("
 
 
 class State:
-    """Seed and offset; several generators may share one."""
+    """Seed and offset of a generator. Several generators may share a state."""
 
     def __init__(self, seed):
         self.seed, self.offset = seed, 0
@@ -68,7 +67,9 @@ class Machine:
         self.default = Generator(2**64 - 3, self)
 
     def attention(self, q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout_p, mask):
-        """Reserves numbers of the default generator for each score, and returns its captured state as tensors."""
+        """Reserve a number of the default generator for each score, and return the generator's captured state as
+        tensors.
+        """
         assert self.capturing and 0 < dropout_p < 1
         batch, queries, heads, _ = q.shape
         seed, offset = self.default.reserve(batch * heads * queries * k.shape[1])
@@ -87,7 +88,7 @@ def machine(monkeypatch):
 
 
 def sequence(machine, generator=None):
-    """The seeds of four ops, with torch's own random ops between them."""
+    """Return the seeds of four ops, with torch's own random ops between them."""
     seeds = [spec.next_seed(LIKE, generator)]
     (generator or machine.default).reserve(17)
     seeds += [spec.next_seed(LIKE, generator), spec.next_seed(LIKE, generator)]

@@ -23,14 +23,14 @@ def dims(x, dim):
 
 
 def product(x, dim, keepdim, dtype):
-    """torch.prod takes one dimension at a time."""
+    """Loop over the dimensions, because torch.prod takes only one."""
     y = x
     for d in sorted((d % max(x.dim(), 1) for d in ([dim] if isinstance(dim, int) else dims(x, dim))), reverse=True):
         y = torch.prod(y, d, keepdim=keepdim)
     return y
 
 
-# op -> the same in torch, with our arguments
+# op -> torch's function, called with our arguments
 TRUTH = {
     "sum": lambda x, dim, keepdim, dtype: torch.sum(x, dims(x, dim), keepdim),
     "mean": lambda x, dim, keepdim, dtype: torch.mean(x, dims(x, dim), keepdim),
@@ -75,7 +75,7 @@ def test_values_and_gradients_equal_torchs(name, dtype):
         seeds = [torch.randn(a.shape, dtype=dtype) for a, _ in floats]
         (mine,) = torch.autograd.grad([a for a, _ in floats], leaf, [s.to(a.dtype) for s, (a, _) in zip(seeds, floats)])
         (theirs,) = torch.autograd.grad([b for _, b in floats], true, [s.double() for s in seeds])
-        # some gradients use the rounded result
+        # some gradients are computed from the rounded result
         slack = 4 if dtype in (torch.float64, torch.float32) else 20
         torch.testing.assert_close(
             mine.double(), theirs, rtol=slack * tol.rtol, atol=slack * tol.atol,
@@ -214,7 +214,9 @@ def test_unsupported_arguments_raise():
 @pytest.mark.parametrize("name", ["sum", "mean"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_sum_does_not_save_its_input(name, compiled):
-    """The backward needs only the shape, as in torch, so x may be modified in between, and its memory is released."""
+    """As in torch, the backward needs only the shape of x. So x may be modified before the backward, or its memory
+    released.
+    """
     torch._dynamo.reset()
     fn = getattr(opmux.ops, name)
     call = torch.compile(fn, fullgraph=True, backend="aot_eager") if compiled else fn

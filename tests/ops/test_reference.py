@@ -34,7 +34,9 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).remo
 
 
 def each_sample(spec, few):
-    """All float32 samples, four of each other dtype; all with --slow. test_norm_casting.py tests double rounding."""
+    """All float32 samples, and four samples of each other dtype (with --slow all). test_norm_casting.py tests double
+    rounding.
+    """
     for dtype in DTYPES:
         samples = [s for s in spec.samples(dtype, CPU) if dtype.itemsize > 2 or "casting" not in s.id]
         yield from samples if dtype is torch.float32 else few(samples, 4)
@@ -73,7 +75,7 @@ ACTS = {
     "sigmoid": torch.sigmoid,
 }
 
-# For each forward: a function of its arguments in double precision that returns all results in a tuple.
+# For each forward, a function that computes all its results from arguments in double precision.
 TRUTH = {
     "rms_norm": true_rms_norm,
     "layer_norm": true_layer_norm,
@@ -96,14 +98,14 @@ def truth(spec, args):
         return TRUTH[spec.name](*leaves), leaves
     x, residual, *rest = leaves
     exact = x + residual
-    # y is a function of the stored sum, which is rounded; treat the rounding as the identity in the gradient.
+    # y is computed from the stored sum, which is rounded. For the gradient, this rounding counts as the identity.
     s = exact + ((args[0].double() + args[1].double()).to(args[0].dtype) - exact).detach()
     y, *statistics = TRUTH_OF_SUM[spec.name](s, *rest)
     return (y, s, *statistics), leaves
 
 
 def close(got, want, spec, what):
-    """Equal up to one rounding of the result and the error of the wider arithmetic inside."""
+    """Assert equality up to one rounding of the result and the errors of the wider arithmetic before it."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, 3e-5) for d in (torch.float16, torch.bfloat16)}
     tol = {**spec.tol, **halves, torch.float64: Tol(1e-11, 1e-11)}[got.dtype]
     torch.testing.assert_close(
@@ -170,7 +172,7 @@ def test_backward_agrees_with_finite_differences(spec):
 
 @over(BACKWARDS)
 def test_backward_accepts_any_layout_and_dtype(spec, few):
-    """The results equal those for contiguous doubles, which the tests above verify."""
+    """Compares with the results for contiguous doubles, which the tests above verify."""
     for sample in each_sample(spec, few):
         packed = [a.double().contiguous() if isinstance(a, Tensor) else a for a in sample.args]
         want = as_tuple(spec.reference(*packed))
@@ -275,7 +277,7 @@ def test_forward_and_backward_are_linked_by_name(spec):
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_fused_norms_return_the_norms_statistics(name, few):
-    """A larger amax of the norm's result replaces the given one; a smaller one never does."""
+    """The amax of the norm's result replaces the passed amax if it is larger, never if it is smaller."""
     spec = specs.by_key[f"opmux::{name}_stats"]
     for sample in each_sample(spec, few):
         arguments = dict(zip(spec.names, sample.args, strict=True))
@@ -458,7 +460,7 @@ def test_tex_norms_equal_the_truth(spec, few):
 
 @over(TEX)
 def test_tex_functions_record_no_gradient(spec):
-    """tex's functions may be called with parameters, and may write to one."""
+    """tex's functions accept parameters that require gradients, and may write to such a parameter."""
     options = {"ln_out": True} if spec.mutates else {}
     args = spec.samples.at((5, 64), torch.float32, CPU, **options).args
     args = [a.requires_grad_() if isinstance(a, Tensor) else a for a in args]
@@ -479,7 +481,7 @@ def test_ln_out_may_be_the_input_and_may_be_a_view(spec):
 
 
 def test_a_sum_of_gradients_is_rounded_once():
-    """Rounding dx before the addition gives other results: the test uses numbers for which that shows."""
+    """Rounding dx before the addition would change more than 1 % of these elements."""
     spec = tex_norm.rmsnorm_bwd_add.spec
     args = dict(zip(spec.names, spec.samples.at((37, 64), torch.bfloat16, CPU).args))
     got = spec.reference(**args)[0]

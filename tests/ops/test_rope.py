@@ -48,8 +48,8 @@ def test_backward_is_the_transpose_even_if_the_angles_of_a_pair_differ():
 
 
 def positions_of(length, start, cp_size, cp_rank):
-    """The positions of a rank's tokens: a sequence has 2 * cp_size pieces, and each rank has one from the front and the
-    mirrored one.
+    """The positions of a rank's tokens. A sequence has 2 * cp_size pieces; rank r has piece r from the front and piece
+    r from the end.
     """
     pieces = torch.arange(length * cp_size).chunk(2 * cp_size)
     mine = torch.cat([pieces[cp_rank], pieces[2 * cp_size - 1 - cp_rank]]) if cp_size > 1 else torch.arange(length)
@@ -59,7 +59,7 @@ def positions_of(length, start, cp_size, cp_rank):
 @pytest.mark.parametrize("cp_size, cp_rank", [(1, 0), (2, 0), (2, 1), (3, 1)])
 @pytest.mark.parametrize("started", [False, True])
 def test_tex_rotates_every_token_by_the_angles_of_its_position(started, cp_size, cp_rank):
-    """Each token separately, in all formats."""
+    """The expected values rotate each token separately. Tests all formats."""
     freqs = torch.randn(64, 1, 1, 8)
     lengths = (4, 2, 6)
     edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32) * cp_size
@@ -123,7 +123,7 @@ def test_tex_functions_record_no_gradient_and_copy_nothing():
 
 
 def test_packed_heads_are_differentiable():
-    """Autograd through rope_qkv_fwd, with the position of each sequence."""
+    """Tests autograd through rope_qkv_fwd, with a start position for each sequence."""
     qkv = torch.randn(2, 3, 2, 44, dtype=torch.float64, requires_grad=True)
     q_angles, k_angles = torch.randn(12, 8, dtype=torch.float64), torch.randn(12, 12, dtype=torch.float64)
     starts = torch.tensor([0, 3])
@@ -159,7 +159,7 @@ GOOD = {"freqs": torch.zeros(6, 1, 1, 16), "q_freqs": torch.zeros(6, 1, 1, 16), 
     ],
 )
 def test_wrong_tex_arguments_raise_with_the_ops_name(names, argument, wrong, message):
-    """Errors have tex's argument names, whichever implementation runs."""
+    """Errors use tex's argument names, whichever implementation runs."""
     op = opmux.ops.fused_rope_forward if names == "input" else opmux.ops.fused_qkv_rope_forward
     arguments = {n: GOOD[n] for n in op.spec.names} | {argument: wrong}
     for fn in (op, op.spec.reference):

@@ -21,7 +21,7 @@ backward = opmux.ops.fused_topk_with_score_function_bwd
 
 
 def pick(values, k):
-    """The indices of the k largest values; the first of equal ones wins."""
+    """The indices of the k largest values; of equal values, the first is selected."""
     return sorted(range(len(values)), key=lambda e: (-values[e], e))[:k]
 
 

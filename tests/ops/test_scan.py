@@ -36,7 +36,7 @@ def test_values_and_gradients_equal_torchs(name, dtype):
         dy = torch.randn(y.shape, dtype=dtype)
         (got,) = torch.autograd.grad(y, leaf, dy)
         (want,) = torch.autograd.grad(truth, true_leaf, dy.double())
-        # logcumsumexp's gradient uses the rounded y: exp(-y) multiplies its relative error by y
+        # logcumsumexp's gradient uses exp(-y) of the rounded y, which multiplies the relative error of y by y
         slack = 1 if dtype in (torch.float64, torch.float32) else 60 if name == "logcumsumexp" else 3
         rtol, atol = max(tol.rtol, 1e-4 if dtype is torch.float32 else 0), max(tol.atol, 1e-4 if slack == 1 else 2e-2)
         torch.testing.assert_close(got.double(), want, rtol=slack * rtol, atol=slack * atol, msg=describe)
@@ -55,7 +55,7 @@ def test_integers_and_bools_are_exact_and_promote_as_in_torch(name, dtype):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_a_result_may_have_another_dtype(name, dtype):
-    """x is cast first: 1.7 + 1.7 is 2 in integers; overflow wraps around."""
+    """x is cast before the scan: as integers, 1.7 + 1.7 is 2. Overflow wraps around."""
     x = torch.tensor([1.7, 1.7, 100.2, 120.9, 37.5])
     got, want = getattr(opmux.ops, name)(x, 0, dtype), getattr(torch, name)(x, 0, dtype=dtype)
     assert got.dtype == dtype
@@ -102,7 +102,7 @@ def test_infinities_in_log_sums_and_their_gradients_equal_torchs(row):
 
 
 def test_gradients_of_products_with_zeros_are_exact():
-    """No zero, one and two in a row, first and last; and products that leave the range after a zero."""
+    """Tests rows with no zero, with one or two, with a zero first or last, and products that overflow after a zero."""
     for row in ([2, 3, 4, 5], [2, 0, 3, 4], [0, 2, 0, 5], [0, 0, 1, 2], [1, 2, 3, 0], [0, 1e30, 1e30, 1e-30]):
         leaf = torch.tensor(row, dtype=torch.float64).requires_grad_()
         (got,) = torch.autograd.grad(opmux.ops.cumprod(leaf, 0).sum(), leaf)

@@ -29,7 +29,7 @@ def test_values_and_gradients_equal_torchs(name, dtype):
         dy = torch.randn(y.shape, dtype=dtype)
         (got,) = torch.autograd.grad(y, leaf, dy)
         (want,) = torch.autograd.grad(truth, true_leaf, dy.double())
-        # the gradient uses the rounded y: its error is that of y, times sums of dy
+        # the gradient uses the rounded y: the rounding error of y is multiplied by sums of dy
         slack = 1 if dtype in (torch.float64, torch.float32) else 20
         torch.testing.assert_close(got.double(), want, rtol=slack * tol.rtol, atol=slack * tol.atol + 1e-9)
 

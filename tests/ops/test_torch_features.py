@@ -13,7 +13,7 @@ import opmux
 from opmux.core.errors import BadArgument
 
 X, W, B = torch.randn(4, 8), torch.rand(8), torch.rand(8)
-# For each family used in models: an op as a function of the arguments next to it.
+# For each op family that models use: a function that calls an op, and its arguments.
 CALLS = {
     "silu": (lambda x: opmux.ops.silu(x), (X,)),
     "silu_mul": (lambda x: opmux.ops.silu_mul(x, x), (X,)),
@@ -29,7 +29,7 @@ CALLS = {
 
 
 class Calls(nn.Module):
-    """A module whose forward has named arguments, as export's dynamic shapes need them."""
+    """A module whose forward has named arguments, because export's dynamic shapes refer to argument names."""
 
     def __init__(self, call):
         super().__init__()
@@ -62,7 +62,7 @@ print([str(node.target) for node in made.graph.nodes if node.op == "call_functio
 
 @pytest.mark.slow
 def test_tracing_is_not_affected_by_the_import_of_a_family():
-    """The first op of a process imports families, whose modules create tensors."""
+    """The first call of an op imports op families, whose modules create tensors."""
     result = fresh.run([sys.executable, "-c", FIRST_USE])
     assert result.stdout == "['aten.add.Tensor']\n", result.stderr
 
@@ -99,8 +99,8 @@ def test_ops_work_on_dtensors(name, mesh):
 
 HALF = torch.bfloat16
 V = X.view(1, 1, 4, 8)
-# Arguments of mixed dtypes, and the dtype of the result: autocast's dtype for products; else that of the first tensor
-# if the op supports it (the weights of a norm may have another one); else the widest.
+# Calls with mixed dtypes, and the dtype of the result. Products have autocast's dtype. Other ops have the dtype of the
+# first tensor if they support that (the weights of a norm may have another dtype), else the widest dtype.
 MIXED = {
     "rms_norm": (lambda: opmux.ops.rms_norm(X.to(HALF), W)[0], HALF),
     "layer_norm": (lambda: opmux.ops.layer_norm(X.to(HALF), W, B)[0], HALF),

@@ -26,7 +26,7 @@ def as_list(results):
 
 
 def copied(args):
-    """Copies of the arguments with their own storage, of the same layout."""
+    """Copies of the arguments, each with its own storage and the same layout."""
     return [copy_of(a) if isinstance(a, torch.Tensor) else a for a in args]
 
 
@@ -36,7 +36,7 @@ def copy_of(t):
 
 
 def strides_of(t):
-    """The strides of all dimensions of more than one element; others do not matter."""
+    """The strides of all dimensions with more than one element; other strides do not matter."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if t.numel() else []
 
 
@@ -51,7 +51,7 @@ def same(a, b, what, tol=None):
 
 
 class Adapters:
-    """The adapters of one family, over our kernels."""
+    """The adapters of one op family, which call our kernels."""
 
     def __init__(self, family):
         from opmux.core.adapter import ADAPTERS
@@ -65,7 +65,7 @@ class Adapters:
         return adapter.fn(self.calls[adapter.over[0].key], *args, **kwargs)
 
     def declines(self, name, *args, match=None, **kwargs):
-        """True if the adapter declines without having written to an argument; else an assertion fails."""
+        """Assert that the adapter declines, and writes to no argument. Returns True."""
         from opmux.core.errors import BadArgument, NotSupported
 
         before = copied(args)
@@ -76,15 +76,15 @@ class Adapters:
         return True
 
     def agrees(self, name, *args):
-        """True if the adapter answers with ATen's results and writes to arguments what ATen writes. False if ATen
-        raises, or if the adapter declines: then it must not have written anything.
+        """Whether the adapter computes the call; if so, assert that its results and written arguments equal ATen's.
+        Returns False if ATen raises or if the adapter declines, and then asserts that nothing is written.
         """
         from opmux.core.errors import BadArgument, NotSupported
 
         what = f"{name} {[tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]}"
         ours, theirs = copied(args), copied(args)
         halves = [t.dtype for t in args if isinstance(t, torch.Tensor) and t.is_floating_point() and t.itemsize == 2]
-        tol = TOL[halves[0]] if halves else None  # also for float32 results next to 16-bit ones
+        tol = TOL[halves[0]] if halves else None  # also applies to float32 results of a call with 16-bit arguments
         try:
             expected = overload(name)(*theirs)
         except (RuntimeError, IndexError, NotImplementedError):
@@ -100,13 +100,15 @@ class Adapters:
         return True
 
     def agrees_in_dispatch(self, name, func, args, kwargs):
-        """The same for a call as a dispatch mode gets it; False for a call with keyword arguments."""
+        """Like `agrees`, with the arguments that a dispatch mode gets. Returns False for a call with keyword
+        arguments.
+        """
         defaults = [a.default_value for a in func._schema.arguments[len(args) :]]
         return not kwargs and self.agrees(name, *args, *defaults)
 
     def answers_pytorchs_samples(self, op, dtypes=(torch.float32, torch.bfloat16), few=4):
         """Run PyTorch's own samples with gradients; each call of our overloads must agree with ATen. Returns how many
-        were answered.
+        calls the adapters computed.
         """
         info, compare = op_infos()[op], Compare(self)
         for dtype in dtypes:
@@ -119,8 +121,8 @@ class Adapters:
         return compare.answered
 
     def signatures_are_atens(self):
-        """Adapters have ATen's positional and keyword parameters, and none adapts a composite op, which would lose its
-        gradient.
+        """Assert that adapters have ATen's positional and keyword parameters, and that none overrides a composite op,
+        which would lose its gradient.
         """
         from opmux.faces.aten.schema import OverloadSchema
 
@@ -136,7 +138,9 @@ class Adapters:
         return True
 
     def faults_are_no_refusals(self, name, *args, error=ValueError, **kwargs):
-        """An error raised by an implementation propagates: the adapter does not treat it as declining."""
+        """Assert that an error raised by an implementation propagates: the adapter does not treat it as a declined
+        call.
+        """
 
         def broken(*args):
             raise error("my own")
@@ -147,13 +151,13 @@ class Adapters:
 
 
 class StrictAdapters(Adapters):
-    """Adapters of ops that write to no argument: results must have exactly ATen's strides, and values within the
+    """Adapters of ops that write to no argument. Results must have exactly ATen's strides, and values within the
     tolerance of the op's spec.
     """
 
     def agrees(self, name, *args, **kwargs):
-        """Whether the adapter serves the call; if so, assert that it agrees with ATen, and if ATen raises, that it
-        declines.
+        """Whether the adapter computes the call; if so, assert that its results equal ATen's. If ATen raises, assert
+        that the adapter declines.
         """
         from opmux.core.errors import BadArgument, NotSupported
         from opmux.core.spec import Tol
@@ -178,8 +182,8 @@ class StrictAdapters(Adapters):
         return self.agrees(name, *args, **kwargs)
 
     def agrees_on_samples(self, op, counts):
-        """Run `counts[dtype]` of PyTorch's own samples; each call of our overloads must agree with ATen, and error
-        inputs must raise. Returns how many calls were answered.
+        """Run `counts[dtype]` of PyTorch's own samples. Each call of our overloads must agree with ATen, and error
+        inputs must raise. Returns how many calls the adapters computed.
         """
         info, compare = op_infos()[op], Compare(self)
         for dtype, count in counts.items():

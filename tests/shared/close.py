@@ -1,9 +1,9 @@
-"""How far a result may be from the exact one, by dtype and length. Results differ between processors and orders of
-summation.
+"""How far a result may be from the exact result, by dtype and length. Results depend on the processor and on the order
+of summation.
 
 The exact result is the reference's for float64 copies of the arguments. The error is |got - exact| / (|exact| +
-rms(exact)). Allowed are one rounding to the result's dtype, plus the rounding errors of a sum of `terms` terms in
-float32, plus twice the error of the reference itself, which runs torch's code for this processor.
+rms(exact)). The allowed error is the sum of three: one rounding to the result's dtype, the rounding errors of a sum of
+`terms` terms in float32, and twice the error of the reference, which runs torch's code for this processor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opmux.core.spec import Spec
 def limit(dtype: torch.dtype, terms: int) -> float:
     """The allowed relative error of a sum of `terms` terms that is computed in float32 and rounded to `dtype`."""
     if dtype is torch.float64:
-        return 1e-12  # the reference in float64 is not more exact than this
+        return 1e-12  # the float64 reference is not more exact than this
     return torch.finfo(dtype).eps + 2 * torch.finfo(torch.float32).eps * math.log2(max(terms, 2))
 
 

@@ -1,6 +1,4 @@
-"""Imports opmux with every family of ops and its kernels, and calls nothing: other processes are forked from this
-state.
-"""
+"""Import opmux with every op family and its kernels, and call nothing. Other processes are forked from this state."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ import opmux.tools.cli
 import opmux.tools.simulator
 from opmux.core import specs
 
-# Modules that most programs import later, which takes two seconds: for comparing tensors, fake tensors, the command
-# line, and launches in Triton's interpreter. Some names are private, and some packages may not be installed.
+# Modules that most programs import later, in two seconds. They compare tensors, create fake tensors, run the command
+# line, and launch kernels in Triton's interpreter. Some names are private, and some packages may not be installed.
 LATER = ("torch._dynamo", "torch.distributed.tensor", "torch.testing", "triton.experimental.gluon", "typer._adapters")
 
 specs.load_all()

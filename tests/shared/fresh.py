@@ -1,16 +1,16 @@
 """Run a Python program in a forked process that has imported torch but not opmux: `run` replaces `subprocess.run`.
 
 Starting Python and importing torch takes two to three seconds, and tests run hundreds of programs. Here one process per
-test worker does this, and forks for each program. The child gets the arguments, environment, working directory and
-module path of a new process, runs the program as `__main__`, and ends as Python does. Tests of how a process starts
+test worker imports torch once, and forks for each program. The child gets the arguments, environment, working directory
+and module path of a new process, runs the program as `__main__`, and ends as Python does. Tests of how a process starts
 (the import of torch itself, options of the interpreter, a `sitecustomize`) need `subprocess`.
 
-Importing every family of ops, its kernels and the parts of torch that most programs need takes three seconds more.
-`run(..., warm=True)` forks from a process that has done so (everything.py) and nothing else: no plugin is loaded, no
-device is probed, no setting is read. Use it for programs that do not test what an import does.
+It takes three seconds more to import every op family with its kernels, and the parts of torch that most programs need.
+`run(..., warm=True)` forks from a process that has imported these (everything.py). It has done nothing else: it has
+loaded no plugin, probed no device, and read no setting. Use it for programs that do not test what an import does.
 
-Python's own teardown of such a process, object by object, takes 0.3 to 1.5 s of CPU time, as much as most programs. It
-runs only with --slow (`torn_down`); otherwise a program ends after its threads and its `atexit` functions.
+Python's own teardown, which destroys such a process object by object, takes 0.3 to 1.5 s of CPU time, as long as most
+programs. It runs only with --slow (`torn_down`); otherwise a program ends after its threads and its `atexit` functions.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Read once, when Python starts or torch is imported: a program with another value of these needs a new process.
+# Prefixes of variables that Python reads at its start or torch at its import. A program with another value needs a new
+# process.
 EARLY = tuple("PYTHON OMP_ MKL_ KMP_ GOMP_ TORCH PYTORCH LD_ CUDA_ LC_ LANG OPMUX_TE_STARTUP".split())
-# the child sets these itself, or torch reads them only on use
+# exceptions: the child applies these variables itself, or torch reads them only on use
 LATE = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "CUDA_HOME"}
 # interpreter options that a forked child supports, with the supported value
 FLAGS = {"-W": "ignore", "-X": "faulthandler"}
@@ -60,8 +61,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -c code`, `python -m module` or `python file.py`; returns its output and exit status.
 
-    `warm`: fork from a process that has imported every op and every kernel, to be interpreted. Where tests
-    run on a device instead (--triton), `warm` has no effect.
+    `warm`: fork from a process that has imported every op, and every kernel for Triton's interpreter. If the tests run
+    kernels on a device (--triton), `warm` has no effect.
     """
     program, *words = map(str, command)
     variables = dict(os.environ if env is None else env)
@@ -95,7 +96,7 @@ def _can_be_forked(words: list[str], variables: Mapping[str, str]) -> bool:
 
 
 class ForkServer:
-    """A process that has imported torch, and if `warm` opmux, and forks a child for each request."""
+    """A process that has imported torch (if `warm`, opmux too) and forks a child for each request."""
 
     def __init__(self, warm: bool) -> None:
         self.owner = os.getpid()
@@ -155,11 +156,11 @@ def _exactly(stream: socket.socket, size: int) -> bytes:
 
 
 def _serve(stream: socket.socket, warm: bool) -> dict[str, Any] | None:
-    """Fork for each request. Returns the request in the child, and None in the parent when no more requests come."""
+    """Fork for each request. Returns the request in the child. Returns None in the parent after the last request."""
     gc.disable()  # nothing that an import creates is garbage
     import torch  # noqa: F401
 
-    gc.freeze()  # children need not traverse torch's half a million objects, also not when they exit
+    gc.freeze()  # so children never traverse torch's half a million objects, not even at exit
     if warm:
         sys.path.insert(1, str(SRC))
         import everything  # noqa: F401
@@ -194,7 +195,7 @@ def _serve(stream: socket.socket, warm: bool) -> dict[str, Any] | None:
 
 
 def _begin(request: dict[str, Any]) -> None:
-    """Become the requested new process, and run its program."""
+    """Turn this child into the requested new process, and run its program."""
     words, base = request["words"], sys.path[1:]
     os.environ.clear()
     os.environ.update(request["env"])
@@ -263,5 +264,5 @@ if __name__ == "__main__":
     if _request is None or not _request["torn_down"]:
         _end(_code)
     if _warm:
-        gc.unfreeze()  # triton reports as leaked what is still frozen
+        gc.unfreeze()  # at exit, triton reports frozen objects as leaked
     sys.exit(_code)

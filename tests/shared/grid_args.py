@@ -11,13 +11,13 @@ from opmux.specs import pointwise
 
 
 def required(name: str) -> list[inspect.Parameter]:
-    """The tensor arguments of an op without a default."""
+    """The tensor arguments of an op that have no default."""
     params = pointwise.ops[name].spec.signature.parameters.values()
     return [p for p in params if p.default is p.empty and p.name not in pointwise.ROWS[name].numbers]
 
 
 def grid_args(name: str, values: torch.Tensor) -> list[Any]:
-    """The op's arguments, with all combinations of the values for those that are required."""
+    """The op's arguments, with all combinations of the values for the required ones."""
     need, numbers = required(name), pointwise.ROWS[name].numbers
     grids = iter(torch.meshgrid(*[values] * len(need), indexing="ij") if len(need) > 1 else [values])
     args = []

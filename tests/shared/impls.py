@@ -1,4 +1,4 @@
-"""The implementations of an op, for tests that call one without dispatch."""
+"""The implementations of an op, for tests that call an implementation without dispatch."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def triton_impl(op: Any) -> OpImpl:
 
 
 def refusal(impl: OpImpl, *args: Any) -> str | None:
-    """Why an implementation declines a call, whatever its speed; None if it accepts the call."""
+    """Why an implementation declines a call, for reasons other than speed; None if it accepts the call."""
     return None if impl.when is None else refusal_of(impl.when(*args))

@@ -1,4 +1,4 @@
-"""A dispatch mode that measures how large the tensors are that a function allocates."""
+"""A dispatch mode that measures the size of the largest tensor that a function allocates."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def start() -> list[threading.Thread]:
-    """Compile each library in a thread of its own; returns the threads."""
+    """Start one thread per library, which compiles it; return the threads."""
     from opmux.cpp import build
     from opmux.tools import cpp, simulator
 
@@ -29,7 +29,7 @@ def _make(make: Callable[[], Any]) -> None:
 
     try:
         make()
-    except build.CannotBuild as error:  # no compiler on this machine: tests that need one report that
+    except build.CannotBuild as error:  # no compiler on this machine: the tests that need a compiler report this
         print(error)
 
 

@@ -20,7 +20,7 @@ KEPT: list[object] = []  # objects that C++ may still call or read after a test
 
 
 class CudaLauncher:
-    """Has the name of Triton's launcher class, by which C++ recognises a plain launch."""
+    """C++ recognises a launch without hooks or options by the name of Triton's launcher class, which is this name."""
 
     launch_cooperative_grid = launch_pdl = False
     global_scratch_size = profile_scratch_size = 0
@@ -37,7 +37,7 @@ def driver_of(launch, *loads):
 
 @contextlib.contextmanager
 def launching_by(launch, monkeypatch):
-    """Make C++ launch the kernels of overrides and of differentiable ops on the CPU, through the function `launch`."""
+    """Make C++ call the function `launch` on the CPU to launch the kernels of overrides and of differentiable ops."""
     monkeypatch.setattr(functions._FunctionsState, "device", "cpu")
     monkeypatch.setattr(launching._LaunchingState, "drives", True)
     if not native_library.available():

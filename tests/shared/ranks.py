@@ -18,7 +18,7 @@ def port() -> int:
 
 
 def run(rank: Callable[[int, int, Any], None], count: int = 2) -> dict[Any, Any]:
-    """The dict that all ranks fill by running `rank(number, port, answers)`."""
+    """Run `rank(number, port, answers)` in each rank; return the dict `answers` that they fill."""
     with mp.get_context("forkserver").Manager() as manager:
         answers = manager.dict()
         mp.start_processes(rank, (port(), answers), nprocs=count, start_method="forkserver")

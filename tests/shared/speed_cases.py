@@ -1,4 +1,4 @@
-"""Which overloads `opmux tune --aten` has arguments for, on a device."""
+"""The overloads for which `opmux tune --aten` has arguments on a device."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NONE = {
 
 
 def without(sources: Sources, numel: int) -> set[str]:
-    """The overloads without a case that torch's own kernel accepts, except those that reuse the cases of another
-    overload.
+    """The overloads none of whose cases torch's own kernel accepts, except overloads that reuse the cases of another
+    one.
     """
     return {n for n, o in table().items() if functional(o) is None and not _has_case(sources, n, numel)}
 

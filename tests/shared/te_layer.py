@@ -12,8 +12,8 @@ NEEDED = ("transformer_engine", "triton", "einops", "pydantic")
 
 
 def skip_without(with_cuda: str) -> None:
-    """Skip the calling test file if the layer cannot be imported, or, with the reason `with_cuda`, if there is a CUDA
-    device.
+    """Skip the calling test file if the layer cannot be imported. Also skip it, with the reason `with_cuda`, if there
+    is a CUDA device.
     """
     for name in NEEDED:
         if importlib.util.find_spec(name) is None:
@@ -23,7 +23,7 @@ def skip_without(with_cuda: str) -> None:
 
 
 def load() -> ModuleType:
-    """`transformer_engine.pytorch` over our tex, even if an earlier test uninstalled it."""
+    """Import `transformer_engine.pytorch` with our tex, which an earlier test may have uninstalled."""
     import opmux.te
 
     opmux.te.install()

@@ -1,7 +1,6 @@
-"""Transformer Engine's modules, each with the same computation in plain torch, and functions that compare the two.
-
-The plain half of a twin is a function of the module's parameters by name. In float64 it gives the exact result; in the
-module's dtype it gives the error that the module may have.
+"""Pairs of a Transformer Engine module and the same computation in plain torch, and functions that compare the two. The
+torch function takes the module's parameters by name. In float64 it gives the exact result; in the module's dtype it
+shows the error that the module may have.
 """
 
 from __future__ import annotations
@@ -212,7 +211,7 @@ def run_module(module: Any, x: Tensor, dy: Tensor, run: Callable[[Any, Tensor], 
 
 
 def run_plain(twin: Twin, module: Any, size: Size, x: Tensor, dy: Tensor, dtype: torch.dtype) -> Results:
-    """Run the plain half in a dtype, with the module's parameters."""
+    """Run the torch function of the pair in a dtype, with the module's parameters."""
     p = {n: v.detach().to(dtype).clone().requires_grad_() for n, v in module.named_parameters()}
     x = x.detach().to(dtype).clone().requires_grad_()
     y = twin.plain(p, x, size)
@@ -223,8 +222,8 @@ def run_plain(twin: Twin, module: Any, size: Size, x: Tensor, dy: Tensor, dtype:
 def errors(got: Results, exact: Results) -> dict[str, float]:
     """The relative error of each result: the norm of the difference divided by the norm of the exact result.
 
-    The divisor is at least a tenth of the norm of dx, because some gradients are 0 (a key's bias shifts all scores
-    equally).
+    The divisor is at least a tenth of the norm of dx, because some exact gradients are 0 (for example of the key bias,
+    which shifts all scores of a query equally).
     """
     relative, least = {}, 0.1 * exact["dx"].norm()
     for name, want in exact.items():
@@ -278,7 +277,7 @@ def near(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, allowe
 
 
 def choose_attention(chosen: str, setenv: Callable[[str, str], None]) -> None:
-    """Leave the layer one attention backend: FUSED (ours) or UNFUSED (the layer's own torch code)."""
+    """Allow the layer only one attention backend: FUSED (ours) or UNFUSED (the layer's own torch code)."""
     from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention as module_of_layer
 
     for name in ("FUSED", "UNFUSED", "FLASH"):
@@ -287,7 +286,9 @@ def choose_attention(chosen: str, setenv: Callable[[str, str], None]) -> None:
 
 
 def offloaded(te: Any, modules: list[Any], x: Tensor, dy: Tensor, enabled: bool) -> tuple[list[Tensor], float]:
-    """Result and gradients of a sequence of modules, and how many MB Transformer Engine offloaded in the forward."""
+    """Run a sequence of modules; return result and gradients, and how many MB Transformer Engine offloaded in the
+    forward.
+    """
     context, sync = te.get_cpu_offload_context(enabled=enabled, num_layers=len(modules) - 1, model_layers=len(modules))
     x = x.detach().clone().requires_grad_()
     y = x

@@ -1,9 +1,9 @@
 """Select the tests for a change: `pytest --touched BASE`, `make test-touched`.
 
-Every changed file is looked up in TABLE; the first match counts. A file of a family of ops (`specs/norm.py`,
-`kernels/norm.py`, `faces/aten/norm.py`) selects the test files with the family in their name, and the cases of that
-family in tests over all ops. Other files select whole test folders. Files that everything depends on, and files that
-match no row, select all tests.
+Every changed file is looked up in TABLE, and the first matching pattern applies. A file of an op family
+(`specs/norm.py`, `kernels/norm.py`, `faces/aten/norm.py`) selects the test files with the family in their name, and the
+cases of that family in tests over all ops. Other files select whole test folders. Files that everything depends on, and
+files that match no pattern, select all tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 ALL, FAMILY, ITSELF = "all", "family", "itself"
 
-# path pattern -> all tests, the tests of its family, the test file itself, or folders and files of tests
+# path pattern -> all tests, the tests of the file's op family, the test file itself, or folders and files of tests
 TABLE: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     (r"tests/(conftest\.py|shared/)", ALL),
     (r"tests/.*/test_\w+\.py", ITSELF),
@@ -37,7 +37,7 @@ TABLE: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     (r"examples/", ("tests/examples/",)),
     (r"\.editorconfig|\.gitignore|\.pre-commit-config\.yaml|LICENSE", ()),
 )
-# Families whose test files have another name.
+# Op families whose test files have another name.
 NAMED = {
     **dict.fromkeys("convolution pooling padding upsample grid_sampler neighborhood".split(), "spatial"),
     "attention_general": "attention", "creation": "layout", "distance": "reduce", "dropout": "random", "norms": "norm",
@@ -108,7 +108,7 @@ def families_of(file: str) -> set[str]:
 
 @functools.cache
 def tests_of(path: str) -> frozenset[str]:
-    """The families that a test file covers, by its name: `test_adapters_norm.py` covers `norm`."""
+    """The op families that a test file covers according to its name: `test_adapters_norm.py` covers `norm`."""
     stem = Path(path).stem
     while (shorter := AROUND.sub("", stem)) != stem:
         stem = shorter
@@ -117,7 +117,7 @@ def tests_of(path: str) -> frozenset[str]:
 
 
 def _family_of(value: Any) -> str | None:
-    """The family of a parameter of a test case: that of its op, or of the op with that name."""
+    """The op family of a parameter of a test case: the parameter is an op, or the name of an op."""
     spec = getattr(value, "spec", value)
     if isinstance(spec, str):
         return _by_name().get(spec)
@@ -134,7 +134,7 @@ def _by_name() -> dict[str, str]:
 
 @functools.cache
 def since(base: str) -> Change:
-    """The change from a commit to the working tree. An unknown commit selects all tests."""
+    """The change between a commit and the working tree. An unknown commit selects all tests."""
     git = ["git", "-C", str(ROOT)]
     known = base and subprocess.run([*git, "rev-parse", "-q", "--verify", f"{base}^{{commit}}"], capture_output=True)
     if not known or known.returncode:

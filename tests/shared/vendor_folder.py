@@ -15,7 +15,7 @@ import fresh
 SRC = Path(__file__).parents[2] / "src"
 BACKENDS = SRC / "opmux/backends"
 
-# opmux finds the test's folders as folders of its own tree; `found` collects the program's results.
+# The patch makes opmux find the test's folders in its own tree. `found` collects the program's results.
 START = """
 import json, logging, sys
 from opmux.tools.simulator import simulate
@@ -58,7 +58,7 @@ def follow(
     """Run `code` with `folders` (name, such as `_acme`, -> files) in the tree of backends; returns its results."""
     for name, texts in folders.items():
         write(root / "tree" / name, texts)
-    program = root / "program.py"  # a file, because triton reads the source of kernels
+    program = root / "program.py"  # the program is a file, because triton reads the source of kernels
     program.write_text(START.format(device=device, tree=str(root / "tree")) + code + END, encoding="utf-8")
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(root)]), **env}
     result = fresh.run([sys.executable, str(program)], env=variables, cwd=root, timeout=300, warm=True)

@@ -1,4 +1,4 @@
-"""The command line as a user runs it: in a new process, or, because that is faster, in this one."""
+"""The command line as a user runs it, either in a new process, or in this process, which is faster."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ def shell(tmp_path):
 
 @pytest.fixture
 def cli(tmp_path, monkeypatch):
-    """Run a command in this process; the policy is read again before and after."""
+    """Run a command in this process. Before and after it, the policy is read again from the settings."""
     monkeypatch.chdir(tmp_path)
     level = logging.getLogger("opmux").level
 

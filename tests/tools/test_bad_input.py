@@ -18,7 +18,7 @@ CHIPS = ("", "nvidia:sm_abc", "nvidia:sm_", ":sm_90", "nope:sm_90", "sm_abc", "n
          "nvidia:sm_" + "9" * 5000, "nvidia:sm_٣", "ascend:x")  # fmt: skip
 RUNS = ("notjson", "bytes", "list.json", "object.json", "nested.json", "folder", "missing", LONG)
 
-# (command with ... in one place) -> invalid values for that place.
+# command in which ... stands for one argument -> invalid values of that argument
 TABLE = {
     ("list", ...): ("", "extra", "--nope", "--family", *NAMES[3:6]),
     ("list", "--family", ...): FEW,
@@ -88,7 +88,7 @@ def files(tmp_path):
 
 
 def named(words):
-    """The test's id: the words by repr, long ones cut."""
+    """The test's id: the repr of each word, shortened if it is long."""
     return ascii(" ".join(w if len(w) < 40 else w[:8] + "..." for w in words))
 
 
@@ -178,7 +178,7 @@ def test_every_command_works_in_a_locale_without_unicode(shell):
 
 
 def test_without_its_packages_the_command_says_what_to_install():
-    """`pip install --no-deps` leaves the installed PyTorch alone, and installs nothing else either."""
+    """`pip install --no-deps` keeps the installed PyTorch, but installs none of the other packages."""
     code = "import sys; sys.modules['typer'] = None; from opmux.tools.start import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True)
     assert done.returncode == 1

@@ -32,7 +32,7 @@ FACTS = {"chip", "device", "driver", "torch", "triton", "python", "opmux", "comm
 
 @pytest.fixture(autouse=True)
 def few_repeats(monkeypatch):
-    """Three calls per measurement: the tests never depend on the times."""
+    """Measure only three calls, because the tests never depend on the times."""
     monkeypatch.setattr(clock, "REPEAT_MS", 0)
     monkeypatch.setattr(clock.host_us, "__defaults__", (2, 2, min))
     monkeypatch.setattr(command, "COPY_MIB", {"cpu": 1})
@@ -335,7 +335,7 @@ def test_compile_uses_the_native_call(monkeypatch):
     monkeypatch.setattr(torch, "compile", fake)
     for op in ("softmax", "rms_norm_bwd"):
         assert rows_of(op, "compile")["compile"].status == "ok"
-    assert compiled == [False, False]  # one compilation per op, not dynamic, so each shape is compiled anew
+    assert compiled == [False, False]  # one compilation per op, without dynamic shapes
 
 
 @pytest.mark.slow
@@ -421,8 +421,8 @@ def test_every_preset_has_cases(name):
 
 
 def test_ops_without_samples_of_a_given_shape_are_skipped_with_a_note():
-    """Ops without samples, and ops whose samples have fixed shapes or need more than a shape; an unsupported dtype is
-    not skipped here.
+    """Tests ops without samples, and ops whose samples have fixed shapes or need more than a shape. An unsupported
+    dtype is not skipped here.
     """
     words = ["tex::multi_tensor_scale", "tex::fused_multi_row_padding", "aten::rand", "opmux::rms_norm"]
     planned = cases.plan(words, None, [(4, 64)], [torch.float32, torch.int8], 1, "cpu")

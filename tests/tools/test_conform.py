@@ -1,5 +1,5 @@
-"""`opmux conform` on a fake vendor with one example of every mistake: each is reported. Also arguments, known gaps and
-the page.
+"""`opmux conform` reports every mistake of a fake vendor that makes one of each kind. Also tests arguments, known gaps
+and the page.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def conform(root: Path, *words: str, **variables: str) -> subprocess.CompletedPr
 
 @pytest.fixture(scope="module")
 def acme(tmp_path_factory):
-    """A run over the vendor's ops, without the checks that trace: (process, data, page)."""
+    """Run over the vendor's ops without the checks that trace; return (process, data, page)."""
     root = tmp_path_factory.mktemp("acme")
     write_vendor(root, entry_point=True)
     ops = "silu relu silu_mul softmax gelu qgelu srelu log_softmax mm bmm addmm native_layer_norm".split()
@@ -228,7 +228,7 @@ def test_a_wrong_result_is_reported_with_its_first_difference(acme, outcome):
     wrong = outcome("relu", "values")
     assert wrong["status"] == "fail" and wrong["dtype"] == "float32" and wrong["sample"] == "37"
     assert "y[0] is 1, expected 0" in wrong["reason"]
-    assert outcome("relu", "values", "dispatch")["status"] == "fail"  # a user's call would run this impl
+    assert outcome("relu", "values", "dispatch")["status"] == "fail"  # dispatch would run this impl too
     assert f"FAIL relu by {OWN} and so by dispatch: values float32 [37]" in acme[0].stdout
 
 
@@ -255,7 +255,7 @@ def test_a_wrong_gradient_is_reported_although_results_are_right(outcome):
 def test_an_impl_that_kills_its_process_only_fails_its_own_check(outcome):
     dead = outcome("qgelu", "values")
     assert dead["status"] == "fail" and "took its process down (exit code 7)" in dead["reason"]
-    assert outcome("qgelu", "values", "dispatch")["status"] == "pass"  # a single one-dimensional sample
+    assert outcome("qgelu", "values", "dispatch")["status"] == "pass"  # the op has a single sample, with one dimension
 
 
 def test_accepted_invalid_arguments_are_reported(outcome):
@@ -307,7 +307,9 @@ def test_unchecked_ops_are_listed_with_a_reason(acme):
 
 
 def test_faults_in_tile_files_are_reported(outcome):
-    """A rule that raises, a config that the kernel rejects, and an unknown tunable: each is named with its file."""
+    """The report names the file of each fault: a rule that raises, a config that the kernel rejects, an unknown
+    tunable.
+    """
     why = outcome("(package)", "load", "acme")["reason"]
     assert re.search(r"heuristics_config_utils\.py: rope\.rows: num_warps: LookupError: no such chip", why)
     assert re.search(r"tune_configs\.yaml: moe\.rows: num_warps = 7\. Allowed: a power of two", why)
@@ -369,7 +371,7 @@ def test_the_printed_command_reproduces_a_failure(acme, outcome, tmp_path):
 
 
 def test_tracing_compiling_and_aten_checks_pass(tmp_path):
-    """The checks that need torch's tracer, on a correct op; the vendor has no ops."""
+    """Runs the checks that need torch's tracer on a correct op, for a vendor without ops."""
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "__init__.py").write_text(PACKAGE.replace("acm", "pln"))
     result = conform(tmp_path, "--vendor", "plne", "--op", "softmax", "--json", "-", OPMUX_PLUGIN_MODULES="plain")
@@ -457,7 +459,7 @@ def test_a_gap_covers_its_op_check_and_impl(tmp_path):
     rows = [row("cumsum", status="fail"), row("cumprod"), row("add", "compile", "fail"), row("mul", status="fail")]
     rows += [row("cumsum", "gradient", "fail"), row("cummax", status="refused")]
     gaps.apply(gaps.read(tmp_path), rows)
-    # if a row covers a failure, other checks that it covers may pass
+    # a known gap may cover several checks: if one of them fails, the others may pass
     assert [r.status for r in rows] == ["expected", "pass", "expected", "fail", "fail", "refused"]
     alone = [row("cumsum")]
     gaps.apply(gaps.read(tmp_path), alone)
@@ -482,7 +484,7 @@ def test_a_difference_is_described_in_one_sentence():
 
 
 def test_the_two_halves_of_a_weight_are_compared_as_one_number():
-    """The last bit of the whole weight may differ, although a carry then changes both tensors entirely."""
+    """The last bit of the combined weight may differ, although a carry may then change every bit of both tensors."""
     from opmux.specs.optim import split
 
     spec = specs.find("multi_tensor_adam_param_remainder")

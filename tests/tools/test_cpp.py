@@ -27,7 +27,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-    """A fake compiler: a Python program with these last lines."""
+    """A fake compiler: a Python program that ends with these lines."""
 
     def write(text):
         path = tmp_path / "compiler"
@@ -45,7 +45,7 @@ FAILS = "sys.exit('gate.cpp:1: error: out of ink')"
 
 
 def states(cli):
-    """Library name -> its row in the doctor's table."""
+    """Library name -> the line about it in the doctor's table."""
     rows, states_by_name = cli("doctor").stdout.partition("C++")[2].partition("plugins")[0], {}
     for line in rows.splitlines():
         name = line.split()[0] if line.startswith("  ") and line[2:3].strip() else None
@@ -140,7 +140,7 @@ def test_missing_python_headers_are_reported(cli, compiler, monkeypatch, tmp_pat
 
 
 def test_the_libraries_are_listed_if_only_torch_is_installed():
-    """`make setup` compiles them while pip installs the other packages."""
+    """`make setup` compiles the libraries while pip installs the other packages."""
     absent = "typer", "rich", "numpy", "triton", "yaml"
     program = f"import sys; sys.modules.update(dict.fromkeys({absent})); from opmux.tools import cpp, simulator"
     program += "; print(*[one.name for one in cpp.libraries()]); simulator.sources()"

@@ -61,7 +61,7 @@ main()
 
 
 def test_a_wrong_gradient_is_found(shell, monkeypatch):
-    """One gradient is scaled: Adam compensates for that, so the losses alone would agree."""
+    """The test scales one gradient. Adam compensates for the factor, so the losses alone would agree."""
     monkeypatch.setenv("OPMUX_DENY_VENDORS", "cpu")
     result = shell(script=WRONG, OPMUX_LOG_LEVEL="INFO")
     assert result.returncode == 1, result.stderr
@@ -133,7 +133,7 @@ def test_training_is_deterministic_and_learns():
     once, again = trained(12), trained(12)
     assert once.losses == again.losses
     assert once.losses[-1] < 0.75 * once.losses[0]
-    assert abs(once.losses[0] - math.log(256)) < 0.5  # an untrained model predicts all 256 classes equally
+    assert abs(once.losses[0] - math.log(256)) < 0.5  # an untrained model gives all 256 classes the same probability
 
 
 def test_attention_is_causal():

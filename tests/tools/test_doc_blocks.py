@@ -1,8 +1,8 @@
 """Every code block of README and docs works as printed.
 
-The Python blocks of a page run in order, in one namespace; those of the vendors' page are files of a package, or
-programs. A block whose first line is `# needs a GPU` or `# needs the network` is only compiled, and NOT_RUN counts it.
-Shell lines are parsed by the command that they call; TOML, YAML and JSON blocks are loaded.
+The Python blocks of a page run in order, in one namespace. The Python blocks of the vendors' page are files of a
+package, or programs. A block whose first line is `# needs a GPU` or `# needs the network` is only compiled, and NOT_RUN
+counts it. The command that a shell line calls parses the line, but does not run. TOML, YAML and JSON blocks are loaded.
 """
 
 import json
@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The file that the block is, if its first line names one: `# ops/tanh.py`."""
+        """The file name in the block's first line, such as `# ops/tanh.py`; "" if there is none."""
         match = re.match(r"# ([\w/]+\.py)\n", self.code)
         return match[1] if match else ""
 
@@ -153,7 +153,7 @@ def test_shell_lines_are_valid_commands(words, monkeypatch):
 
 
 def parse(words: list[str]) -> None:
-    """Raises if the command or an option does not exist, or if an argument is missing."""
+    """Raise if the command or an option does not exist, or if an argument is missing."""
     group = typer.main.get_command(app)
     if words[0].startswith("--"):
         assert words[0] in {name for option in group.params for name in option.opts}

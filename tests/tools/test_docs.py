@@ -62,7 +62,7 @@ build(load_config(sys.argv[1], strict=True, site_dir=sys.argv[2]))
 
 
 def test_the_site_builds_in_strict_mode(tmp_path):
-    """Links to files outside of docs/ are rewritten, code is highlighted, and there is a home page."""
+    """The site has rewritten links to files outside of docs/, highlighted code, and a home page."""
     result = fresh.run([sys.executable, "-c", BUILD, str(ROOT / "mkdocs.yml"), str(tmp_path / "site")])
     assert result.returncode == 0, result.stderr
     home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")

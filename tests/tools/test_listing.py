@@ -133,7 +133,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch, capfd):
-    """What `show` writes to a terminal of 80 x 24, and what it sends to the pager."""
+    """Return what `show` writes to a terminal of 80 x 24, and what it sends to the pager."""
 
     def of(show, pager="cat"):
         screen = Terminal()
@@ -269,7 +269,7 @@ def test_explain_works_for_an_op_without_a_spec(cli, register):
 
 
 def own_shape(spec) -> tuple[int, ...]:
-    """A shape that the op accepts: its first sample's; any shape, if its samples have fixed shapes."""
+    """A shape that the op accepts: the shape of its first sample, or any shape if its samples have fixed shapes."""
     return spec.samples.cases[0].shape if hasattr(spec.samples, "cases") else (4, 8)
 
 
@@ -284,7 +284,7 @@ def test_explain_works_for_every_op(cli, spec):
 
 
 def test_explain_uses_the_first_sample_if_an_op_has_fixed_shapes(cli):
-    """One op has no `at`, and the `at` of the other needs more than a shape."""
+    """For one op, `samples` has no `at`; for the other, `at` needs more than a shape."""
     for name in ("tex::multi_tensor_scale", "tex::fused_multi_row_padding"):
         first = next(iter(specs.find(name).samples(torch.float32, torch.device("cpu"))))
         data = json.loads(cli("explain", name, "--shape", "3x5", "--device", "cpu", "--json").stdout)

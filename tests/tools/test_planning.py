@@ -1,4 +1,4 @@
-"""The planner: given the key that C++ sends, it answers what the call would launch on a chip that is not present."""
+"""The planner gets the key of a call from C++, and answers what the call would launch on a chip that is not present."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Planner:
         self.kernels = {}
 
     def ask(self, name, *words, settings=(0, F32)):
-        """Results, workspaces and launches; None if the planner refuses."""
+        """Return the planned results, workspaces and launches; None if the planner refuses the call."""
         answer = self.answers(name, *settings, *words)[0]
         return None if answer is None else read(iter(answer))
 
@@ -71,11 +71,13 @@ class Planner:
         return {int(one) for one in file.read_text().split()}
 
     def answers(self, name, *words, sizes=()):
-        """The part of the answer after the key, or None; the classes; and whether the pattern is refused."""
+        """Return three things: the part of the answer after the key, or None; the classes; whether the pattern is
+        refused.
+        """
         return self.received(self.send(name, *words, sizes=sizes), words)
 
     def send(self, name, *words, sizes=()):
-        """Send a request; returns its first words."""
+        """Send a request, and return its first words, by which `received` recognizes the answer."""
         pattern = hash((name, *(0 if i in sizes else word for i, word in enumerate(words)))) & (1 << 64) - 1
         masks = [sum(1 << i % 64 for i in sizes if i // 64 == half) for half in (0, 1)]
         head = OVERLOADS.index(name), 7, 99, pattern, *masks, len(words)
@@ -178,7 +180,7 @@ def test_several_results_and_optional_tensors_are_planned(planner):
 
 
 def test_a_refused_call_does_not_affect_other_calls_of_its_shape(planner):
-    """Without weights, the kernel reads a tensor of ones, which is no argument of the call."""
+    """The refused call has no weights: its kernel reads a tensor of ones, which is no argument of the call."""
     weights = [1, *tensor(256)]
     assert planner.ask("native_layer_norm", *tensor(6, 256), 1, 256, 0, 0, real(1e-5)) is None
     assert planner.ask("native_layer_norm", *tensor(6, 256), 1, 256, *weights, *weights, real(1e-5)) is not None
@@ -235,7 +237,7 @@ def test_a_device_with_another_chip_is_refused(planner):
 
 
 def test_a_kernel_compiled_for_a_refused_call_can_be_used_by_others(planner):
-    """The kernel is sent with the next call that launches it."""
+    """The planner sends the kernel with the answer to the next call that launches it."""
     assert planner.ask("cat", 2, *tensor(4, 11), *tensor(4, 11, strides=[1, 4]), 1, 5) is None
     for _ in range(2):
         _, _, launches = planner.ask("cat", 2, *tensor(4, 11), *tensor(4, 11, strides=[1, 4]), 1)
@@ -264,7 +266,7 @@ def unread(ours):
 
 @pytest.fixture
 def killed(tmp_path):
-    """A planner with two workers and its own folder, which a test kills."""
+    """A planner with two workers and its own folder; a test kills the planner."""
     new_planner = Planner(2, tmp_path)
     new_planner.ask("add_.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1)  # returns once the planner has started
     yield new_planner
@@ -275,7 +277,7 @@ def killed(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_request_to_a_killed_worker_counts_as_answered(killed):
-    """Without this the program would wait forever. A new worker replaces the killed one."""
+    """Otherwise the program would wait forever. A new worker replaces the killed one."""
     before = killed.workers()
     assert len(before) == 2
     words = [0, F32, *CALLS["native_layer_norm_backward"](304)]
@@ -311,7 +313,7 @@ def test_workers_end_with_a_killed_planner_and_the_next_one_removes_its_files(ki
 
 NONE, TANH = (1 << 64) - 1, int.from_bytes(b"tanh", "little")
 W = [1, *tensor(768)]
-# Calls of a model on 4 sequences of length n. The first size in the key is the class's variable size.
+# Calls of a model on 4 sequences of length n. The first size in the key is the one that varies within a class.
 CALLS = {
     "add.Tensor": lambda n: [*tensor(4, n, 768), *tensor(4, n, 768), INT, 1],
     "add_.Tensor": lambda n: [*tensor(4, n, 768), *tensor(768), INT, 1],
@@ -339,7 +341,7 @@ def sizes_of(call):
 
 
 def evaluated(size_class, words, n):
-    """The answer that a class gives for these words, or None if it does not cover them."""
+    """The answer that a size class gives for the words of a key, or None if it does not cover the key."""
     position, low, high, step, count, *rest = size_class
     formulas, answer = rest[: 6 * count], rest[6 * count :]
     v = words[position - 1]
@@ -374,7 +376,9 @@ def test_a_class_gives_the_planners_answers(planner, name, n):
 
 @pytest.mark.parametrize("width, v", [(8192, 2801), (6144, 573), (1024, 3721), (768, 1201)])
 def test_sums_that_are_split_into_parts_get_the_planners_answers(planner, width, v):
-    """No simple formula gives the rows per part: a class must not contain sizes for which its formulas are wrong."""
+    """The rows per part follow no simple formula, so a class must exclude the sizes for which its formulas are
+    wrong.
+    """
     key = lambda v: [0, F32, *tensor(v, width), 1, 0, 0, 0]
     planner.answers("sum.dim_IntList", *key(v - 2), sizes=[3, 5])
     _, classes, _ = planner.answers("sum.dim_IntList", *key(v), sizes=[3, 5])
@@ -386,7 +390,7 @@ def test_sums_that_are_split_into_parts_get_the_planners_answers(planner, width,
 
 
 def test_a_size_for_which_there_is_no_class_is_answered(planner):
-    """An index counts as a size too; two negative ones would give a class without an end."""
+    """An index counts as a size too. Two negative indices would give a class without an end."""
     words = lambda index: [0, F32, *tensor(4, 768), 3, 4, 1200, 768, 1, 1, index & (1 << 64) - 1]
     for index in (-3, -1, -5):
         answer, classes, _ = planner.answers("select_backward", *words(index), sizes=[len(words(0)) - 1])
@@ -394,7 +398,7 @@ def test_a_size_for_which_there_is_no_class_is_answered(planner):
 
 
 def test_a_class_is_sent_again_for_another_request_within_it(planner):
-    """C++ keeps a limited number of classes per overload, and may have evicted it."""
+    """C++ keeps a limited number of classes per overload, and may have evicted this class."""
     key = lambda n: [0, F32, *tensor(3, n, 768), *tensor(3, n, 768), INT, 1]
     sizes = [3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15]
     answers = [planner.answers("add.Tensor", *key(n), sizes=sizes)[1] for n in (301, 303, 305)]
@@ -402,7 +406,7 @@ def test_a_class_is_sent_again_for_another_request_within_it(planner):
 
 
 def test_a_class_varies_the_size_that_differs_from_the_most_similar_call(planner):
-    """Between the first two calls only the width changes; between the first and the third only the length."""
+    """The second call differs from the first only in the width, the third differs from the first only in the length."""
     key = lambda n, m: [0, F32, *tensor(n, m, dtype=F32), *tensor(n, m, dtype=F32)]
     request = lambda n, m: planner.answers("mul.Tensor", *key(n, m), sizes=[3, 4, 5, 6, 8, 9, 10, 11])[1]
     assert not request(301, 768)
@@ -413,7 +417,7 @@ def test_a_class_varies_the_size_that_differs_from_the_most_similar_call(planner
 
 
 def test_a_pattern_whose_calls_are_all_refused_is_refused(planner):
-    """Layer norms without weights are left to torch."""
+    """The pattern is a layer norm without weights, which is left to torch."""
     request = lambda n: planner.answers(
         "native_layer_norm", 0, F32, *tensor(n, 256), 1, 256, 0, 0, real(1e-5), sizes=[3, 5, 8]
     )

@@ -38,7 +38,7 @@ print([getattr(made[i], 'why', made[i]) for i in range(5)])
 
 
 def test_fresh_processes_are_replaced_too(tmp_path):
-    """After a crash, a timeout, and a task that ends its process."""
+    """Tests a crash, a timeout, and a task that ends its process."""
     result = run(tmp_path, """
 import contextlib, os, time
 from functools import partial

@@ -76,7 +76,7 @@ def test_calls_can_be_written_to_text_and_read_back(tmp_path):
 
 @pytest.mark.parametrize("name", ["native_batch_norm", "native_group_norm", "_softmax", "add.Tensor", "mul.Tensor"])
 def test_a_call_with_fewer_samples_is_still_valid(name):
-    """Inner sizes stay the same, and torch accepts the smaller arguments."""
+    """Only the number of samples shrinks: inner sizes stay the same, and torch accepts the arguments."""
     for row in [c for c in shapes.read().calls if c.op == name][:6]:
         small = calls.scaled(row, 1 << 14)
         if small is None:
@@ -101,7 +101,7 @@ def test_one_rounding_is_allowed_and_an_error_of_2_percent_is_not(dtype):
     got = truth.to(dtype, copy=True)
     assert difference(got, truth) is None
     got[7, 30] *= 1.02
-    if dtype is bf16:  # 2 % of the tensor's scale is only two bfloat16 roundings
+    if dtype is bf16:  # in bfloat16, 2 % of the tensor's scale is only two roundings
         got[7, 30] *= 1.1
     assert "y[7, 30] is" in difference(got, truth) and "1 of 5000 numbers are too far" in difference(got, truth)
 

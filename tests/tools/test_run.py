@@ -55,7 +55,7 @@ def test_a_program_ends_as_with_python(script, capfd, code, monkeypatch):
     plain = subprocess.run(
         [sys.executable, "program.py"], capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(SRC)}
     )
-    expected = -2 if ENDS[code] == 130 else ENDS[code]  # a program that a signal ended has a negative status
+    expected = -2 if ENDS[code] == 130 else ENDS[code]  # subprocess gives a negative status after a signal
     assert (status, plain.returncode) == (ENDS[code], expected), got.err
     lines = lambda text: re.sub(r'File "[^"]*/(?=\w+\.py")', 'File "', text)  # python prints the full path of a script
     assert lines(got.err) == lines(plain.stderr)
@@ -63,7 +63,7 @@ def test_a_program_ends_as_with_python(script, capfd, code, monkeypatch):
 
 
 def test_an_error_of_the_program_gives_one_traceback(script):
-    """Run from a shell: no frames of typer or opmux above the program's."""
+    """Runs the command in a new process: no frames of typer or opmux are above the program's frames."""
     script("import opmux\nopmux.set_policy('nope')\n")
     words = [sys.executable, "-m", "opmux", "run", "program.py"]
     result = subprocess.run(words, capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(SRC)})

@@ -68,7 +68,7 @@ def test_in_tree_creates_a_vendor_folder(cli, checkout):
 
 
 def test_all_placeholders_are_filled_in(cli, tmp_path):
-    """The code parses, and passes our own checks."""
+    """The files contain valid Python, which passes our own checks."""
     assert cli("new-backend", "acme_two", "--device", "npu").exit_code == 0
     texts = {name: (tmp_path / "opmux-acme_two" / name).read_text() for name in files(tmp_path / "opmux-acme_two")}
     left = {name: re.findall(r"\b[A-Z]+_(?:NAME|TITLE|PACKAGE)\b", text) for name, text in texts.items()}
@@ -83,7 +83,9 @@ def test_all_placeholders_are_filled_in(cli, tmp_path):
 
 
 def test_the_checklist_names_existing_ops():
-    """Reads the package's README and the vendors' guide: our ops, ATen's overloads, and the tunables."""
+    """Checks the names of our ops, of ATen's overloads and of tunables, in the package's README and in the vendors'
+    guide.
+    """
     from opmux.core import specs
     from opmux.machine import vendor_ops
 
@@ -193,8 +195,8 @@ class Shell:
         self.folder, self.prefix = folder, folder / "prefix"
         start = folder / "start"
         start.mkdir()
-        # Python does not read .pth files in folders of PYTHONPATH: addsitedir reads those that an editable install
-        # leaves.
+        # An editable install creates .pth files. Python does not read these in folders of PYTHONPATH, but addsitedir
+        # does.
         site = self.prefix / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         (start / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
         path = os.pathsep.join([str(start), str(ROOT / "src")])
@@ -214,7 +216,7 @@ class Shell:
 
 @pytest.fixture
 def installed(tmp_path, cli):
-    """A new package, installed by the first printed command; returns the commands after it."""
+    """Create a new package and install it by the first printed command; return the shell and the other commands."""
     pytest.importorskip("triton")
     for tool in ("pip", "setuptools"):
         if importlib.util.find_spec(tool) is None:
@@ -225,8 +227,8 @@ def installed(tmp_path, cli):
     return shell, more
 
 
-# 45 s of CPU time; the other checks (fake, opcheck, compile, opinfo) would take 45 s more, and tests/ops and
-# tests/faces run them for each op.
+# These checks take 45 s of CPU time. The others (fake, opcheck, compile, opinfo) would take 45 s more, and tests/ops
+# and tests/faces run them for each op.
 QUICK_CHECKS = ("load", "values", "mutation", "errors", "gradient")
 
 

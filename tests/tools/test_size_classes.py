@@ -76,7 +76,7 @@ def test_a_class_ends_where_another_kernel_is_chosen(threshold):
 
 
 def in_parts(v, most=6):
-    """How a sum over v rows is split into parts of whole blocks, as in kernels/reduce."""
+    """The split of a sum over v rows into parts of whole blocks, computed as in kernels/reduce."""
     blocks = ceil(v, 64)
     parts = ceil(blocks, ceil(blocks, most))
     return [parts, ceil(blocks, parts), 64 * parts * ceil(blocks, parts)]
@@ -95,7 +95,7 @@ LAUNCHES_BY_PERIOD = {
 @pytest.mark.parametrize("v", [573, 577, 580, 2049, 2801, 3105, 3721, 3972])
 @pytest.mark.parametrize("name", LAUNCHES_BY_PERIOD)
 def test_formulas_are_right_for_every_size_of_a_class(name, v):
-    """Formulas could fit the calls from which they were derived and no other."""
+    """Wrong formulas could fit only the calls from which they were derived."""
     launch = LAUNCHES_BY_PERIOD[name]
     first = launch(v)
     size_class = fit(class_of(v), v, first, set(range(1, len(first))), launch)

@@ -118,7 +118,9 @@ def acme(tmp_path, monkeypatch):
 
 
 def test_a_dry_run_works_for_a_vendors_chip(cli, acme):
-    """Without a device and an op it lists all configs of the vendor's files, with an op the configs for that op."""
+    """No device is needed. Without an op it lists all configs of the vendor's files, with an op the configs for that
+    op.
+    """
     acme("softmax.rows:\n  - {META: {BLOCK_M: 2}, num_warps: 16}\n  - {num_warps: 4}\n")
     result = cli("tune", "--dry-run", "--chip", "acme")
     assert result.exit_code == 0, result.output
@@ -174,7 +176,7 @@ def case(interpreted):
 
 
 def clock(best: dict[str, int], fast: float = 0.5, slow: float = 1.0):
-    """Times by the tiles that are being tried: `fast` if they have the given values."""
+    """A fake timer: returns `fast` if the tiles that are being tried have the values of `best`, else `slow`."""
 
     def bench(fn) -> float:
         plans.forget()
@@ -202,11 +204,11 @@ def test_the_fastest_tiles_are_stored_and_used(case, monkeypatch, capsys):
     assert list(tuning.entries(CHIP)) == [KEY]
     stored = tuning.entries(CHIP)[KEY]
     assert (stored.op, stored.sample, stored.ms, stored.before_ms) == ("softmax", "softmax 8x64 float32", 0.5, 1.0)
-    assert stored.tiles == {"threads": 256, "BLOCK_M": 8}  # only what differs from the default
+    assert stored.tiles == {"threads": 256, "BLOCK_M": 8}  # only the values that differ from the default
     (planned,) = case.plan()
     assert planned.choice.source == "cache" and planned.choice.tiles == Tiles(256, BLOCK_M=8, BLOCK_N=64)
     assert case.disagreement() == ""
-    # tuned again, nothing changes: the stored tiles are the best
+    # tuning again changes nothing, because the stored tiles are the best
     tune._tune_case(screen.out(), case, CHIP)
     assert rows(capsys.readouterr().out, "the current tiles are kept: the best others take 2.000x")
     assert tuning.entries(CHIP)[KEY] == stored

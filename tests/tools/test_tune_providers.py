@@ -38,7 +38,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def add_library(register):
-    """Registers an implementation of `linear` as a library's."""
+    """Register an implementation of `linear` as if it came from a library."""
 
     def add_library(impl_id, fn):
         register(OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, outside=False))
@@ -48,7 +48,7 @@ def add_library(register):
 
 @pytest.fixture
 def slow(add_library):
-    """Registers a library that takes 5 ms longer than the reference."""
+    """Register a library that takes 5 ms longer than the reference."""
 
     def slowly(x, weight, bias):
         time.sleep(0.005)
@@ -178,7 +178,7 @@ def test_the_listed_calls_are_valid(op, n):
 
 
 def test_every_op_with_classes_is_timed_or_listed_here():
-    """The listed ops compute the same matmuls as an op that is timed."""
+    """The listed ops are not timed, because they compute the same matmuls as a timed op."""
     assert set(CLASSES) - {f"opmux::{op}" for op in TIMED} == {
         "opmux::gemm_gelu", "opmux::gemm_dgelu", "opmux::scaled_grouped_mm",
     }  # fmt: skip

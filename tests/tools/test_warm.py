@@ -24,7 +24,8 @@ SAID = re.compile(
     r"(\d+) kernels?: (\d+) compiled, (\d+) in Triton's cache before(?:, (\d+) compiled by other processes)?;"
 )
 
-# A training step without `listing`: Triton compiles at each launch, as on the real chip. Prints cache hits and misses.
+# A training step without `listing`, so Triton compiles at each launch, as on the real chip. It prints cache hits and
+# misses.
 STEP = """
 import json, sys, torch, transformers, opmux, triton
 from opmux.kernels.lib.compile_only import compiling_for
@@ -69,7 +70,7 @@ class Shell:
 
     def start(self, *words):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-        # A shell's background jobs start with SIGINT ignored, and so would this program.
+        # A shell starts background jobs with SIGINT ignored, and this program would inherit that.
         pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen([sys.executable, *words], env=self.env, cwd=self.folder, **pipes)
 
@@ -87,7 +88,7 @@ class Shell:
 
 
 def numbers(text):
-    """The numbers of kernels: all, compiled now, cached before, and compiled by other processes."""
+    """The numbers of kernels in the output: all, compiled now, cached before, and compiled by other processes."""
     return tuple(int(n or 0) for n in SAID.search(text).groups())
 
 
