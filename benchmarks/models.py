@@ -316,7 +316,7 @@ def write_traces(file: Path, names: list[str], dtypes: list[torch.dtype]) -> Non
             traces[key] = trace(Trainer(name, dtype).step)
             print(f"{key:18} {sum(len(rows) for rows in traces[key].values())} rows", flush=True)
     with FakeTensorMode():
-        model = LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)  # fake: no conversion in place
+        model = LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)  # fake tensors cannot be cast in place
         tokens = torch.ones(BATCH, LENGTH, dtype=torch.int64)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 

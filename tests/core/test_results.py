@@ -87,7 +87,7 @@ def test_results_with_a_data_dependent_size_are_not_checked():
         specs.remove(new_op.spec)
 
 
-def test_an_impls_errors_cause_a_fallback_and_the_callers_do_not(add_impl):
+def test_errors_of_an_impl_fall_back_and_errors_of_the_caller_are_raised(add_impl):
     """An error of any type that the reference does not raise is the impl's fault."""
 
     def fn(x, *rest):

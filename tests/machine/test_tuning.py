@@ -95,7 +95,7 @@ def test_the_file_name_contains_versions(monkeypatch):
     assert set(speed_files.made_for(CHIP)) == {"chip", "arch", "driver", "torch", "triton", "opmux"}
 
 
-def test_an_absent_chip_stores_nothing():
+def test_nothing_is_stored_for_a_chip_that_is_absent():
     with pytest.raises(ValueError, match="sm_90: this chip is not present"):
         tuning.store(Chip.of_arch("sm_90"), {"k": entry()})
     assert tuning.find(Chip.of_arch("sm_90"), "k") is None

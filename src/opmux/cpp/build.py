@@ -32,7 +32,7 @@ from ..core.lock import ForkSafeLock
 from ..core.log import logger
 from ..settings import CACHE_DIR
 
-LIMIT = 600.0  # seconds after which a compilation is stopped; 15 are usual
+LIMIT = 600.0  # seconds after which a compilation is stopped; it usually takes 15
 RETRY = 6 * 3600.0  # seconds after which a compilation that failed is tried again
 COMPILERS = ("g++", "c++", "clang++")
 HEADERS = {".h", ".hpp", ".hh", ".inc"}

@@ -74,7 +74,7 @@ def fused_linear_distillation(
         beta: as above, from 0 to 1 for "jsd".
         temperature: as above.
         ignore_index: rows with this label are ignored in both losses.
-        accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
+        accum_dtype: the dtype in which the weight's gradient is added up: torch.float32, or None for weight's dtype.
 
     Returns:
         A DistillationOutput, float32 (float64 for float64); 0 if all rows are ignored. Its loss has a gradient for

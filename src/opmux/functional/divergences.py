@@ -146,7 +146,7 @@ def fused_linear_jsd(
         jsd_beta: beta of jsd.
         ignore_index: as in jsd.
         temperature: logits are divided by it.
-        accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
+        accum_dtype: the dtype in which the weight's gradient is added up: torch.float32, or None for weight's dtype.
 
     Returns:
         The loss, in float32 (float64 for float64); 0 if all rows are ignored.

@@ -117,7 +117,7 @@ def fused_linear_cross_entropy(
         label_smoothing: as in cross_entropy.
         z_loss: as in cross_entropy.
         softcap: as in cross_entropy.
-        accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
+        accum_dtype: the dtype in which the weight's gradient is added up: torch.float32, or None for weight's dtype.
         use_token_scaling: multiply each loss by the probability of its target, as a constant.
         return_z_loss: as in cross_entropy.
         return_token_accuracy: as in cross_entropy.

@@ -292,7 +292,7 @@ for _name in ("mse_loss", "soft_margin_loss", "smooth_l1_loss", "huber_loss", "b
 def binary_cross_entropy_with_logits_triton(
     self: Input, target: Like, weight: Weight | None, pos_weight: Weight | None, reduction: int
 ) -> Plan:
-    """Weights are broadcast to the shape of self, and copied if they are not contiguous then."""
+    """Weights are broadcast to the shape of self. If the result is not contiguous, it is copied."""
     shape, before = self.shape, {}
     for name, w in (("weight", weight), ("pos_weight", pos_weight)):
         if w is not None:

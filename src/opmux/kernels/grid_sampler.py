@@ -1,7 +1,7 @@
 """Sampling at grid positions: the forward gathers; the backward adds to the input's gradient with atomics.
 
-Which positions read an input element is known only from the grid's values, so the input's gradient cannot be gathered;
-torch uses atomics too. If deterministic algorithms are requested, the backward is left to torch.
+Only the grid's values say which positions read an input element. So the input's gradient cannot be gathered, and is
+added up with atomics, as torch does. If deterministic algorithms are requested, the backward is left to torch.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ def _replaced(y: Tensor, source: Tensor | int, part: Tensor, src: Tensor) -> Sta
 
 
 def _fits(part: Tensor, src: Tensor) -> None:
-    """Raise NotSupported if the shapes differ. torch raises too, but before 2.12 not on meta tensors."""
+    """Raise NotSupported if the shapes differ. torch raises too, but for meta tensors only since torch 2.12."""
     if part.shape != src.shape:
         raise NotSupported(f"a part of shape {tuple(part.shape)} and a source of shape {tuple(src.shape)}")
 

@@ -283,7 +283,7 @@ class _Bound:
 
     def _accelerate(self, compiled: Any, tensors: tuple, first: Tensor) -> None:
         if any(t is not None and (t.data_ptr() % 16 or t.device != first.device) for t in tensors):
-            return  # compiled for unaligned pointers; or tensors on several devices, which Triton has already reported
+            return  # the kernel takes unaligned pointers, or Triton has reported tensors on several devices
         way, names = _entry(compiled, self.grid, first.device)
         if way:
             self.globals |= names | {"_device": first.get_device()}

@@ -238,7 +238,7 @@ Dim = int | list[int] | None  # may also be a tuple
 
 
 class Pass(NamedTuple):
-    """The launch that reads x: its kernel, grid and numbers. `parts`: how many programs share a result."""
+    """The launch that reads x: its kernel, grid and number arguments. `parts`: how many programs share a result."""
 
     kernel: Launcher
     tiles: Tiles
@@ -453,8 +453,8 @@ NORM_SLOPES = {1: device.slope_size, 2: device.slope_root}
 
 
 def _gradient(name: str, x: Tensor, dim: Dim, extra: float, names: Mapping[str, str], *per: Tensor) -> Plan:
-    """dx of an op that needs one pass over x. `names`: what the op calls the kernel's g, h and y; `per` has these
-    tensors.
+    """dx of an op that needs one pass over x. `names`: the op's names for the kernel's g, h and y; `per`: these
+    three tensors.
 
     If the kernel cannot read x in place, x is copied first, with the reduced dimensions last.
     """

@@ -73,8 +73,8 @@ def sort(self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool 
 
 
 # ---- selection ------------------------------------------------------------------------------------------------------
-# Which of several equal elements torch returns is undefined and differs between devices. Integers are often equal, so
-# topk, kthvalue and median along a dimension leave integers to torch, to return the same indices.
+# Of several equal elements torch may return any; which one differs between devices. Integers often have equal elements,
+# so topk, kthvalue and median along a dimension leave them to torch: the indices are then those that torch returns.
 
 
 @decided

@@ -22,7 +22,7 @@ from .tags import torchs as _torchs
 
 F32, HALVES = torch.float32, (torch.float16, torch.bfloat16)
 E5M2 = torch.float8_e5m2
-# torch's products of 16-bit factors with a float32 result, since 2.8
+# matrix products of 16-bit tensors with a float32 result, in torch since 2.8
 _mm: Any = torch.ops.aten.mm
 _addmm: Any = torch.ops.aten.addmm
 WIDE_MM = getattr(_mm, "dtype", None)

@@ -53,9 +53,9 @@ def padded(shape_of: Callable[..., tuple[int, int]], text: str) -> Rule:
 
 
 def each_of(fn: Any, names: Mapping[str, str]) -> Callable[..., None]:
-    """A `where` check for a function `fn` of lists: the list items with one index must be valid arguments of `fn`.
+    """A `where` check for an op that takes lists: for every i, the i-th items must be valid arguments of `fn`.
 
-    `names` maps that function's argument names to the names of the lists.
+    `names` maps the argument names of `fn` to the names of the lists.
     """
 
     def items_fit(op: str, **lists: Any) -> None:
