@@ -119,7 +119,7 @@ def test_arguments_may_be_passed_by_name():
     want = ops.LigerTVDLossFunction.apply(p, q, marked, "mean", -100)
     assert functional.liger_tvd(p, target=q, shift_labels=marked) == want
     assert ops.LigerTVDLossFunction.apply(q=q, p=p, reduction="mean", shift_labels=marked) == want
-    assert functional.liger_tvd.__name__ == "liger_tvd" and "Half the sum" in functional.liger_tvd.__doc__
+    assert functional.liger_tvd.__name__ == "liger_tvd" and "sum of |p - q|" in functional.liger_tvd.__doc__
     for args, kwargs, message in (
         ((p,), {}, "missing a required argument: 'target'"),
         ((p, q), {"labels": marked}, "got an unexpected keyword argument 'labels'"),
