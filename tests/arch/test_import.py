@@ -122,7 +122,7 @@ def test_opmux_is_imported_from_this_tree(plain):
 def test_import_takes_under_50_ms_after_torch():
     python("import opmux")  # writes the bytecode files
     best = 1.0
-    for _ in range(5):  # repeated, because a run may be slow on a busy machine
+    for _ in range(5):  # the best of five runs: one may be slow on a busy machine
         best = min(best, float(python(TIME)))
         if best < 0.050:
             return

@@ -63,6 +63,16 @@ def test_a_cached_check_distinguishes_dtypes_shapes_strides_and_values():
     assert calls == [1.0, 1.0, 1.0]
 
 
+def test_a_tensor_without_strides_is_checked_too():
+    @declining_cached
+    def double(x: Float[Tensor, "n"]) -> Tensor:
+        return x * 2
+
+    assert double(FLOATS.to_sparse()).is_sparse
+    with pytest.raises(NotSupported, match="x must be float16"):
+        double(INTS.to_sparse())
+
+
 NotEmpty = Int[Tensor, "...", nonempty()]
 
 

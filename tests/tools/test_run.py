@@ -55,7 +55,7 @@ def test_a_program_ends_as_with_python(script, capfd, code, monkeypatch):
     plain = subprocess.run(
         [sys.executable, "program.py"], capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(SRC)}
     )
-    expected = -2 if ENDS[code] == 130 else ENDS[code]  # subprocess gives a negative status after a signal
+    expected = -2 if ENDS[code] == 130 else ENDS[code]  # `subprocess` returns minus a signal's number
     assert (status, plain.returncode) == (ENDS[code], expected), got.err
     lines = lambda text: re.sub(r'File "[^"]*/(?=\w+\.py")', 'File "', text)  # python prints the full path of a script
     assert lines(got.err) == lines(plain.stderr)

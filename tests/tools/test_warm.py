@@ -88,7 +88,7 @@ class Shell:
 
 
 def numbers(text):
-    """The numbers of kernels in the output: all, compiled now, cached before, and compiled by other processes."""
+    """How many kernels the output counts: in all, compiled now, found in the cache, compiled by other processes."""
     return tuple(int(n or 0) for n in SAID.search(text).groups())
 
 

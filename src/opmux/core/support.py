@@ -100,10 +100,10 @@ def declining_cached(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        key = (*map(_key, args), *map(_key, kwargs.values()), *kwargs)
         try:
+            key = (*map(_key, args), *map(_key, kwargs.values()), *kwargs)
             known = key in supported
-        except TypeError:  # an argument is a list, which cannot be part of a key
+        except (TypeError, RuntimeError):  # no key for a list, a symbolic size, or a tensor without strides
             return checked(*args, **kwargs)
         if known:
             return fn(*args, **kwargs)

@@ -178,7 +178,7 @@ def pause(why: str, on: bool) -> None:
 
 
 def planned() -> None:
-    """Note that another process may send launch records to C++ from now on (faces/aten/planner.py)."""
+    """Remember that another process plans launches: its records may arrive at any time (faces/aten/planner.py)."""
     _LaunchingState.planned = True
 
 

@@ -31,7 +31,7 @@ def swiglu(gate: Tensor, up: Tensor, gate_multiplier: float = 1.0, down_multipli
 
 
 def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
-    """gelu(gate) * up.
+    """Gated GELU: gelu(gate) * up.
 
     Args:
         gate: float [...].

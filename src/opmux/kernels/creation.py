@@ -365,7 +365,7 @@ def closed_range(
 
 def _spaced(y: Tensor, start: Any, end: Any, base: float | None) -> Tensor:
     """From start to end, both included. As on CUDA, the ends and the step are rounded to the compute dtype."""
-    # torch also reads tensors of one element on the host
+    # the host reads one-element tensors, as torch does
     start, end = (v.item() if isinstance(v, Tensor) and not v.dim() else v for v in (start, end))
     if y.dtype not in FLOATS or any(isinstance(v, (complex, Tensor)) for v in (start, end)):
         raise NotSupported(f"numbers {start} and {end} as {y.dtype}")

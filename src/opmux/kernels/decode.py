@@ -374,7 +374,7 @@ def _loose(**tensors: Tensor | None) -> list[str]:
 
 
 def _viewed(q: Tensor, cache: Tensor, names: Collection[str]) -> tuple[dict[str, Callable[[Tensor], Tensor]], Any]:
-    """A float8 cache on chips without float8: functions that view it as bytes, and one that converts the bytes."""
+    """For a float8 cache on a chip without float8: functions that view it as bytes, and one that converts the bytes."""
     if cache.dtype in FP8 and q.dtype is torch.float64:  # Triton 3.6 cannot compile a float64 product of bytes
         return {name: _in_float64 for name in names}, None
     if cache.dtype not in FP8 or multiplies_fp8():

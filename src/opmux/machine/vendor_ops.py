@@ -201,7 +201,7 @@ class _OpsReader:
             overload, why = next(iter(refusals.items()))
             raise BadImpl(f"{_where(self.module, fn)} cannot be called as aten::{overload}: {why}")
         for overload, why in refusals.items():
-            if why:  # the row is for all overloads, but its function cannot serve this one
+            if why:  # the vendor gave one function for all overloads; it cannot take this one's arguments
                 logger.debug("%s: aten::%s is not served: %s", self.id, overload, why)
                 continue
             aten_row = AtenRow(overload, fn, Autograd[autograd.name], self.id, self.priority)

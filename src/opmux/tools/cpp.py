@@ -37,7 +37,7 @@ def libraries() -> list[Compiled]:
 
 
 def state_of(library: Compiled) -> str:
-    """The state of a library. If it is not compiled, also what is slower without it and how to change that.
+    """The state of a library. If it is not compiled, the text also says what is slower and how to compile it.
 
     The states are: compiled, not compiled yet, off, no compiler, the compiler fails, headers are missing, the cache
     folder cannot be used.

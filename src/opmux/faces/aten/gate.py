@@ -50,7 +50,7 @@ class _Selection(ctypes.Structure):
 
 # ---- one gate -------------------------------------------------------------------------------------------------------
 
-_slots: dict[tuple[str, str], int] = {}  # (device type, overload) -> index in every selection; it never changes
+_slots: dict[tuple[str, str], int] = {}  # (device type, overload) -> its index, which is the same in all selections
 
 
 class Gate:

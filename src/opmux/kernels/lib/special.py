@@ -207,7 +207,7 @@ def digamma(x):
     y = total + libdevice.log(a) - div(0.5, a) - series * t
     y = tl.where(reflected, y - div(PI, libdevice.tan((x - whole) * PI)), y)
     y = tl.where((x < 0) & (x == whole), INF - INF, y)
-    # -x would give +0: Triton computes 0 - x
+    # copysign, because Triton computes -x as 0 - x, which loses the sign of a zero
     y = tl.where(x == 0, -libdevice.copysign(tl.full([], INF, x.dtype), x), y)
     return tl.where(x == INF, INF, y)
 

@@ -436,7 +436,7 @@ def decline(name: str, asked: spec.ReductionCall, extra: float, x: Tensor, op: O
 
 @tunable("reduce.spread", free="BLOCK_M BLOCK_N")
 def spread_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Each thread has 16 elements, along a row as far as possible."""
+    """Each thread has 16 elements: of one row if the row is long enough, else of several rows."""
     block = min(triton.next_power_of_2(n), 2048)
     return Tiles(128, BLOCK_M=max(1, fits(2048, dtype) // block), BLOCK_N=block)
 
