@@ -105,6 +105,7 @@ def fake_device(monkeypatch):
 def overridden(driver_device):
     lib = torch.library.Library("aten", "IMPL")
     gates = []
+    native_library.loaded().launches_clear()  # launch records of an earlier test
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in driver_device.names:
@@ -446,13 +447,13 @@ def until(condition):
 def test_the_second_call_requests_a_plan_and_the_third_launches_its_record(planned):
     x = torch.rand(4, 8)
     natively = x.double().exp().float()
-    torch.testing.assert_close(torch.exp(x), natively)
-    torch.testing.assert_close(torch.exp(x), natively)
+    first, second = torch.exp(x), torch.exp(x)
     request = planned.read()
     assert request[HEAD - 1] == len(request) - HEAD  # length of the key in words
-    before = launching.live_records()
     planned.answer(*request)
-    until(lambda: launching.live_records() > before)
+    until(lambda: not gate.waiting())
+    torch.testing.assert_close(first, natively)
+    torch.testing.assert_close(second, natively)
     for _ in range(3):
         z = torch.rand(4, 8)
         assert torch.equal(torch.exp(z), z)  # the fake kernel copies
@@ -472,9 +473,9 @@ def test_a_program_does_not_wait_for_the_planner(planned):
 def test_no_kernel_is_loaded_during_a_graph_capture(planned):
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
-    planned.capturing, before = 1, launching.live_records()
+    planned.capturing = 1
     planned.answer(*planned.read())
-    until(lambda: launching.live_records() > before)
+    until(lambda: not gate.waiting())
     torch.testing.assert_close(torch.exp(x), x.double().exp().float())
     planned.capturing = 0
     assert torch.equal(torch.exp(x), x)
@@ -504,22 +505,20 @@ def test_a_malformed_message_changes_nothing(planned, words):
     torch.exp(x), torch.exp(x)
     request = planned.read()
     planned.send(*words)
-    before = launching.live_records()
     planned.answer(*request)
-    until(lambda: launching.live_records() > before)
+    until(lambda: not gate.waiting())
     assert torch.equal(torch.exp(x), x)
 
 
 def test_an_answer_may_arrive_for_a_gate_that_was_never_called(planned):
-    """After `disable()` and `enable()`, a new gate may have the number of the gate that sent the request."""
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
     request = planned.read()
     other = gate.slots()["cpu", "clamp"]
-    before = launching.live_records()
-    planned.answer(other, *request[1:])
+    planned.send_kernel(0)
+    planned.send(2, other, *request[1:3], *planned.launch(request, (4, 8)))
     planned.answer(*request)
-    until(lambda: launching.live_records() == before + 2)
+    until(lambda: not gate.waiting())
     assert torch.equal(torch.exp(x), x)
     torch.testing.assert_close(torch.clamp(x, 0.2, 0.8), x.double().clamp(0.2, 0.8).float())
 
@@ -528,12 +527,27 @@ def test_clear_invalidates_planned_records(planned, monkeypatch):
     monkeypatch.setattr(launching._LaunchingState, "planned", True)
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
-    before = launching.live_records()
     planned.answer(*planned.read())
-    until(lambda: launching.live_records() > before)
+    until(lambda: not gate.waiting())
     assert torch.equal(torch.exp(x), x)
     launching.clear()
     torch.testing.assert_close(torch.exp(x), x.double().exp().float())
+
+
+def test_launch_records_stay_when_overrides_are_removed_and_registered_again(planned):
+    x = torch.rand(4, 8)
+    torch.exp(x), torch.exp(x)
+    planned.answer(*planned.read())
+    until(lambda: not gate.waiting())
+    get_default_manager().invalidate("overrides are removed", keep_launches=True)
+    lib, again = torch.library.Library("aten", "IMPL"), gate.Gate("cpu", OverloadSchema("exp"), "CPU", launches=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lib.impl("exp", planned.fake_device.override("exp"), "CPU", allow_override=True)
+    again.install()
+    assert torch.equal(torch.exp(x), x) and len(planned.requests) == 1  # the fake kernel copies
+    again.remove()
+    lib._destroy()
 
 
 def test_calls_are_recorded_in_process_after_the_planner_has_ended(planned):

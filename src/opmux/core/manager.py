@@ -404,8 +404,8 @@ class OpManager:
 
     # -- changes
 
-    def invalidate(self, why: str) -> None:
-        """Choose an impl again for every op, at its next call."""
+    def invalidate(self, why: str, keep_launches: bool = False) -> None:
+        """Choose an impl again for every op, at its next call; `keep_launches`: each choice launches what it did."""
         with lock.held:
             self._why = why
             self.epoch += 1
@@ -414,7 +414,7 @@ class OpManager:
                 entry.unbind()
             self._call_table.clear()
             policies.forget_bindings()
-            for forget in launches.on_rebind:
+            for forget in () if keep_launches else launches.on_rebind:
                 forget()
 
     def quarantine(self, key: str, failure: Failure) -> bool:

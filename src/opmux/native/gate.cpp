@@ -92,7 +92,12 @@ const c10::KernelFunction& kernel_of(const SafeKernelFunction& safe);
 // One overload on one dispatch key.
 struct Gate {
   Gate(int64_t slot, const OperatorHandle& op, DispatchKey key, bool launches)
-      : slot(slot), op(op), key(key), launches(launches), native(kernel_of(op.getComputedKernelForDispatchKey(key))) {}
+      : slot(slot),
+        op(op),
+        key(key),
+        launches(launches),
+        table(Planner::instance().table(slot)),
+        native(kernel_of(op.getComputedKernelForDispatchKey(key))) {}
 
   // The row of this overload in the selection; nullptr if the overload is off.
   const int64_t* row() const {
@@ -122,7 +127,7 @@ struct Gate {
     if (Planner::instance().is_there()) {  // the first call of Python would take seconds of imports
       return native;
     }
-    CallCount& calls = table.count(hash);
+    CallCount& calls = table->count(hash);
     if (by_python && calls.planned.load(std::memory_order_relaxed)) {
       return override;
     }
@@ -137,7 +142,7 @@ struct Gate {
   OperatorHandle op;
   DispatchKey key;
   bool launches;  // whether the kernels that it launches depend only on the arguments
-  PlannedTable table;
+  const std::shared_ptr<PlannedTable> table;
   c10::KernelFunction native;  // ATen's
   c10::KernelFunction override;  // ours, in Python
 };
@@ -241,7 +246,7 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
         bool known = false;
         {
           const Reading reading;
-          if (const LaunchRecord* record = gate->table.find(call, hash)) {
+          if (const LaunchRecord* record = gate->table->find(call, hash)) {
             Results results;
             if (run(*record, call, gate->key, results)) {
               return as_result(results, args...);
@@ -250,14 +255,14 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
           }
         }
         if (!known) {
-          CallCount& calls = gate->table.count(hash);
+          CallCount& calls = gate->table->count(hash);
           if (only_frequent && Planner::instance().is_there()) {
-            if (const auto record = gate->table.make(call, hash, calls)) {
+            if (const auto record = gate->table->make(call, hash, calls)) {
               Results results;
               if (run(*record, call, gate->key, results)) {
                 return as_result(results, args...);
               }
-            } else if (gate->table.should_request(call, calls)) {
+            } else if (gate->table->should_request(call, calls)) {
               calls.requested(Planner::instance().request(gate->slot, call, hash));
             }
             return gate->native.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
@@ -322,7 +327,7 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
         auto record = std::make_shared<LaunchRecord>();
         if (build(*record, call, recording.recorded, all.data(), static_cast<int>(all.size()), kInPlace)) {
           record->epoch = now;
-          gate->table.keep(std::move(record), hash);
+          gate->table->keep(std::move(record), hash);
         }
       }
     }
@@ -565,7 +570,6 @@ Registration* opmux_gate_new(int64_t slot, const char* name, const char* overloa
   return guarded([&]() -> Registration* {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
     auto gate = std::make_shared<Gate>(slot, op, c10::parseDispatchKey(key_name), launches != 0);
-    Planner::instance().add(slot, std::shared_ptr<PlannedTable>(gate, &gate->table));
     return new Registration{std::move(gate), std::nullopt};
   });
 }

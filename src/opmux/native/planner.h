@@ -280,10 +280,14 @@ class Planner {
 
   bool is_there() const { return is_there_.load(std::memory_order_relaxed); }
 
-  // The launch records of one overload on one device.
-  void add(int64_t slot, const std::shared_ptr<PlannedTable>& table) {
+  // The launch records of one overload on one device. They stay when its gate is removed, for the next `enable()`.
+  std::shared_ptr<PlannedTable> table(int64_t slot) {
     std::lock_guard<std::mutex> guard(lock_);
-    tables_[slot] = table;
+    auto& table = tables_[slot];
+    if (table == nullptr) {
+      table = std::make_shared<PlannedTable>();
+    }
+    return table;
   }
 
   // Returns false if the request was not sent, because too many are unanswered.
@@ -376,7 +380,8 @@ class Planner {
     std::shared_ptr<PlannedTable> table;
     {
       std::lock_guard<std::mutex> guard(lock_);
-      table = tables_[slot].lock();
+      const auto known = tables_.find(slot);
+      table = known == tables_.end() ? nullptr : known->second;
     }
     if (table == nullptr || !reader.ok || kind == kFailure) {
       return;
@@ -417,7 +422,7 @@ class Planner {
   std::atomic<bool> is_there_{false};
   std::mutex lock_;  // protects everything below
   std::shared_ptr<Connection> connection_;
-  std::map<int64_t, std::weak_ptr<PlannedTable>> tables_;
+  std::map<int64_t, std::shared_ptr<PlannedTable>> tables_;
 };
 
 }  // namespace

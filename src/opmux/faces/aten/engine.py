@@ -383,7 +383,7 @@ def register_deferred(families: Mapping[str, Mapping[str, str]], some: bool = Fa
 def _guard(new: bool) -> None:
     if new or (library.reference_guard is None and any(d.entries for d in _devices.values())):
         library.reference_guard = off_inside
-        get_default_manager().invalidate("ATen's ops are overridden")
+        get_default_manager().invalidate("ATen's ops are overridden", keep_launches=True)
 
 
 def deferrable_on(device: str) -> frozenset[str]:
@@ -413,7 +413,7 @@ def remove() -> None:
             device.remove()
         if library.reference_guard is not None:
             library.reference_guard = None
-            get_default_manager().invalidate("ATen's overrides are removed")
+            get_default_manager().invalidate("ATen's overrides are removed", keep_launches=True)
 
 
 def forget() -> None:
