@@ -645,64 +645,88 @@ _backward(
     more=ZEROS,
     tol=PROD_TOL,
 )
-for _name, _words in (("amax", "largest"), ("amin", "smallest")):
+
+
+def _declare_extreme(name: str, words: str) -> None:
     _backward(
         _forward(
-            _name,
-            _extreme(_name),
-            f"The {_words} element; NaN if any is NaN.",
+            name,
+            _extreme(name),
+            f"The {words} element; NaN if any is NaN.",
             bad=NO_EMPTY,
             where=has_elements,
-            grad=f"{_name}_bwd",
+            grad=f"{name}_bwd",
         ),
         _extreme_bwd(),
-        f"The gradient of {_name}: dy is shared evenly among the {_words} elements.",
+        f"The gradient of {name}: dy is shared evenly among the {words} elements.",
         more=ZEROS,
     )
-    _name = {"amax": "max_dim", "amin": "min_dim"}[_name]
+
+
+def _declare_extreme_and_index(name: str, words: str) -> None:
     _backward(
         _forward(
-            _name,
-            _extreme_and_index(_name),
-            f"The {_words} element along dim and its first index.",
+            name,
+            _extreme_and_index(name),
+            f"The {words} element along dim and its first index.",
             bad=NO_EMPTY,
             where=has_elements,
             cases=FEWER_SHAPES,
-            grad=f"{_name}_bwd",
+            grad=f"{name}_bwd",
             out="values indices",
             dim=ONE,
         ),
         _pick_bwd(),
-        f"The gradient of {_name}: dvalues at the index, else 0.",
+        f"The gradient of {name}: dvalues at the index, else 0.",
         cases=FEWER_SHAPES,
         where=is_dense,
         dim=ONE,
     )
-    _name = {"max_dim": "argmax", "min_dim": "argmin"}[_name]
+
+
+def _declare_extreme_index(name: str, words: str) -> None:
     _forward(
-        _name,
-        _extreme_index(_name),
-        f"The first index of the {_words} element along dim, or in x.flatten().",
+        name,
+        _extreme_index(name),
+        f"The first index of the {words} element along dim, or in x.flatten().",
         more=ZEROS,
         bad=NO_EMPTY,
         where=has_elements,
         cases=FEWER_SHAPES,
         dim=MAYBE,
     )
+
+
+_declare_extreme("amax", "largest")
+_declare_extreme("amin", "smallest")
+_declare_extreme_and_index("max_dim", "largest")
+_declare_extreme_and_index("min_dim", "smallest")
+_declare_extreme_index("argmax", "largest")
+_declare_extreme_index("argmin", "smallest")
 _forward("any", any_, more=(*EMPTY, *ZEROS, Case((5, 64), options={"scale": 0.0}), Case((3, 4), options={"dim": ()})))
 _forward("all", all_, more=(*EMPTY, *ZEROS))
 _forward("count_nonzero", count_nonzero, more=(*EMPTY, *ZEROS))
-for _name, _words in (("var", "variance"), ("std", "standard deviation")):
-    _doc = f"The {_words}; squares are divided by n - correction."
-    _back = var_bwd if _name == "var" else std_bwd
-    _backward(_forward(_name, _moment(_name), _doc, more=CORRECTIONS, grad=f"{_name}_bwd"), _back, more=CORRECTIONS)
-    _doc = f"The {_words} and the mean; squares are divided by n - correction."
-    _name, _back = f"{_name}_mean", var_mean_bwd if _name == "var" else std_mean_bwd
+
+
+def _declare_moment(name: str, words: str, backward: Callable[..., Any]) -> None:
+    doc = f"The {words}; squares are divided by n - correction."
+    _backward(_forward(name, _moment(name), doc, more=CORRECTIONS, grad=f"{name}_bwd"), backward, more=CORRECTIONS)
+
+
+def _declare_moments(name: str, words: str, backward: Callable[..., Any]) -> None:
+    doc = f"The {words} and the mean; squares are divided by n - correction."
+    results = name.replace("_", " ")
     _backward(
-        _forward(_name, _moments(_name), _doc, more=CORRECTIONS, grad=f"{_name}_bwd", out=_name.replace("_", " ")),
-        _back,
+        _forward(name, _moments(name), doc, more=CORRECTIONS, grad=f"{name}_bwd", out=results),
+        backward,
         more=CORRECTIONS,
     )
+
+
+_declare_moment("var", "variance", var_bwd)
+_declare_moment("std", "standard deviation", std_bwd)
+_declare_moments("var_mean", "variance", var_mean_bwd)
+_declare_moments("std_mean", "standard deviation", std_mean_bwd)
 LARGE = (Case((5, 64), options={"scale": 50.0}), Case((5, 64), options={"scale": 50.0, "dim": 0}))
 _backward(_forward("logsumexp", logsumexp, more=LARGE, grad="logsumexp_bwd"), logsumexp_bwd, more=LARGE)
 _backward(
