@@ -417,16 +417,26 @@ def test_an_ops_folder_without_a_list_exports_its_public_names(case):
     assert got.y == [-1.0] and got.extras == ["magic"]
 
 
-def test_function_attributes_set_dtypes_kind_id_priority_and_when(case):
-    norm = MARK.format(-1.0) + (
-        "import torch\n"
-        "from opmux.core import BackendImplKind\n"
-        "rms_norm.dtypes = {torch.bfloat16}\n"
-        "def softmax(x, dim):\n    return x\n"
-        "softmax.kind, softmax.impl_id, softmax.priority = BackendImplKind.VENDOR, 'vendor.acme.fast', 7\n"
-        "softmax._is_available = lambda: False\n"
-        "def silu(x):\n    return x\n"
-        "silu.when = lambda x: x.dim() == 1 or 'one dimension'\n"
+def _by_attributes(op, **fields):
+    return "".join(f"{op}.{name} = {value}\n" for name, value in fields.items())
+
+
+def _by_decorator(op, **fields):
+    arguments = ", ".join(f"{name.replace('_is_', '')}={value}" for name, value in fields.items())
+    return f"from opmux.backends import implements\n{op} = implements({op!r}, {arguments})({op})\n"
+
+
+@pytest.mark.parametrize("marked", [_by_attributes, _by_decorator])
+def test_an_exported_function_states_dtypes_kind_id_priority_and_when(case, marked):
+    library = {"kind": "BackendImplKind.VENDOR", "impl_id": "'vendor.acme.fast'", "priority": 7}
+    norm = (
+        MARK.format(-1.0)
+        + "import torch\nfrom opmux.core import BackendImplKind\n"
+        + marked("rms_norm", dtypes="{torch.bfloat16}")
+        + "def softmax(x, dim):\n    return x\n"
+        + marked("softmax", **library, _is_available="lambda: False")
+        + "def silu(x):\n    return x\n"
+        + marked("silu", when="lambda x: x.dim() == 1 or 'one dimension'")
     )
     ops = {"ops/__init__.py": "from .norm import *\n__all__ = ['rms_norm', 'softmax', 'silu']\n", "ops/norm.py": norm}
     code = (

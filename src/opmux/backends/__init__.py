@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..machine.devices import infer_device
-    from ..machine.vendors import Autograd, BadVendor, Target
+    from ..machine.vendors import Autograd, BadVendor, Target, implements
     from .registry import VENDOR_REGISTRY, VendorInfo, VendorInfoBase, register_vendor
 
 __all__ = [
@@ -17,13 +17,14 @@ __all__ = [
     "Target",
     "VendorInfo",
     "VendorInfoBase",
+    "implements",
     "infer_device",
     "register_vendor",
 ]
 
 # Exported name -> its module, imported on first use: see core/__init__.py.
 _MODULE_OF = {"infer_device": "opmux.machine.devices"}
-_MODULE_OF |= dict.fromkeys(("Autograd", "BadVendor", "Target"), "opmux.machine.vendors")
+_MODULE_OF |= dict.fromkeys(("Autograd", "BadVendor", "Target", "implements"), "opmux.machine.vendors")
 _MODULE_OF |= {"VENDOR_REGISTRY": "opmux.backends.registry", "VendorInfo": "opmux.backends.registry"}
 _MODULE_OF |= {"VendorInfoBase": "opmux.backends.registry", "register_vendor": "opmux.backends.registry"}
 

@@ -14,12 +14,12 @@ import shlex
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,8 +29,10 @@ from ..core.errors import OpmuxError, suggestion
 from ..core.loading import Once, all_or_nothing, on_failure
 from ..core.lock import lock
 from ..core.log import logger
-from ..core.registry import Origin
+from ..core.registry import Available, BackendImplKind, Origin, When
 from ..imports import foreign_names
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # ---- the description of a vendor ------------------------------------------------------------------------------------
 
@@ -48,6 +50,43 @@ class Autograd(Enum):
 
     disable = "disable"
     enable = "enable"
+
+
+def implements(
+    op: str,
+    *,
+    impl_id: str | None = None,
+    kind: BackendImplKind | None = None,
+    dtypes: Iterable[torch.dtype] | None = None,
+    min_arch: str | None = None,
+    when: When | None = None,
+    available: Available | None = None,
+    priority: int | None = None,
+    declines_tracers: bool | None = None,
+) -> Callable[[F], F]:
+    """Say that a vendor's exported function implements an op, and in which cases.
+
+    The arguments are fields of `OpImpl`. They are stored as attributes of the function, which may also be set directly.
+    """
+    fields: dict[str, Any] = {
+        "op": op,
+        "impl_id": impl_id,
+        "kind": kind,
+        "dtypes": None if dtypes is None else frozenset(dtypes),
+        "min_arch": min_arch,
+        "when": when,
+        "_is_available": available,
+        "priority": priority,
+        "declines_tracers": declines_tracers,
+    }
+
+    def mark(fn: F) -> F:
+        for name, value in fields.items():
+            if value is not None:
+                setattr(fn, name, value)
+        return fn
+
+    return mark
 
 
 @dataclass(frozen=True)

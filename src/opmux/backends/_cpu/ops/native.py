@@ -23,6 +23,7 @@ from ....core.lock import ForkSafeLock
 from ....core.log import logger
 from ....core.registry import BackendImplKind
 from ....cpp import background, build
+from ....machine.vendors import implements
 from ....settings import CPP
 
 NAME = "cpu_kernels"
@@ -198,13 +199,16 @@ def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]
         x = "s" if "s" in names else "x"
         ask = f"if casting != 'gemma' and not _wide({x}, casting): raise NotSupported('rounds once, casting=\"gemma\"')"
     text = TEXT.format(name=name, params=params, args=args, ask=ask, first="found" if results == 1 else "found[0]")
-    fn: Any = codegen.function(text, name, f"cpu kernel {name}", scope)
+    fn = codegen.function(text, name, f"cpu kernel {name}", scope)
     fn.__module__, fn.__doc__ = __name__, f"{name}, in C++."
-    fn.kind, fn.impl_id = BackendImplKind.CPP, "cpp.cpu"
-    fn.op = f"opmux::{name}"  # without a namespace, lookup would import all spec modules, which takes 1 s
-    fn.dtypes, fn._is_available = frozenset(dtypes), available
-    fn.declines_tracers = True  # the C++ check in rows.h declines tensors of tracers
-    return fn
+    return implements(
+        f"opmux::{name}",  # without a namespace, lookup would import all spec modules, which takes 1 s
+        impl_id="cpp.cpu",
+        kind=BackendImplKind.CPP,
+        dtypes=dtypes,
+        available=available,
+        declines_tracers=True,  # the C++ check in rows.h declines tensors of tracers
+    )(fn)
 
 
 def _wide(x: Any, casting: Any) -> bool:

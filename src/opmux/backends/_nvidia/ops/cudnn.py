@@ -53,7 +53,7 @@ def _filled(t: Tensor | None, value: float, x: Tensor) -> Tensor:
     return x.new_full((x.shape[1],), value, dtype=torch.float32) if t is None else t.to(torch.float32).contiguous()
 
 
-@library("batch_norm", "cudnn", dtypes=DTYPES, when=batch_when, _is_available=cudnn)
+@library("batch_norm", "cudnn", dtypes=DTYPES, when=batch_when, available=cudnn)
 def batch_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -73,7 +73,7 @@ def batch_norm(
     return y, mean, rstd, new_mean, new_var
 
 
-@library("batch_norm_bwd", "cudnn", when=batch_bwd_when, _is_available=cudnn)
+@library("batch_norm_bwd", "cudnn", when=batch_bwd_when, available=cudnn)
 def batch_norm_bwd(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -126,7 +126,7 @@ class LibraryFunction(NamedTuple):
         run.__name__ = run.__qualname__ = f"{self.op.rpartition('::')[2]}_{self.library}"
         tags = dict(when=self.when, dtypes=self.dtypes, min_arch=self.min_arch, priority=PRIORITY)
         is_installed = LIBRARIES[self.library].there
-        return library(self.op, self.library, _is_available=is_installed, **tags)(run)
+        return library(self.op, self.library, available=is_installed, **tags)(run)
 
 
 # ---- calls of the libraries' functions ------------------------------------------------------------------------------

@@ -1,22 +1,18 @@
 """Decorators that mark a function of a vendor library as an impl of an op."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ....core import library as core_library
 from ....core.registry import BackendImplKind
+from ....machine.vendors import implements
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def library(op: str, name: str, **tags: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Mark a function as the library `name`'s impl of an op; `tags` are more attributes of the impl."""
-
-    def tag(fn: Any) -> Any:
-        fn.op, fn.impl_id, fn.kind = op, f"vendor.nvidia.{name}", BackendImplKind.VENDOR
-        for key, value in tags.items():
-            setattr(fn, key, value)
-        return fn
-
-    return tag
+def library(op: str, name: str, **fields: Any) -> Callable[[F], F]:
+    """Mark a function as the library `name`'s impl of an op; `fields` as in `implements`."""
+    return implements(op, impl_id=f"vendor.nvidia.{name}", kind=BackendImplKind.VENDOR, **fields)
 
 
 def torchs(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -46,7 +46,7 @@ def supports(q: Tensor, k: Tensor, v: Tensor, scale: float | None, do: Tensor | 
 cudnn_when, cudnn_bwd_when = conditions(supports)
 
 
-@library("attention", "cudnn", dtypes=HALVES, min_arch="sm_90", when=cudnn_when, _is_available=usable)
+@library("attention", "cudnn", dtypes=HALVES, min_arch="sm_90", when=cudnn_when, available=usable)
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ def attention(
     return as_layout_of(results[0], q), torch.ops.aten._unsafe_view(results[1].contiguous(), q.shape[:3])
 
 
-@library("attention_bwd", "cudnn", min_arch="sm_90", when=cudnn_bwd_when, _is_available=usable)
+@library("attention_bwd", "cudnn", min_arch="sm_90", when=cudnn_bwd_when, available=usable)
 def attention_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,13 +109,13 @@ def dense(*options: Any) -> str:
     return no_options(*options)
 
 
-@library("attention_general", "cudnn", dtypes=HALVES, min_arch="sm_90", when=cudnn_general_when, _is_available=usable)
+@library("attention_general", "cudnn", dtypes=HALVES, min_arch="sm_90", when=cudnn_general_when, available=usable)
 def attention_general(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     o, lse = attention(q, k, v, options[11] == 0, options[15])
     return as_result_layout(o, q, options[-1]), lse
 
 
-@library("attention_general_bwd", "cudnn", min_arch="sm_90", when=cudnn_general_bwd_when, _is_available=usable)
+@library("attention_general_bwd", "cudnn", min_arch="sm_90", when=cudnn_general_bwd_when, available=usable)
 def attention_general_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

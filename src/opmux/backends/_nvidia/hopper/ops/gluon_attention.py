@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -18,10 +18,12 @@ from .....kernels.lib.interpret import interpreting
 from .....kernels.lib.launch import Config
 from .....kernels.lib.products import aligned_copy
 from .....kernels.lib.rows import OutputSpec, programs
+from .....machine.vendors import implements
 from .....specs import attention as spec
 from ... import ops  # noqa: F401 - the package before its modules: another thread may be importing it
 from ...ops.flash import HALVES, conditions, varlen_conditions
 
+F = TypeVar("F", bound=Callable[..., Any])
 DIMS = (64, 128)
 ROWS = 128  # rows of a tile of the result: 64 for each of two consumers
 # Limit of strides, in elements: half of WRAP, for packed sequences; a descriptor takes strides below 2**40 bytes.
@@ -186,15 +188,11 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, stats: OutputSpec) -> dict[str, 
     return {"dq": like(q), "dk": like(k), "dv": like(v), "delta": stats}
 
 
-def tagged(op: str, when: Callable[..., bool | str]) -> Callable[[Any], Any]:
-    def tag(fn: Any) -> Any:
-        fn.op, fn.when, fn.dtypes, fn.min_arch, fn._is_available = op, when, HALVES, "sm_90", usable
-        return fn
-
-    return tag
+def gluon(op: str, when: Callable[..., bool | str]) -> Callable[[F], F]:
+    return implements(op, when=when, dtypes=HALVES, min_arch="sm_90", available=usable)
 
 
-@tagged("attention", attention_when)
+@gluon("attention", attention_when)
 @host_code(spec.attention)
 def attention_in_gluon(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Plan:
     p = AttentionProblem.of(q, k, v, -1, 0 if causal else -1, scale, "ieee")
@@ -202,7 +200,7 @@ def attention_in_gluon(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: flo
     return forward_in(p, q, k, v, makes, False, [])
 
 
-@tagged("attention_bwd", attention_bwd_when)
+@gluon("attention_bwd", attention_bwd_when)
 @host_code(spec.attention_bwd)
 def attention_bwd_in_gluon(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
@@ -220,7 +218,7 @@ def _packed(
     return p, OutputSpec.of((q.shape[1], q.shape[0]), spec.stats_dtype(q))
 
 
-@tagged("attention_varlen", varlen_when)
+@gluon("attention_varlen", varlen_when)
 @host_code(spec.attention_varlen)
 def attention_varlen_in_gluon(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, left: int, right: int, scale: float | None
@@ -229,7 +227,7 @@ def attention_varlen_in_gluon(
     return forward_in(p, q, k, v, {"o": like(q), "lse": stats}, True, strided(cu_q=cu_q, cu_k=cu_k))
 
 
-@tagged("attention_varlen_bwd", varlen_bwd_when)
+@gluon("attention_varlen_bwd", varlen_bwd_when)
 @host_code(spec.attention_varlen_bwd)
 def attention_varlen_bwd_in_gluon(
     do: Tensor,

@@ -17,7 +17,7 @@ from .....specs import attention as attention_spec
 from .....specs import attention_general as spec
 from ... import ops  # noqa: F401 - as a whole, before its modules: another thread may be importing it
 from ...ops.flash import no_options
-from .gluon_attention import backward_in, fits_window, forward_in, supports, tagged
+from .gluon_attention import backward_in, fits_window, forward_in, gluon, supports
 
 check, check_bwd = checks(spec.attention_general), checks(spec.attention_general_bwd)
 
@@ -41,7 +41,7 @@ def _problem(
     return p, OutputSpec.of(q.shape[:3], attention_spec.stats_dtype(q))
 
 
-@tagged("attention_general", general_when)
+@gluon("attention_general", general_when)
 @host_code(spec.attention_general)
 def attention_general_in_gluon(
     q: Tensor,
@@ -58,7 +58,7 @@ def attention_general_in_gluon(
     return forward_in(p, q, k, v, makes, cu_q is not None, strided(cu_q=cu_q, cu_k=cu_k))
 
 
-@tagged("attention_general_bwd", general_bwd_when)
+@gluon("attention_general_bwd", general_bwd_when)
 @host_code(spec.attention_general_bwd)
 def attention_general_bwd_in_gluon(
     do: Tensor,

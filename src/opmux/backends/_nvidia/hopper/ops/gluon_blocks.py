@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from .....kernels.lib.launch import Config
 from .....kernels.lib.plans import checks
 from .....kernels.lib.products import aligned_copy, read_as
 from .....kernels.lib.rows import OutputSpec, cores, programs
+from .....machine.vendors import implements
 from .....specs import gemm as spec
 from .gluon_attention import usable
 
@@ -46,6 +46,7 @@ def takes(
     return True
 
 
+@implements("block_scaled_gemm", when=takes, min_arch="sm_90", available=usable)
 @host_code(spec.block_scaled_gemm)
 def block_scaled_gemm_in_gluon(
     a: Tensor,
@@ -67,7 +68,3 @@ def block_scaled_gemm_in_gluon(
     launch = Launch(kernel, (programs(a.device, tiles(width), 1),), config, dict(m=m, n=n, k=k, **steps))
     before = {name: aligned_copy(view) for name, view in read_as((a_dtype, b_dtype))[0].items()}
     return Plan({"y": OutputSpec.of((m, n), out_dtype)}, [launch], strided(a=a, b=b, bias=bias), before)
-
-
-_made: Any = block_scaled_gemm_in_gluon
-_made.op, _made.when, _made.min_arch, _made._is_available = "block_scaled_gemm", takes, "sm_90", usable
