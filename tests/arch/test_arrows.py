@@ -35,7 +35,7 @@ TABLE = {
     "imports": Row(("core",), ()),
     "machine": Row(("core", "machine", "tuning", "=imports", "=settings", "=wiring"), ("torch",)),
     "tuning": Row(("core", "tuning", "machine", "=cache", "=settings"), ("torch", "yaml")),
-    "cpp": Row(("core", "cpp", "=cache", "=settings", "=wiring"), ("torch",)),
+    "cpp": Row(("core", "cpp", "=cache", "=settings", "=wiring"), ("torch", "triton")),
     "kernels": Row(("core", "specs", "kernels.lib", "{own}", *MACHINE), ANY),
     "kernels.lib": Row(("core", "specs", "kernels.lib", *MACHINE), ANY),
     "backends": Row(

@@ -18,6 +18,8 @@ from ...core.default import explain
 from ...core.errors import OpmuxError, UnknownName
 from ...core.log import logger
 from ...core.spec import specs
+from ...cpp import triton_hash
+from ...machine import devices
 from . import ahead, loss
 from .forms import form, is_own, unwrapped
 from .known_classes import PARTS_OF
@@ -167,6 +169,8 @@ def patch_model(
         if described is not None:
             ahead.start(described, {"include": sorted(requested)})
         parameter = next(model.parameters(), torch.empty(0))
+        if parameter.device.type in devices.accelerators():
+            triton_hash.start()
         return Report(model_name, rows, parameter.device, parameter.dtype)
     home = _home(model)
     model_name = home.__name__.rpartition(".")[2].removeprefix("modeling_")

@@ -27,6 +27,7 @@ from torch import Tensor
 from ...core import codegen, launches, library
 from ...core.errors import NotSupported
 from ...core.lock import cached_property
+from ...cpp import triton_hash
 from . import launcher_code, layouts
 
 Grid = tuple[int, int, int]
@@ -182,6 +183,7 @@ class Launcher:
         guard = library.reference_guard if triton.knobs.runtime.interpret else None
         if guard is not None:  # the interpreter calls torch's ops: an override of one could launch this kernel again
             return guard(kernel[grid])(*args, **config.options)
+        triton_hash.wait()
         run = kernel[grid]
         if self.descriptors:
             run = functools.partial(_allocating(first.device).run, run)

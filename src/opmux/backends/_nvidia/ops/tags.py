@@ -12,7 +12,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def library(op: str, name: str, **fields: Any) -> Callable[[F], F]:
     """Mark a function as the library `name`'s impl of an op; `fields` as in `implements`."""
-    return implements(op, impl_id=f"vendor.nvidia.{name}", kind=BackendImplKind.VENDOR, **fields)
+    key = op if "::" in op else f"opmux::{op}"  # without a namespace, lookup would import all spec modules
+    return implements(key, impl_id=f"vendor.nvidia.{name}", kind=BackendImplKind.VENDOR, **fields)
 
 
 def torchs(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -189,7 +189,7 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, stats: OutputSpec) -> dict[str, 
 
 
 def gluon(op: str, when: Callable[..., bool | str]) -> Callable[[F], F]:
-    return implements(op, when=when, dtypes=HALVES, min_arch="sm_90", available=usable)
+    return implements(f"opmux::{op}", when=when, dtypes=HALVES, min_arch="sm_90", available=usable)
 
 
 @gluon("attention", attention_when)

@@ -46,7 +46,7 @@ def takes(
     return True
 
 
-@implements("block_scaled_gemm", when=takes, min_arch="sm_90", available=usable)
+@implements("opmux::block_scaled_gemm", when=takes, min_arch="sm_90", available=usable)
 @host_code(spec.block_scaled_gemm)
 def block_scaled_gemm_in_gluon(
     a: Tensor,
