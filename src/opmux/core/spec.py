@@ -629,12 +629,12 @@ def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
     names, contract = spec.names, spec.contract
     defaults = {p.name: p.default for p in spec.signature.parameters.values() if p.default is not p.empty}
     # For functions with another library's signatures, `where` may read more than the cache key has, such as strides.
-    once = spec.check_once if contract.plain and (spec.namespace.ours or not spec.where) else None
+    cached = contract.plain and (spec.namespace.ours or not spec.where)
 
     def known(args: tuple) -> bool:
         """Check with the cache. Returns False if the arguments cannot be a cache key."""
         try:
-            once(*args)  # type: ignore[misc]
+            spec.check_once(*args)
         except BadArgument:
             raise
         except (TypeError, RuntimeError, AttributeError):  # a value without a shape, or not hashable
@@ -643,7 +643,7 @@ def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(body)
     def checked_call(*args: Any, **kwargs: Any) -> Any:
-        if once is None or kwargs or len(args) != len(names) or not known(args):
+        if not cached or kwargs or len(args) != len(names) or not known(args):
             contract.check({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
         return body(*args, **kwargs)
 
