@@ -29,6 +29,7 @@ BARS = (  # label, run, name in the run's results
     ("opmux + compile", LATEST, "patched, compiled"),
 )
 
+TITLE = "Training a Llama of 1.2 billion parameters"
 WIDTH, TOP, ROW, BAR = 860, 116, 36, 22
 PANELS = ((204, 210), (560, 210))  # left edge of a panel, and length of a bar of ratio 1
 HEIGHT = TOP + ROW * len(BARS) + 58
@@ -88,6 +89,14 @@ def description(found: list[Bar]) -> str:
     return f"{'; '.join(words)}. {' '.join(notes())}"
 
 
+def alternative() -> str:
+    """The alternative text of the image, for the pages that show it."""
+    found = bars()
+    speed = ", ".join(f"{b.label} {b.speed:.2f}" for b in found[1:])
+    memory = ", ".join(f"{b.memory:.2f}" for b in found[1:])
+    return f"{TITLE}. Speed relative to {found[0].label}: {speed}. Peak memory: {memory}."
+
+
 def text(x: float, y: float, words: str, kind: str = "", end: bool = False) -> str:
     anchor = ' text-anchor="end"' if end else ""
     kind = f' class="{kind}"' if kind else ""
@@ -109,15 +118,14 @@ def row(i: int, bar: Bar) -> list[str]:
 
 def svg() -> str:
     found = bars()
-    title = "Training a Llama of 1.2 billion parameters"
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title desc">',
-        f'<title id="title">{title}: speed and memory, relative to native torch</title>',
+        f'<title id="title">{TITLE}: speed and memory, relative to native torch</title>',
         f'<desc id="desc">{escape(description(found))}</desc>',
         f"<style>{STYLE}</style>",
         f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8" class="card"/>',
-        text(24, 38, title, "title"),
+        text(24, 38, TITLE, "title"),
     ]
     bottom = TOP + ROW * (len(found) - 1) + BAR + 6
     for (left, one), head, better in zip(

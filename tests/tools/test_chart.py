@@ -82,3 +82,15 @@ def test_runs_on_different_chips_are_refused(chart, tmp_path, monkeypatch):
     changed(chart, tmp_path, monkeypatch, chart.WITH_LIGER, lambda data: data["about"].update(chip="another"))
     with pytest.raises(ValueError, match="differ in one of chip, torch, triton, transformers"):
         chart.svg()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/results.md"])
+def test_pages_show_the_chart_with_its_figures_in_words(chart, page):
+    image = chart.CHART.relative_to((ROOT / page).parent).as_posix()
+    assert f"![{chart.alternative()}]({image})" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_first_paragraph_has_the_figures_of_the_chart(chart):
+    (ours,) = (b for b in chart.bars() if b.label == "opmux")
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{ours.speed:.2f} times the speed of torch, in {ours.memory:.2f} of the memory" in text
