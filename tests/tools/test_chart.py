@@ -84,7 +84,7 @@ def test_runs_on_different_chips_are_refused(chart, tmp_path, monkeypatch):
         chart.svg()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/results.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/measurements.md"])
 def test_pages_show_the_chart_with_its_figures_in_words(chart, page):
     image = chart.CHART.relative_to((ROOT / page).parent).as_posix()
     assert f"![{chart.alternative()}]({image})" in (ROOT / page).read_text(encoding="utf-8")
