@@ -104,8 +104,9 @@ opinfo: .venv/.ready  ## every sample of PyTorch's OpInfo through our interprete
 bench: .venv/.ready  ## measure the cost of a call through the dispatcher
 	$(BIN)/python benchmarks/dispatch.py
 
-docs: .venv/.ready  ## write the generated pages of docs/
+docs: .venv/.ready  ## write the generated pages of docs/, and the chart
 	PYTHONPATH=src $(BIN)/python tools/docs.py
+	$(BIN)/python benchmarks/chart.py
 
 site: docs  ## build the documentation as web pages in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict

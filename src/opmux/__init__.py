@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .faces.models.patch import patch_model, unpatch_model
     from .faces.models.register import register_attention
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "__version__", "backends", "compat", "core", "digest", "disable", "empty_cache", "enable", "enabled_ops", "explain",
     "functional", "native", "nn", "ops", "patch_model", "policy", "register_attention", "set_policy", "sync", "tex",
