@@ -11,6 +11,7 @@ import fresh
 import pytest
 
 from opmux.faces import compat
+from opmux.faces.te import boot
 from opmux.imports import finder
 
 SRC = Path(__file__).parents[2] / "src"
@@ -124,9 +125,9 @@ WITHOUT_LAYER = """
 def test_without_transformer_engine_errors_say_what_to_install(script):
     result = run("run", script(WITHOUT_LAYER))
     layer, plugin, te, left = result.stdout.splitlines()
-    assert layer.startswith("No module named 'transformer_engine.pytorch'") and layer.endswith("pip install opmux[te]")
+    assert layer.startswith("No module named 'transformer_engine.pytorch'") and layer.endswith(boot.INSTALL_HINT)
     assert plugin == "No module named 'transformer_engine.plugins.no_such'"
-    assert te == "transformer_engine is not installed: pip install opmux[te]" and left == "False"
+    assert te == f"transformer_engine is not installed: {boot.INSTALL_HINT}" and left == "False"
 
 
 def test_an_unknown_library_raises_and_suggests_the_nearest():

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from te_twins import TWINS, Size, agrees, choose_attention, near, offloaded, run_module, settle
 
 from opmux.cpp import build
+from opmux.faces.te import boot
 from opmux.imports import GrantFinder
 from opmux.tools import simulator
 
@@ -520,7 +521,7 @@ def refused(installer, *words: str) -> None:
 def test_errors_name_the_packages_that_are_not_installed(installer, monkeypatch, absent, words):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in absent else find(name, *more))
-    refused(installer, words, "pip install opmux[te]")
+    refused(installer, words, boot.INSTALL_HINT)
 
 
 def test_install_raises_after_nvidias_own_was_imported(installer, monkeypatch):

@@ -2,7 +2,7 @@
 
 Devices are translated where torch uses them: the arguments of torch's functions, autocast, `torch.load`, and the
 functions of `torch.cuda` that wait, count memory or select a device. Nothing is patched outside the `with` block.
-README lists what cannot be translated.
+docs/programs.md lists what cannot be translated.
 """
 
 from __future__ import annotations

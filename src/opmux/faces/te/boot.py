@@ -40,7 +40,7 @@ NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # packages that
 OPTIONAL = ("onnx", "onnxscript")  # packages that the layer needs only for export to ONNX
 REWRITTEN = ("pytorch", "debug", "common.triton")  # packages to rewrite; the others do not use torch
 WITH_KERNELS = ("pytorch.triton", "pytorch.cross_entropy")  # modules that contain the layer's own Triton kernels
-INSTALL_HINT = "pip install opmux[te]"
+INSTALL_HINT = "pip install '.[te]' in a clone of opmux"
 
 _grant: Grant | None = None
 _holders: set[str] = set()  # the callers of `install` that have not called `uninstall`
