@@ -207,7 +207,8 @@ class Switch:
     """Switches between the variants of a model."""
 
     def __init__(self, model: nn.Module, mode: switch.Mode):
-        self.model, self.mode = model, mode
+        self.model = model
+        self.mode: switch.Mode = mode
         self.current = VARIANTS[0]
         self.report: Report | None = None  # of the last `patch_model`
 
