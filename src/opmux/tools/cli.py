@@ -257,21 +257,26 @@ def build_cpp() -> None:
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Number of training steps of each of the two models.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="The most training steps of each of the two models.")] = 200,
     device: Device = None,
-    dtype: Dtype = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="DTYPE", help="Dtype of the models. [default: bfloat16; on a CPU float32]"),
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=-(2**63), max=2**64 - 1, help="Seed of the initial weights and the batches.")
     ] = 0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Stop after this time.")] = 60.0,
+    html: RunHtml = None,
 ) -> None:
-    """Train a small Llama twice, in plain torch and through opmux, and compare.
+    """Train a small Llama in plain torch and through opmux, side by side, and compare.
 
     The exit code is 1 if they disagree.
     """
     from . import demo, screen
 
     screen.show_log()
-    raise typer.Exit(demo.run(steps, device, dtype, seed))
+    raise typer.Exit(demo.run(steps, device, dtype, seed, seconds, html))
 
 
 @app.command()
