@@ -211,6 +211,7 @@ def test_the_view_fits_the_terminal(width):
     console.print(shown)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width and sum("step 2 " in line for line in lines) == 1
+    assert "first loss" in console.file.getvalue() and "steps/s" in console.file.getvalue()
     assert "reference.torch" in console.file.getvalue() and len(lines) <= 36
 
 

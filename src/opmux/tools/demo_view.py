@@ -19,7 +19,7 @@ from .demo import Gaps, Run, Session, chosen
 
 SECONDS = 0.25  # between two refreshes of the live view
 LINES = 10  # lines of progress without a terminal
-BESIDE, TABLE = 110, 66  # columns from which the chart and the table of runs are side by side; those of the table
+BESIDE, TABLE = 116, 76  # columns from which the chart and the table of runs are side by side; those of the table
 REST = 22  # lines of the live view besides the chart
 STYLES = ("magenta", "green", "bold cyan")  # of plain torch, of opmux, of points that both have
 COMMANDS = (

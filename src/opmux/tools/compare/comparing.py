@@ -125,6 +125,10 @@ class ModelComparison:
     __repr__ = __str__
 
 
+def _short(distance: float) -> str:
+    return f"{distance:.0e}" if distance else "0"
+
+
 def _cells(row: ComparisonRow) -> tuple[str, ...]:
     native = row.name == VARIANTS[0].name
     return (
@@ -132,9 +136,9 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
         f"{row.ms:.3g}" if row.ms < 100 else f"{row.ms:.0f}",
         "1" if native else f"{row.speed:.2f} ± {row.error:.2f}",
         "" if row.peak is None else f"{row.peak / 2**20:.1f}",
-        "" if native or row.loss is None else f"{row.loss:.0e}",
-        "" if native else f"{row.results:.0e}",
-        "" if row.exact is None else f"{row.exact.tensors:.0e}",
+        "" if native or row.loss is None else _short(row.loss),
+        "" if native else _short(row.results),
+        "" if row.exact is None else _short(row.exact.tensors),
         "" if native else "yes" if row.right else "NO",
         row.replaced,
     )
