@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from .faces.aten.switch import disable, enable, enabled_ops, native, use
     from .faces.models.patch import patch_model, unpatch_model
     from .faces.models.register import register_attention
+    from .tools.compare.comparing import compare
 
 __version__ = "0.2.0"
 __all__ = [
-    "__version__", "backends", "compat", "core", "digest", "disable", "empty_cache", "enable", "enabled_ops", "explain",
-    "functional", "native", "nn", "ops", "patch_model", "policy", "register_attention", "set_policy", "sync", "tex",
-    "unpatch_model", "use",
+    "__version__", "backends", "compare", "compat", "core", "digest", "disable", "empty_cache", "enable", "enabled_ops",
+    "explain", "functional", "native", "nn", "ops", "patch_model", "policy", "register_attention", "set_policy", "sync",
+    "tex", "unpatch_model", "use",
 ]  # fmt: skip
 
 # The module of each public name, imported on first access: `import opmux` alone is cheap and has no side effects.
@@ -32,7 +33,7 @@ _MODULE_OF = {"explain": "core.default", "policy": "core.default", "set_policy":
 _MODULE_OF |= {"digest": "core.ranks", "sync": "core.ranks", "empty_cache": "core.held"}
 _MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
 _MODULE_OF |= dict.fromkeys(("patch_model", "unpatch_model"), "faces.models.patch")
-_MODULE_OF |= {"register_attention": "faces.models.register"}
+_MODULE_OF |= {"register_attention": "faces.models.register", "compare": "tools.compare.comparing"}
 _MODULES = ("backends", "compat", "core", "faces", "functional", "machine", "nn", "ops", "specs", "te", "tex", "tools")
 
 

@@ -1,17 +1,21 @@
 """`opmux demo`: the two training runs agree, and wrong results are detected."""
 
+import io
 import math
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
+import opmux
 from opmux.core import BackendImplKind, OpImpl
-from opmux.tools import demo, llama
+from opmux.tools import demo, demo_view, llama
 
 SRC = Path(__file__).parents[2] / "src"
 CPU = ("--device", "cpu")
@@ -26,15 +30,18 @@ def test_the_two_runs_agree(cli):
     result = cli("demo", "--steps", "3", *CPU)
     assert result.exit_code == 0, result.output
     assert row(result.stdout, "rms_norm")[:3] == ["rms_norm", "reference.torch", "reference"]
-    calls = {"rms_norm": 3, "add_rms_norm": 12, "silu_mul": 6}
+    calls = {"rms_norm": 3, "add_rms_norm": 12, "silu_mul": 6, "rope_qk": 6}
     for name, number in calls.items():
         assert row(result.stdout, name)[-2:] == [str(number), str(number // 3)]
         assert row(result.stdout, f"{name}_bwd")[-2:] == [str(number), str(number // 3)]
     plain, ours = row(result.stdout, "plain torch"), row(result.stdout, "opmux  ")
     assert math.isclose(float(plain[2]), float(ours[1]), rel_tol=1e-4)
-    assert plain[-1] == ours[-1] == "n/a"
+    assert len(plain) == len(ours) + 1 and "n/a" not in result.stdout
     last = result.stdout.splitlines()[-1]
     assert last.startswith("opmux demo: 3 steps on cpu in float32, opmux and plain torch agree: ")
+    assert result.stdout.count("\n- ") == 3 and "the point here is equal losses.\n" in result.stdout
+    assert all(f"  {command} " in result.stdout for command, _ in demo_view.COMMANDS)
+    assert "step 1/3: loss of plain torch 5." in result.stderr and "step 3/3: " in result.stderr
 
 
 def test_float64_agrees_to_the_last_digits(cli):
@@ -118,15 +125,16 @@ def test_gaps_compare_losses_and_gradients():
     assert not demo.Gaps(0.0, 1e-3, 1e-4).agree
 
 
-def trained(steps: int) -> demo.Run:
-    from rich.progress import Progress
+def session(steps: int, seconds: float = 100.0) -> demo.Session:
+    counted = [demo.Counted(getattr(opmux.ops, n)) for n in ("rms_norm", "add_rms_norm", "silu_mul", "rope_qk")]
+    end = time.monotonic() + seconds
+    return demo.Session(llama.LlamaSize(), torch.device("cpu"), torch.float32, 0, steps, end, counted)
 
-    run, size = demo.Run("plain"), llama.LlamaSize()
-    with Progress(disable=True) as bar:
-        model = llama.build(size, llama.PLAIN, 0, torch.device("cpu"), torch.float32)
-        task = bar.add_task("", total=steps, loss="")
-        demo.train(run, model, llama.batches(size, steps, 0), bar, task)
-    return run
+
+def trained(steps: int) -> demo.Run:
+    of = session(steps)
+    demo.train(of, lambda: None)
+    return of.plain
 
 
 def test_training_is_deterministic_and_learns():
@@ -145,6 +153,74 @@ def test_attention_is_causal():
     before, after = model(tokens), model(later)
     torch.testing.assert_close(before[:, :40], after[:, :40])
     assert not torch.allclose(before[:, 40:], after[:, 40:])
+
+
+def test_training_stops_after_its_time():
+    of = session(10_000, seconds=0.0)
+    demo.train(of, lambda: None)
+    assert of.done == len(of.plain.losses) == 1
+
+
+def test_the_steps_of_the_two_runs_alternate(monkeypatch):
+    names, step = [], demo.Trainer.step
+    monkeypatch.setattr(demo.Trainer, "step", lambda self, batch: (names.append(self.record.name), step(self, batch)))
+    demo.train(session(3), lambda: None)
+    assert names == ["plain torch", "opmux", "opmux", "plain torch", "plain torch", "opmux"]
+
+
+def test_the_speed_is_the_median_of_pairs_of_steps():
+    of = session(9)
+    of.plain.seconds, of.ours.seconds = [9.0] * demo.WARM + [2.0, 4.0, 6.0], [1.0] * demo.WARM + [1.0, 2.0, 3.0]
+    assert of.speed() == (2.0, 0.0)
+
+
+def test_the_text_is_long_and_the_same_each_time():
+    text = llama.written()
+    assert len(text) == llama.LENGTH >= 30_000 and text.isascii() and text == llama.written()
+    assert len(set(text.split(". "))) > 400
+
+
+# ---- the view and the page ------------------------------------------------------------------------------------------
+
+
+def test_a_chart_shows_both_curves_where_they_are():
+    of = session(9)
+    of.plain.losses, of.ours.losses = [4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 4.0]
+    lines = demo_view.chart(of, 40, 4).plain.splitlines()
+    assert [len(line) for line in lines[:4]] == [40] * 4
+    assert lines[0].startswith(" 4.000") and lines[3].startswith(" 1.000")
+    assert lines[3].rstrip() != lines[3][:8].rstrip()  # plain torch's last loss is at the bottom
+    assert lines[0][-1] != " " and lines[3][-1] != " "  # and ours at the top
+
+
+@pytest.mark.parametrize("losses", [[], [2.0], [2.0, 2.0], [math.nan, 2.0, math.inf]])
+def test_a_chart_of_unusual_losses(losses):
+    of = session(9)
+    of.plain.losses = of.ours.losses = losses
+    assert demo_view.chart(of, 40, 4).plain.count("\n") == 5
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_view_fits_the_terminal(width):
+    of = session(2)
+    demo.train(of, lambda: None)
+    console = Console(width=width, height=30, file=io.StringIO(), force_terminal=True, color_system=None)
+    view = demo_view.View(of)
+    for _ in of.counted:
+        shown = view.render(console)
+    console.print(shown)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width and sum("step 2 " in line for line in lines) == 1
+    assert "first loss" in console.file.getvalue() and "steps/s" in console.file.getvalue()
+    assert "reference.torch" in console.file.getvalue() and len(lines) <= 36
+
+
+def test_the_page_loads_nothing_and_shows_both_curves(cli, tmp_path):
+    result = cli("demo", "--steps", "2", *CPU, "--html", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert result.exit_code == 0 and page.count("<polyline") == 2 and "prefers-color-scheme:dark" in page
+    assert not re.search(r"(src|href|url)\s*[=(]|https?://|@import", page)
+    assert "add_rms_norm_bwd" in page and "opmux and plain torch agree" in page and "<code>opmux compare" in page
 
 
 # ---- on a terminal --------------------------------------------------------------------------------------------------

@@ -257,21 +257,26 @@ def build_cpp() -> None:
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Number of training steps of each of the two models.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="The most training steps of each of the two models.")] = 200,
     device: Device = None,
-    dtype: Dtype = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="DTYPE", help="Dtype of the models. [default: bfloat16; on a CPU float32]"),
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=-(2**63), max=2**64 - 1, help="Seed of the initial weights and the batches.")
     ] = 0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Stop after this time.")] = 60.0,
+    html: RunHtml = None,
 ) -> None:
-    """Train a small Llama twice, in plain torch and through opmux, and compare.
+    """Train a small Llama in plain torch and through opmux, side by side, and compare.
 
     The exit code is 1 if they disagree.
     """
     from . import demo, screen
 
     screen.show_log()
-    raise typer.Exit(demo.run(steps, device, dtype, seed))
+    raise typer.Exit(demo.run(steps, device, dtype, seed, seconds, html))
 
 
 @app.command()
@@ -456,6 +461,44 @@ def warm(
 
     screen.show_log()
     raise typer.Exit(run(WarmOptions(what, args or [], batch, length, dtype, chip, jobs, train, seconds)))
+
+
+@app.command()
+def compare(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A model type of transformers (llama), a config.json or its folder."),
+    ],
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Sequences in a batch.")] = 4,
+    length: Annotated[int, typer.Option("--length", metavar="N", help="Tokens of each sequence.")] = 128,
+    layers: Annotated[
+        int | None, typer.Option("--layers", metavar="N", help="Number of layers. [default: that of the config]")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="DTYPE",
+            help="Dtype of the weights. [default: the config's; on a CPU float32]",
+        ),
+    ] = None,
+    device: Device = None,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Forward and backward, or the forward without gradients.")
+    ] = True,
+    mode: Annotated[str, typer.Option("--mode", metavar="MODE", help="Mode of opmux.enable(): auto or all.")] = "auto",
+    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="How long to time steps.")] = 20.0,
+    json: AsJson = False,
+) -> None:
+    """Compare a model's step in plain torch with opmux.enable(), opmux.patch_model() and both: time, memory, results.
+
+    The exit code is 1 if results are wrong.
+    """
+    from . import screen
+    from .compare.command import CompareOptions, run
+
+    screen.show_log()
+    raise typer.Exit(run(CompareOptions(what, batch, length, layers, dtype, device, train, mode, seconds, json)))
 
 
 @app.command(

@@ -1,4 +1,4 @@
-"""`opmux demo`: trains one small Llama twice, in plain torch and through `opmux.ops`, and compares the two runs."""
+"""`opmux demo`: trains one small Llama in plain torch and through `opmux.ops`, side by side, and compares them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress, TaskID
-from rich.text import Text
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import ops as opmux_ops
-from ..core import machine
 from ..core.default import get_default_manager
 from ..core.registry import OpImpl
 from ..core.spec import Spec, specs
 from ..core.tensors import dtype_name
 from . import arguments, llama, screen
+from .compare import timing
 
 # The largest allowed relative difference of losses and of first gradients between the runs. In float32 on a CPU the
 # difference is 1e-7. Scaling the weights of a plain torch run by 1 + 3e-7 changes the loss of step 200 by 2e-6.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2}
 # The number of steps whose losses are compared. Training is chaotic: the same scaling changes the loss of step 250 by
-# 2e-5, and later losses by more.
-HORIZON = 200
+# 2e-5, and later losses by more. In bfloat16 the weights themselves are rounded in each step.
+HORIZON = {"float64": 200, "float32": 200, "bfloat16": 20}
+WARM = 5  # first steps whose times do not count, if there are more: kernels are compiled and chosen in them
 
 
 class Counted:
@@ -63,11 +61,16 @@ class Run:
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     first_grads: list[Tensor] = field(default_factory=list)  # gradients of all weights after the first backward
-    peak: int | None = None  # peak memory on the device in bytes; None if unknown
+    peak: int | None = None  # the most bytes that a step adds to the memory in use; None if unknown
+
+    @property
+    def timed(self) -> list[float]:
+        """The seconds of the steps that count."""
+        return self.seconds[WARM:] or self.seconds
 
     @property
     def step_ms(self) -> float:
-        return 1e3 * statistics.median(self.seconds)
+        return 1e3 * statistics.median(self.timed)
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,10 @@ class Gaps:
     limit: float
 
     @classmethod
-    def between(cls, first: Run, second: Run, limit: float) -> Gaps:
+    def between(cls, first: Run, second: Run, limit: float, steps: int) -> Gaps:
+        """Compare the losses of the first `steps` steps, and the first gradients."""
         return cls(
-            largest(relative(a, b) for a, b in zip(first.losses[:HORIZON], second.losses[:HORIZON], strict=True)),
+            largest(relative(a, b) for a, b in zip(first.losses[:steps], second.losses[:steps], strict=True)),
             largest(grad_gap(a, b) for a, b in zip(first.first_grads, second.first_grads, strict=True)),
             limit,
         )
@@ -91,77 +95,144 @@ class Gaps:
         return max(self.losses, self.grads) <= self.limit
 
 
-def run(steps: int, device: str | None, dtype: str, seed: int) -> int:
-    at, kind = arguments.device(device), arguments.dtype(dtype, TOLERANCE)
-    size = llama.LlamaSize()
-    batches = llama.batches(size, steps, seed).to(at)
-    counted = [Counted(op) for op in (opmux_ops.rms_norm, opmux_ops.add_rms_norm, opmux_ops.silu_mul)]
-    plain, ours = Run("plain torch"), Run("opmux")
-    with screen.progress("loss") as bar, _quiet_and_deterministic(at):
-        tasks = [bar.add_task(f"{r.name:<11}", total=steps, start=False, loss="     -") for r in (plain, ours)]
-        for record, ops, task in ((plain, llama.PLAIN, tasks[0]), (ours, _ops(*counted), tasks[1])):
-            train(record, llama.build(size, ops, seed, at, kind), batches, bar, task)
-    gaps = Gaps.between(plain, ours, TOLERANCE[dtype_name(kind)])
-    console = screen.out()
-    _show_head(console, size, at, kind, steps, seed)
-    _show_calls(console, counted, at, kind, steps)
-    _show_runs(console, plain, ours)
-    _show_gaps(console, gaps, steps)
-    verdict = ("agree", "bold green") if gaps.agree else ("DISAGREE", "bold red")
-    summary = f": {max(gaps.losses, gaps.grads):.1e} apart at most, {gaps.limit:.0e} allowed; "
-    summary += f"a step takes {ours.step_ms / plain.step_ms:.2f}x plain torch's time"
-    head = f"opmux demo: {steps} steps on {at.type} in {dtype_name(kind)}, opmux and plain torch "
-    console.print(Text.assemble(head, verdict, summary), soft_wrap=True)
+@dataclass
+class Session:
+    """Both runs, and what they run on."""
+
+    size: llama.LlamaSize
+    device: torch.device
+    dtype: torch.dtype
+    seed: int
+    steps: int  # the most steps of each run
+    end: float  # and when to stop before that
+    counted: list[Counted]
+    plain: Run = field(default_factory=lambda: Run("plain torch"))
+    ours: Run = field(default_factory=lambda: Run("opmux"))
+
+    @property
+    def runs(self) -> tuple[Run, Run]:
+        return self.plain, self.ours
+
+    @property
+    def horizon(self) -> int:
+        return HORIZON[dtype_name(self.dtype)]
+
+    @property
+    def done(self) -> int:
+        """Steps that both runs have done."""
+        return len(self.ours.losses)
+
+    def speed(self) -> tuple[float, float]:
+        """Plain torch's time divided by ours: the median of pairs of steps, and its standard error."""
+        ratios = [a / b for a, b in zip(self.plain.timed, self.ours.timed, strict=False)]
+        if len(ratios) < 2:
+            return (ratios or [math.nan])[0], math.nan
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        return middle, 1.25 * (high - low) / 1.35 / math.sqrt(len(ratios))
+
+
+def run(
+    steps: int, device: str | None, dtype: str | None, seed: int, seconds: float = 60.0, html: Path | None = None
+) -> int:
+    from . import demo_page, demo_view
+
+    if not 0 < seconds < math.inf:
+        raise arguments.BadOption(f"--seconds {seconds:g} is not allowed. Allowed: more than 0")
+    at = arguments.device(device)
+    small = at.type == "cpu"
+    kind = arguments.dtype(dtype or ("float32" if small else "bfloat16"), TOLERANCE)
+    counted = [
+        Counted(op) for op in (opmux_ops.rms_norm, opmux_ops.add_rms_norm, opmux_ops.silu_mul, opmux_ops.rope_qk)
+    ]
+    size = llama.LlamaSize() if small else llama.LARGE
+    session = Session(size, at, kind, seed, steps, time.monotonic() + seconds, counted)
+    with demo_view.showing(session) as show, _quiet(), _one_thread():
+        train(session, show)
+    gaps = Gaps.between(session.plain, session.ours, TOLERANCE[dtype_name(kind)], session.horizon)
+    demo_view.report(screen.out(), session, gaps)
+    if html is not None:
+        screen.write(html, demo_page.page(session, gaps))
+        screen.err().print(f"written: {html}", style="dim", markup=False)
     return 0 if gaps.agree else 1
 
 
 @contextlib.contextmanager
-def _quiet_and_deterministic(device: torch.device) -> Iterator[None]:
-    """Make the runs reproducible. On accelerators, torch's fused attention backward sums in varying order."""
-    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")  # raised on a CPU without bfloat16; only slow
-        if device.type != "cpu":
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
 
 
-def _ops(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted) -> llama.LlamaOps:
-    """The model's three ops through opmux, without the statistics that only a backward needs."""
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Use one core: more would help little with this model, and wait for each other if other programs use them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def ops_of(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted, rope_qk: Counted) -> llama.LlamaOps:
+    """The model's ops through opmux, without the statistics that only a backward needs."""
     return llama.LlamaOps(
         lambda x, weight, eps: rms_norm(x, weight, eps, 0.0)[0],
         lambda x, residual, weight, eps: add_rms_norm(x, residual, weight, eps, 0.0)[:2],
         silu_mul,
+        lambda q, k, cos, sin: rope_qk(q, k, cos, sin, "bhsd", "bhsd", False, True),
     )
 
 
-def train(record: Run, model: llama.Llama, batches: Tensor, bar: Progress, task: TaskID) -> None:
-    """Train with AdamW, one batch per step, and store the losses, times and first gradients in `record`."""
-    device = batches.device
-    bar.start_task(task)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    for batch in batches:
-        _wait(device)
+class Trainer:
+    """A model, its optimizer, and the record of its run."""
+
+    def __init__(self, session: Session, record: Run, ops: llama.LlamaOps):
+        self.record, self.device = record, session.device
+        self.model = llama.build(session.size, ops, session.seed, session.device, session.dtype)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def step(self, batch: Tensor) -> None:
+        """A step with AdamW; stores its loss, its time and the first gradients."""
+        timing.wait(self.device)
         start = time.perf_counter()
-        loss = llama.loss_of(model, batch)
+        loss = llama.loss_of(self.model, batch)
         loss.backward()
-        if not record.first_grads:
+        if not self.record.first_grads:
             # Compare gradients too: Adam ignores a constant factor in a gradient, so the losses would not show it.
-            record.first_grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        optimizer.step()
-        optimizer.zero_grad()
-        _wait(device)
-        record.seconds.append(time.perf_counter() - start)
-        record.losses.append(loss.item())
-        bar.update(task, advance=1, loss=f"{record.losses[-1]:6.4f}")
-    if device.type == "cuda":
-        record.peak = torch.cuda.max_memory_allocated(device)
+            self.record.first_grads = [p.grad.clone() for p in self.model.parameters() if p.grad is not None]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        timing.wait(self.device)
+        self.record.seconds.append(time.perf_counter() - start)
+        self.record.losses.append(loss.item())
+
+    def measure(self, batch: Tensor) -> None:
+        """Measure the memory of a step that changes no weight."""
+
+        def step() -> None:
+            llama.loss_of(self.model, batch).backward()
+            self.optimizer.zero_grad()
+
+        self.record.peak = timing.peak(step, self.device)
 
 
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+def train(session: Session, show: Callable[[], None]) -> None:
+    """Train both models on the same batches. Their steps alternate, so that other load affects both."""
+    batches = llama.batches(session.size, session.steps, session.seed).to(session.device)
+    plain = Trainer(session, session.plain, llama.PLAIN)
+    ours = Trainer(session, session.ours, ops_of(*session.counted))
+    for number, batch in enumerate(batches):
+        for trainer in (plain, ours) if number % 2 == 0 else (ours, plain):
+            trainer.step(batch)
+        show()
+        if time.monotonic() > session.end:
+            break
+    calls = [(op.forward, op.backward) for op in session.counted]
+    for trainer in (plain, ours):
+        trainer.measure(batches[0])
+    for op, (forward, backward) in zip(session.counted, calls, strict=True):  # the measurement does not count
+        op.forward, op.backward = forward, backward
 
 
 def relative(a: float, b: float) -> float:
@@ -180,56 +251,7 @@ def largest(gaps: Iterable[float]) -> float:
     return max(gaps) if all(map(math.isfinite, gaps)) else math.inf
 
 
-# ---- the report -----------------------------------------------------------------------------------------------------
-
-
-def _show_head(
-    console: Console, size: llama.LlamaSize, device: torch.device, dtype: torch.dtype, steps: int, seed: int
-) -> None:
-    arch = machine.arch_of(device.type)
-    where = f"{device.type} ({arch})" if arch else device.type
-    console.print(f"[bold]A small Llama, {steps} steps, on {where}, {dtype_name(dtype)}, seed {seed}[/]")
-    console.print(
-        f"{size.layers} layers, width {size.dim}, {size.heads} heads over {size.kv_heads}, SwiGLU {size.hidden}; "
-        f"batches of {size.batch} x {size.context} bytes; AdamW",
-        style="dim",
-    )
-
-
-def _show_calls(console: Console, counted: list[Counted], device: torch.device, dtype: torch.dtype, steps: int) -> None:
-    columns = ("op", "implementation", "kind", "vendor", ("calls", {"justify": "right"}))
-    table = screen.table(*columns, ("a step", {"justify": "right"}))
-    for op in counted:
-        back = op.spec.gradient.backward
-        for spec, calls in ((op.spec, op.forward), (back, op.backward)):
-            impl = chosen(spec, op.shape, dtype, device)
-            cells = ("nothing", "", "") if impl is None else (impl.impl_id, str(impl.kind), impl.vendor or "")
-            style = "" if impl is None else screen.KIND_STYLES[impl.kind.value]
-            table.add_row(spec.name, Text(cells[0], style), *cells[1:], str(calls), f"{calls / steps:g}")
-    console.print(table)
-    for failure in get_default_manager().failures():
-        console.print(Text(f"skipped: {failure}", "yellow"))
-
-
 def chosen(spec: Spec, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> OpImpl | None:
-    """The impl that dispatch chooses for tensors like the model's. Call it after the run, when failures are known."""
+    """The impl that dispatch chooses for tensors like the model's. Call it after a step, when failures are known."""
     sample = spec.samples.at(shape, dtype, device)  # type: ignore[union-attr]
     return get_default_manager().explain(specs.functions[spec.key], *sample.args, **sample.kwargs).chosen
-
-
-def _show_runs(console: Console, plain: Run, ours: Run) -> None:
-    names = ("first loss", "last loss", "ms a step (median)", "peak memory")
-    table = screen.table("run", *((name, {"justify": "right"}) for name in names))
-    for record in (plain, ours):
-        peak = "n/a" if record.peak is None else f"{record.peak / 2**20:.1f} MiB"
-        table.add_row(record.name, f"{record.losses[0]:.6f}", f"{record.losses[-1]:.6f}", f"{record.step_ms:.1f}", peak)
-    console.print(table)
-
-
-def _show_gaps(console: Console, gaps: Gaps, steps: int) -> None:
-    over = f"over {steps} steps" if steps <= HORIZON else f"over the first {HORIZON} steps, where chaos is still small"
-    table = screen.table("largest relative difference", ("found", {"justify": "right"}), "allowed", "verdict")
-    for what, gap in ((f"losses, {over}", gaps.losses), ("gradients of the first step, per weight", gaps.grads)):
-        verdict = Text("agree", "green") if gap <= gaps.limit else Text("DISAGREE", "bold red")
-        table.add_row(what, f"{gap:.1e}", f"{gaps.limit:.0e}", verdict)
-    console.print(table)

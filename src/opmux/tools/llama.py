@@ -1,7 +1,9 @@
-"""A small Llama and a text to train it on: the program that `opmux demo` runs twice."""
+"""A small Llama and a text to train it on: what `opmux demo` trains twice."""
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +12,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-TEXT = """\
-A lighthouse keeper once tried to write down everything the sea did in a single day. By noon he had filled a notebook
-with waves, and by evening he had filled another with the pauses between them. At night he read both books and found
-that they said nearly the same thing: something comes, something goes, and the rocks remain. So on the second day he
-wrote only one line, and under it he left room for what was different. In a year the book was still thin, and sailors
-who came up the stairs to read it said that they could hear the water in it. A good description, the keeper told them,
-says once what stays the same, and then has time to look at what does not. The lamp turned, the ships went by, each one
-by its own engine, some with sails and some with steam, and every one of them found the harbour by the same light.
-"""
+LENGTH = 60_000  # characters of the text
+# The text is generated from sentences with gaps, and these words: it needs no file, and its author is this table.
+WORDS = {
+    "who": "keeper pilot sailor fisherman captain child stranger clerk cook surgeon".split(),
+    "place": "harbour lighthouse tower breakwater market island channel reef shipyard".split(),
+    "thing": "lamp notebook anchor letter compass engine sail rope lantern map bell".split(),
+    "quality": "old bright quiet heavy narrow patient broken distant green silver".split(),
+    "act": "carried found mended watched counted painted forgot lifted followed described".split(),
+    "when": "at dawn|before the storm|in winter|when the tide turned|every evening|after the war".split("|"),
+}
+SENTENCES = (
+    "The {quality} {who} {act} the {thing} {when}.",
+    "{when}, the {who} of the {place} {act} a {quality} {thing}.",
+    "Nobody in the {place} {act} the {thing}, but the {who} did.",
+    '"Where is the {thing}?" asked the {who}. "In the {place}," said the {quality} {who}.',
+    "A {thing} and a {thing} lay in the {place}, and the {who} {act} both.",
+    "Something comes, something goes, and the {quality} {place} remains.",
+)
+
+
+def written(length: int = LENGTH) -> str:
+    """A text of this many characters, the same on all machines."""
+    drawn = random.Random(7)
+    parts: list[str] = []
+    size = 0
+    while size < length:
+        pieces = re.split(r"{(\w+)}", drawn.choice(SENTENCES))
+        sentence = "".join(drawn.choice(WORDS[p]) if i % 2 else p for i, p in enumerate(pieces))
+        parts.append(sentence[0].upper() + sentence[1:] + ("\n" if drawn.random() < 0.2 else " "))
+        size += len(parts[-1])
+    return "".join(parts)[:length]
 
 
 @dataclass(frozen=True)
@@ -37,14 +61,24 @@ class LlamaSize:
     def head_dim(self) -> int:
         return self.dim // self.heads
 
+    @property
+    def tokens(self) -> int:
+        """Tokens in a step."""
+        return self.batch * self.context
+
+
+# For a device other than the CPU: on a small model, a GPU waits for Python most of the time.
+LARGE = LlamaSize(dim=1024, layers=4, heads=16, kv_heads=4, hidden=2752, batch=16, context=512)
+
 
 @dataclass(frozen=True)
 class LlamaOps:
-    """The three ops that differ between the two runs. They return only results that the model needs."""
+    """The ops that differ between the two runs. They return only results that the model needs."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # the normalised sum, the sum
     silu_mul: Callable[[Tensor, Tensor], Tensor]
+    rope: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # rotated queries and keys
 
 
 def _torch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,7 +90,16 @@ def _torch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     return F.rms_norm(s, weight.shape, weight, eps), s
 
 
-PLAIN = LlamaOps(_torch_rms_norm, _torch_add_rms_norm, lambda a, b: F.silu(a) * b)
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def _torch_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return rotate(q, cos, sin), rotate(k, cos, sin)
+
+
+PLAIN = LlamaOps(_torch_rms_norm, _torch_add_rms_norm, lambda a, b: F.silu(a) * b, _torch_rope)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
@@ -66,9 +109,9 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 class Attention(nn.Module):
     """Causal attention; each key and value head serves several query heads."""
 
-    def __init__(self, size: LlamaSize):
+    def __init__(self, size: LlamaSize, ops: LlamaOps):
         super().__init__()
-        self.size = size
+        self.size, self.ops = size, ops
         self.q = linear(size.dim, size.heads * size.head_dim)
         self.k = linear(size.dim, size.kv_heads * size.head_dim)
         self.v = linear(size.dim, size.kv_heads * size.head_dim)
@@ -77,7 +120,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
         q, k, v = (p(x).view(batch, length, -1, self.size.head_dim).transpose(1, 2) for p in (self.q, self.k, self.v))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = self.ops.rope(q, k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o(y.transpose(1, 2).reshape(batch, length, -1))
 
@@ -88,15 +131,10 @@ def rotary(size: LlamaSize, device: torch.device, dtype: torch.dtype) -> tuple[T
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-
 class LlamaLayer(nn.Module):
-    def __init__(self, size: LlamaSize):
+    def __init__(self, size: LlamaSize, ops: LlamaOps):
         super().__init__()
-        self.attention = Attention(size)
+        self.attention = Attention(size, ops)
         self.norm = nn.Parameter(torch.ones(size.dim))  # between attention and MLP
         self.gate, self.up = linear(size.dim, size.hidden), linear(size.dim, size.hidden)
         self.down = linear(size.hidden, size.dim)
@@ -110,7 +148,7 @@ class Llama(nn.Module):
         self.size, self.ops = size, ops
         self.embedding = nn.Embedding(size.vocab, size.dim)
         self.first_norm = nn.Parameter(torch.ones(size.dim))
-        self.layers = nn.ModuleList(LlamaLayer(size) for _ in range(size.layers))
+        self.layers = nn.ModuleList(LlamaLayer(size, ops) for _ in range(size.layers))
         # The norm after each layer, which is the next layer's first norm or the final norm.
         self.norms = nn.ParameterList(torch.ones(size.dim) for _ in range(size.layers))
         self.head = linear(size.dim, size.vocab)
@@ -129,7 +167,7 @@ class Llama(nn.Module):
 
 def batches(size: LlamaSize, steps: int, seed: int) -> Tensor:
     """Random pieces of the text, [steps, batch, context + 1] bytes. The CPU draws them: the same on all machines."""
-    data = torch.frombuffer(bytearray(TEXT.encode("ascii")), dtype=torch.uint8).long()
+    data = torch.frombuffer(bytearray(written().encode("ascii")), dtype=torch.uint8).long()
     drawn = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(data) - size.context - 1, (steps, size.batch), generator=drawn)
     return data[starts[..., None] + torch.arange(size.context + 1)]

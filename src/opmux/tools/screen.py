@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -148,13 +149,26 @@ def progress(*more: str) -> Iterator[Progress]:
         TimeElapsedColumn(),
     )
     before = sys.stderr
-    with Progress(*columns, console=err()) as bar:
-        # While the bar is live, sys.stderr is rich's proxy, which prints above it. Let our log handler use the proxy.
-        ours = [h for h in log.logger.handlers if isinstance(h, logging.StreamHandler) and h.stream is before]
+    with Progress(*columns, console=err()) as bar, _log_above(before):
+        yield bar
+
+
+@contextlib.contextmanager
+def live(console: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """A function that replaces what is shown on a terminal; log lines are printed above it. It vanishes at the end."""
+    before = sys.stderr
+    with Live(console=console, auto_refresh=False, transient=True) as view, _log_above(before):
+        yield lambda shown: view.update(shown, refresh=True)
+
+
+@contextlib.contextmanager
+def _log_above(before: Any) -> Iterator[None]:
+    """While something is live, sys.stderr is rich's proxy, which prints above it. Let our log handler use the proxy."""
+    ours = [h for h in log.logger.handlers if isinstance(h, logging.StreamHandler) and h.stream is before]
+    for handler in ours:
+        handler.setStream(sys.stderr)
+    try:
+        yield
+    finally:
         for handler in ours:
-            handler.setStream(sys.stderr)
-        try:
-            yield bar
-        finally:
-            for handler in ours:
-                handler.setStream(before)
+            handler.setStream(before)

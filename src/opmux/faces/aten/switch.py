@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
@@ -265,6 +266,20 @@ def disable() -> None:
         _stack.clear()
         _apply()
         engine.remove()
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """A block that may call `enable` and `disable`. After it, the selections from before are on again."""
+    base, stack = _base, list(_stack)
+    try:
+        yield
+    finally:
+        disable()
+        if base is not None:
+            base.turn_on(lambda: _set_base(base))
+        for selection in stack:
+            selection.turn_on(lambda selection=selection: (_stack.append(selection), _apply()))
 
 
 class use:

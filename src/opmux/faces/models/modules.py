@@ -146,6 +146,12 @@ def _slot(owner: type[nn.Module], original: Forward) -> Slot:
     return slot
 
 
+def is_patched(module: nn.Module) -> bool:
+    """Whether a module runs a fused forward, because the module or its class is patched."""
+    slot = _slot_of.get(type(module).forward)
+    return KEY in vars(module) or (slot is not None and slot.default is not slot.original)
+
+
 def patch_class(cls: type[nn.Module], forward: Forward) -> Slot:
     """Let all present and future modules of a class run `forward`, but not modules of its base classes."""
     with _lock.arm().held:

@@ -65,7 +65,7 @@ def _transformers() -> Any:
 
 def model_step(config: Any, batch: int, length: int, dtype: torch.dtype | None, train: bool) -> Callable[[], None]:
     """A step of a patched model without weights: loss and gradients with `train`, else logits and one token."""
-    model = _model(config, dtype)
+    model = model_of(config, dtype, torch.device("meta"))
     try:
         patch_model(model.train(train))
     except CannotPatch as error:
@@ -74,7 +74,8 @@ def model_step(config: Any, batch: int, length: int, dtype: torch.dtype | None, 
     return lambda: step_of(model, {"input_ids": ids, **({"labels": ids} if train else {})}, train)
 
 
-def _model(config: Any, dtype: torch.dtype | None) -> Any:
+def model_of(config: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
+    """A model with random weights on a device; None for `dtype` stands for the config's, else bfloat16."""
     transformers = _transformers()
     named = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
     if dtype is None:
@@ -83,7 +84,7 @@ def _model(config: Any, dtype: torch.dtype | None) -> Any:
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     kind = transformers.AutoModelForCausalLM if named is None else named
     try:
-        with torch.device("meta"):
+        with device:
             return kind._from_config(config, dtype=dtype) if kind is named else kind.from_config(config, dtype=dtype)
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
