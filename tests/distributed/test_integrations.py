@@ -1,4 +1,4 @@
-"""Two processes over gloo: accelerate and PEFT train a patched model as an unpatched one, and Trainer with the callback."""
+"""Two processes over gloo: accelerate and PEFT train a patched model as an unpatched one."""
 
 from __future__ import annotations
 
