@@ -9,7 +9,7 @@ from . import wiring
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from . import backends, compat, core, functional, nn, ops, tex
+    from . import backends, compat, core, functional, integrations, nn, ops, tex
     from .core.default import explain, policy, set_policy
     from .core.extension import Extension
     from .core.held import empty_cache
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "__version__", "backends", "compare", "compat", "core", "digest", "disable", "empty_cache", "enable", "enabled_ops",
-    "explain", "functional", "native", "nn", "ops", "patch_model", "policy", "register_attention", "set_policy", "sync",
-    "tex", "unpatch_model", "use",
+    "explain", "functional", "integrations", "native", "nn", "ops", "patch_model", "policy", "register_attention",
+    "set_policy", "sync", "tex", "unpatch_model", "use",
 ]  # fmt: skip
 
 # The module of each public name, imported on first access: `import opmux` alone is cheap and has no side effects.
@@ -34,7 +34,8 @@ _MODULE_OF |= {"digest": "core.ranks", "sync": "core.ranks", "empty_cache": "cor
 _MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
 _MODULE_OF |= dict.fromkeys(("patch_model", "unpatch_model"), "faces.models.patch")
 _MODULE_OF |= {"register_attention": "faces.models.register", "compare": "tools.compare.comparing"}
-_MODULES = ("backends", "compat", "core", "faces", "functional", "machine", "nn", "ops", "specs", "te", "tex", "tools")
+_MODULES = ("backends", "compat", "core", "faces", "functional", "integrations", "machine", "nn", "ops", "specs")
+_MODULES += ("te", "tex", "tools")
 
 
 # ---- what core and cpp need from the layers above; each function imports its layer on first use ------------------

@@ -33,6 +33,12 @@ PLANNER = knob(
     default=True,
     doc="0: `enable()` plans and compiles in the program's own process, not in another one beside it",
 )
+VLLM = knob(
+    "OPMUX_VLLM",
+    flag,
+    default=False,
+    doc="1: `enable()` is called in each process in which vLLM loads its plugins",
+)
 CUDA_HOME = knob("CUDA_HOME", path, doc="the path of the CUDA toolkit; shown, never changed", in_file=False)
 CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)
 
@@ -42,4 +48,6 @@ def _left_out() -> Mapping[str, str]:
     return {"nvidia": why, "cuda": why} if SKIP_CUDA.get() else {}
 
 
-EXTENSION = Extension(settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CPP, PLANNER, CUDA_HOME, CUDA_PATH), left_out=_left_out)
+EXTENSION = Extension(
+    settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CPP, PLANNER, VLLM, CUDA_HOME, CUDA_PATH), left_out=_left_out
+)

@@ -45,6 +45,7 @@ TABLE = {
     "functional": Row(("core", "specs", "functional"), ("torch",)),
     "nn": Row(("core", "functional", "nn"), ("torch",)),
     "faces": Row(("core", "specs", "functional", "nn", "=imports", "faces", *MACHINE), ANY),
+    "integrations": Row(("core", "functional", "faces", "integrations", "=settings"), ANY),
     "tools": Row(ANY, ANY),
 }
 

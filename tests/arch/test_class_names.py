@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "opmux"
 
 # Names chosen by other libraries, with the reason why each needs several definitions.
 SHARED = {
+    "Config": "torchtitan finds a layer's configuration by this nested name; kernels.lib has the config of a launch",
     "CrossEntropyOutput": "Liger's is a dataclass, the one of opmux.functional a tuple",
     "LigerFusedLinearJSDFunction": "Liger has two, in different modules, which compute different losses",
 }

@@ -1,6 +1,7 @@
 """The examples run unchanged, and the example vendor package is found both installed and by its module name."""
 
 import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -121,6 +122,44 @@ def test_importing_opmux_prints_nothing_at_any_log_level(tmp_path):
     env = dict(TEFL_LOG_LEVEL="DEBUG", TE_FL_DEBUG="1", TE_FL_PREFER="vendor", TE_FL_PLUGIN_MODULES="no_such_module")
     result = python("import opmux, opmux.ops, opmux.core", tmp_path, **env)
     assert (result.stdout, result.stderr) == ("", "")
+
+
+# ---- programs that train with other libraries -----------------------------------------------------------------------
+
+TRAINING = {
+    "finetune_trainer": ("transformers", "accelerate"),
+    "finetune_accelerate": ("transformers", "accelerate", "peft"),
+    "finetune_trl": ("trl", "datasets"),
+    "finetune_lightning": ("transformers", "lightning"),
+    "fp8_transformer_engine": ("transformer_engine", "einops"),
+    "megatron_layer_spec": ("megatron.core", "einops"),
+}
+
+
+def needs(*packages):
+    for package in packages:
+        try:
+            found = importlib.util.find_spec(package)
+        except ImportError:  # its parent package is missing
+            found = None
+        if found is None:
+            pytest.skip(f"needs {package}")
+
+
+@pytest.mark.parametrize("example", TRAINING)
+def test_an_example_of_training_lowers_the_loss(example, tmp_path):
+    needs(*TRAINING[example])
+    env = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    result = run(sys.executable, EXAMPLES / f"{example}.py", cwd=tmp_path, path=(SRC,), **env)
+    first, last = re.search(r"loss ([\d.]+), then ([\d.]+)$", result.stdout.strip()).groups()
+    assert float(last) < float(first)
+
+
+def test_the_kernels_example_takes_our_layers(tmp_path):
+    needs("transformers", "kernels")
+    result = run(sys.executable, EXAMPLES / "kernelize_model.py", cwd=tmp_path, path=(SRC,), HF_HUB_OFFLINE="1")
+    assert "our layers: RMSNorm, SwiGLUMLP" in result.stdout
+    assert float(result.stdout.split()[-1]) < 1e-5
 
 
 # ---- the vendor's package -------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ TABLE: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     (r"src/opmux/(faces/aten|functional|nn|faces/tex/ops)/(?!_)", FAMILY),
     (r"src/opmux/(faces/|functional|nn|te|tex|compat)", ("tests/faces/", "tests/seeds/", "tests/distributed/")),
     (r"src/transformer_engine_fl_torch/|src/opmux_startup", ("tests/faces/", "tests/seeds/")),
+    (r"src/opmux/integrations/", ("tests/integrations/", "tests/distributed/", "tests/examples/")),
     (r"src/opmux/tools/", ("tests/tools/", "tests/backends/")),
     (r"tools/", ("tests/tools/", "tests/faces/test_left.py")),
     (r"docs/|[A-Z]+\.md|mkdocs\.yml|benchmarks/", ("tests/tools/", "tests/arch/")),

@@ -364,25 +364,40 @@ def rotating(original: Forward) -> Replacement | None:
     if not inspect.isfunction(inner) or home is None:
         return None
     called = {name: vars(home).get(name) for name in inner.__code__.co_names}
-    forms = {name: form(fn) for name, fn in called.items() if inspect.isfunction(fn)}
+    forms = {name: form(fn) for name, value in called.items() if (fn := function_of(value)) is not None}
     matches = tuple((name, called[name], known) for name, known in forms.items() if known in ROPES)
     return _rotating(home, matches) if matches else None
 
 
+def function_of(value: Any) -> Any:
+    """A function, also if Hugging Face `kernels` has made it a module that `kernelize` can replace; else None."""
+    if isinstance(value, nn.Module) and hasattr(value, "kernel_layer_name"):
+        value = inspect.getclosurevars(type(value).forward).nonlocals.get("func")
+    return value if inspect.isfunction(value) else None
+
+
+def _is_kernelized(value: Any) -> bool:
+    """Whether `kernelize` has replaced a function; it sets a forward on the module also if it finds no kernel."""
+    bound = vars(value).get("forward")
+    return bound is not None and getattr(bound, "__func__", None) is not type(value).forward
+
+
 @functools.cache
-def _rotating(home: types.ModuleType, matches: tuple[tuple[str, Forward, str], ...]) -> Replacement:
-    ours = {name: _unless_replaced(home, name, fn, ROPES[known][0](fn)) for name, fn, known in matches}
+def _rotating(home: types.ModuleType, matches: tuple[tuple[str, Any, str], ...]) -> Replacement:
+    ours = {name: _unless_replaced(home, name, fn, ROPES[known][0](function_of(fn))) for name, fn, known in matches}
     ops = tuple(dict.fromkeys(ROPES[known][1] for _, _, known in matches))
     return Replacement("rope", functools.partial(with_globals, values=Values(ours)), ops)
 
 
-def _unless_replaced(home: types.ModuleType, name: str, original: Forward, ours: Forward) -> Forward:
+def _unless_replaced(home: types.ModuleType, name: str, original: Any, ours: Forward) -> Forward:
     """Calls `ours`, unless a user has replaced `original` in the module; then calls the user's function."""
+    is_module = isinstance(original, nn.Module)
 
-    @functools.wraps(original)
+    @functools.wraps(function_of(original))
     def function(*args: Any, **kwargs: Any) -> Any:
         current = getattr(home, name)
-        return (ours if current is original else current)(*args, **kwargs)
+        replaced = current is not original or (is_module and _is_kernelized(current))
+        return (current if replaced else ours)(*args, **kwargs)
 
     return function
 

@@ -1,0 +1,58 @@
+"""A callback for Lightning's `Trainer`, of `lightning` or `pytorch_lightning`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..faces.aten.switch import Mode
+from .session import OpmuxSession
+
+# A Trainer accepts callbacks of its own package only. If both are installed, the program has imported the one it uses.
+if not TYPE_CHECKING and "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
+
+
+class OpmuxLightningCallback(OpmuxSession, Callback):
+    """Turns opmux on when a `Trainer` begins to fit, and off when it ends, also if it raises.
+
+    `Trainer(..., callbacks=[opmux.integrations.OpmuxLightningCallback()])`. `patch` needs a model of transformers in
+    the LightningModule; for a model of your own use `patch=False, enable=True`.
+
+    Args:
+        patch: replace parts of the model with fused ones: `opmux.patch_model`.
+        enable: run our kernels under torch's own ops: `opmux.enable()`. True is "auto"; "all" uses every kernel.
+        policy: the policy of the process during training, as for `opmux.set_policy`.
+        include: the parts that `patch_model` replaces.
+        exclude: the parts that `patch_model` leaves.
+        undo: False leaves opmux on after training.
+    """
+
+    def __init__(
+        self,
+        patch: bool = True,
+        enable: bool | Mode = False,
+        policy: str | None = None,
+        include: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        undo: bool = True,
+    ):
+        super().__init__(patch, enable, policy, include, exclude)
+        self.undo_at_end = undo
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.start(pl_module)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.undo_at_end:
+            self.undo()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if self.undo_at_end:
+            self.undo()
