@@ -183,11 +183,6 @@ def patch_module(module: nn.Module, forward: Forward) -> str:
     return ""
 
 
-def is_patched(model: nn.Module) -> bool:
-    """Whether any module of a model has a patch."""
-    return any(KEY in vars(module) for module in model.modules())
-
-
 def unpatch_modules(*modules: nn.Module) -> None:
     with _lock.arm().held:
         for module in modules:
