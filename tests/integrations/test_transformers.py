@@ -37,7 +37,7 @@ class Watcher(transformers.TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **given):
         self.patched.append(is_patched(model))
-        self.enabled.append("silu" in opmux.enabled_ops())
+        self.enabled.append(len(opmux.enabled_ops()))
         if state.global_step == self.fail_at:
             raise KeyboardInterrupt
 
@@ -91,8 +91,8 @@ def test_torch_compile_runs_the_patched_model(tmp_path):
         return graph
 
     torch._dynamo.reset()
-    torch._dynamo.register_backend(recording, name="recording")
-    ours = trainer(tmp_path, callback(), torch_compile=True, torch_compile_backend="recording")
+    torch._dynamo.register_backend(recording, name="ofi")  # accelerate has a list of names; torch has no such backend
+    ours = trainer(tmp_path, callback(), torch_compile=True, torch_compile_backend="ofi")
     ours.evaluate()  # compiles the unpatched model
     assert called and not any("opmux" in name for name in called)
     torch.testing.assert_close(losses(ours), losses(trainer(tmp_path)), rtol=1e-4, atol=1e-4)
@@ -140,7 +140,7 @@ def test_enable_and_policy_apply_during_training_only(tmp_path):
         outside = opmux.enabled_ops()
         trainer(tmp_path, callback(patch=False, enable="all", policy="reference"), watcher).train()
         assert opmux.enabled_ops() == outside
-    assert set(watcher.enabled) == {True} and set(watcher.patched) == {False}
+    assert min(watcher.enabled) > len(outside) and set(watcher.patched) == {False}
     assert get_global_policy() == before
 
 
