@@ -74,6 +74,9 @@ TABLE = {
     (...,): ("nope", "--nope", "lst"),
     ("doctor", ...): ("extra", "--nope"),
     ("build", ...): ("extra", "--nope"),
+    ("report", ...): ("", "folder", "bytes", "object.json", "notjson/below.html", LONG, "--nope"),
+    ("report", "--model", ...): (*NAMES, *RUNS, "train.py"),
+    ("report", "--assume", ...): (*CHIPS, *NO_CHIPS, "cpu"),
     ("tune", "softmax", ...): ("--list", "--clear", "extra"),
     ("explain", "softmax", "--device", "cpu", "--assume", ...): ("nvidia",),
 }

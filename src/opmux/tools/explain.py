@@ -18,6 +18,7 @@ from ..core.explain import Explanation, Verdict
 from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import Sample, Spec, specs
 from ..core.tensors import dtype_name
+from ..faces.aten import decisions, engine
 from ..machine import devices, vendors
 from ..machine.devices import Chip
 from ..machine.here import HERE
@@ -41,10 +42,16 @@ def assuming(chip: Chip) -> Iterator[None]:
     """In a block, dispatch as on a machine with this chip."""
     try:
         with devices.assume(str(chip.vendor), chip.arch):
-            HERE.changed()
+            _chip_changed()
             yield
     finally:
-        HERE.changed()
+        _chip_changed()
+
+
+def _chip_changed() -> None:
+    engine.forget()
+    decisions.forget()
+    HERE.changed()
 
 
 def chip_of(text: str) -> Chip:

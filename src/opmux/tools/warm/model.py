@@ -65,7 +65,7 @@ def _transformers() -> Any:
 
 def model_step(config: Any, batch: int, length: int, dtype: torch.dtype | None, train: bool) -> Callable[[], None]:
     """A step of a patched model without weights: loss and gradients with `train`, else logits and one token."""
-    model = _model(config, dtype)
+    model = model_of(config, dtype)
     try:
         patch_model(model.train(train))
     except CannotPatch as error:
@@ -74,7 +74,8 @@ def model_step(config: Any, batch: int, length: int, dtype: torch.dtype | None, 
     return lambda: step_of(model, {"input_ids": ids, **({"labels": ids} if train else {})}, train)
 
 
-def _model(config: Any, dtype: torch.dtype | None) -> Any:
+def model_of(config: Any, dtype: torch.dtype | None) -> Any:
+    """A model on the meta device. `dtype`: that of the weights; None: that of the config, else bfloat16."""
     transformers = _transformers()
     named = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
     if dtype is None:
