@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fresh
 import pytest
+import torch
 
 from opmux.core import get_default_manager
 from opmux.core.dispatch import Failure
@@ -16,6 +17,7 @@ from opmux.faces.aten import decisions, engine
 from opmux.machine import devices
 from opmux.machine.devices import Chip
 from opmux.tools import doctor, explain
+from opmux.tools.report import advice as advices
 from opmux.tools.report import facts, model, page, speed
 from opmux.tools.speed.command import mean, ratios
 
@@ -244,12 +246,34 @@ def test_each_advice_follows_from_a_fact(cli, monkeypatch, written):
     assert "Triton is not installed, so no kernel of ours runs on a GPU. pip install triton" in text
 
 
+def test_times_of_another_chip_or_torch_are_advised_to_be_measured_again():
+    machine = doctor.DoctorReport(versions={"triton": "3.6.0"})
+    said = lambda chip: {
+        a.command: a.why for a in advices.advice(machine, "cuda", chip, False, speed.speeds(chip), None)
+    }
+    h20 = said(Chip("nvidia", "sm_90", "NVIDIA H20"))
+    for command, file in (("opmux tune --aten", "aten"), ("opmux tune --providers", "provider")):
+        assert h20[command].startswith(f"{file}_speed.json was measured with NVIDIA H200")
+    assert f"instead of {torch.__version__}" in h20["opmux tune --aten"] or torch.__version__ == "2.11.0+cu130"
+    a100 = said(Chip("nvidia", "sm_80", "NVIDIA A100"))
+    assert a100["opmux tune --aten"] == "No op of ATen was measured on NVIDIA A100 (sm_80), so auto mode enables none."
+    assert a100["opmux tune --providers"] == "Products and attention were not measured on NVIDIA A100 (sm_80)."
+
+
 def test_a_broken_setting_is_reported_and_the_rest_is_shown(cli, monkeypatch):
     monkeypatch.setenv("OPMUX_STRICT", "perhaps")
     assert cli("report", "x.html").exit_code == 1
     read = Page(Path("x.html").read_text())
     assert "This is broken: OPMUX_STRICT='perhaps' cannot be read as a switch" in read.text
     assert read.table("ops", "runs", "the others, in order")
+
+
+def test_a_broken_settings_file_is_reported(shell, tmp_path):
+    result = shell("report", OPMUX_CONFIG="mine.toml", warm=False)
+    assert result.returncode == 1, result.stderr
+    read = Page((tmp_path / "opmux-report.html").read_text())
+    assert "This is broken: OPMUX_CONFIG='mine.toml' is not a file." in read.text
+    assert "This could not be found out: see what is broken" in read.text
 
 
 def test_quarantined_implementations_are_listed(cli):

@@ -87,7 +87,8 @@ def examine() -> DoctorReport:
         report.tuning = report.guard("tuning cache", tuned, {})
         report.cpp = report.guard("C++", cpp_rows, {})
     report.broken += [f"plugin '{p['name']}': {p['reason']}" for p in report.plugins if p["status"] == "broken"]
-    report.broken += [f"{module} is left out: {why}" for module, why in vendors.broken().items()]
+    left_out = report.guard("vendors", vendors.broken, {})
+    report.broken += [f"{module} is left out: {why}" for module, why in left_out.items()]
     report.quarantine = [failure(f) for f in get_default_manager().failures()]
     return report
 

@@ -68,14 +68,15 @@ def _devices(machine: DoctorReport, device: str, assumed: bool) -> Iterator[Advi
 def _installed(machine: DoctorReport) -> Iterator[Advice]:
     if machine.versions["triton"] == "not installed":
         yield Advice("Triton is not installed, so no kernel of ours runs on a GPU.", "pip install triton")
-    for library in cpp.libraries():
-        state = machine.cpp.get(library.name, "compiled")
+    for name, state in machine.cpp.items():
+        if name in ("compiler", "made for", "launches"):  # not a library
+            continue
         if state.startswith("not compiled yet"):
-            yield Advice(f"{library.name} is {state}.", cpp.COMMAND)
+            yield Advice(f"{name} is {state}.", cpp.COMMAND)
         elif state.startswith("no compiler"):
-            yield Advice(f"{library.name}: {state}.", "apt install g++ python3-dev && opmux build")
+            yield Advice(f"{name}: {state}.", "apt install g++ python3-dev && opmux build")
         elif not state.startswith(("compiled", "another process", "off")):
-            yield Advice(f"{library.name}: {state}.", cpp.COMMAND)
+            yield Advice(f"{name}: {state}.", cpp.COMMAND)
 
 
 def _settings(machine: DoctorReport) -> Iterator[Advice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -93,7 +94,7 @@ class ReportFacts:
         """The chip in words."""
         if self.assumed:
             return f"an assumed chip: {self.chip.vendor} {self.chip.arch or ''}".rstrip()
-        return str(self.chip) if self.device != "cpu" else f"the CPU ({self.doctor.devices[0]['arch']})"
+        return str(self.chip) if self.device != "cpu" else f"the CPU ({platform.machine()})"
 
 
 Show = Callable[[str], None]
@@ -101,9 +102,9 @@ Show = Callable[[str], None]
 
 def collect(machine: DoctorReport, assumed: bool, show: Show, model: Callable[[], ModelFacts] | None) -> ReportFacts:
     """Collect the facts. `machine`: the result of `doctor.examine`; `show` is called with the name of each step."""
-    device = default_device()
-    facts = ReportFacts(machine, device, chip_of(device), assumed)
     with doctor.without(machine.invalid()):  # what is invalid is in `machine.broken`
+        device = machine.guard("devices", default_device, "cpu")
+        facts = ReportFacts(machine, device, machine.guard("chip", lambda: chip_of(device), Chip("cpu", None)), assumed)
         show("choosing implementations")
         facts.families = machine.guard("implementations of ops", families, [])
         show("deciding about ATen")
