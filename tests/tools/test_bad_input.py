@@ -16,6 +16,7 @@ DTYPES = ("nope", LONG, "complex64", "float32,float16", "[/]")
 DEVICES = ("", "nope", "cuda:99", "cpu:5", ":", "cuda:-1", LONG, "meta", "cpu:x")
 CHIPS = ("", "nvidia:sm_abc", "nvidia:sm_", ":sm_90", "nope:sm_90", "sm_abc", "nvidia:sm_90:x", LONG, "gfxzz", "[/]",
          "nvidia:sm_" + "9" * 5000, "nvidia:sm_٣", "ascend:x")  # fmt: skip
+NO_CHIPS = ("nvidia:sm_999", "sm_91", "gfx999", "amd:sm_90", "nvidia:gfx942", "ascend:ascend910x", "nvidia:sm_90bc")
 RUNS = ("notjson", "bytes", "list.json", "object.json", "nested.json", "folder", "missing", LONG)
 
 # command in which ... stands for one argument -> invalid values of that argument
@@ -27,7 +28,7 @@ TABLE = {
     ("explain", "softmax", "--shape", ...): SIZES,
     ("explain", "softmax", "--dtype", ...): ("", *DTYPES),
     ("explain", "softmax", "--device", ...): DEVICES,
-    ("explain", "softmax", "--assume", ...): CHIPS,
+    ("explain", "softmax", "--assume", ...): (*CHIPS, *NO_CHIPS),
     ("tune", ...): NAMES,
     ("tune", "softmax", "--dry-run", "--chip", ...): NAMES,
     ("tune", "--list", "--chip", ...): CHIPS,
@@ -73,6 +74,9 @@ TABLE = {
     (...,): ("nope", "--nope", "lst"),
     ("doctor", ...): ("extra", "--nope"),
     ("build", ...): ("extra", "--nope"),
+    ("report", ...): ("", "folder", "bytes", "object.json", "notjson/below.html", LONG, "--nope"),
+    ("report", "--model", ...): (*NAMES, *RUNS, "train.py"),
+    ("report", "--assume", ...): (*CHIPS, *NO_CHIPS, "cpu"),
     ("tune", "softmax", ...): ("--list", "--clear", "extra"),
     ("explain", "softmax", "--device", "cpu", "--assume", ...): ("nvidia",),
 }

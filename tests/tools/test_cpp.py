@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from opmux import cache as cache_dir
 from opmux.cpp import launching
 from opmux.cpp import library as native_library
 from opmux.tools import cpp
@@ -74,6 +75,19 @@ def test_build_compiles_what_is_missing(cli, compiler, cache):
     again = cli("build")
     assert again.exit_code == 0
     assert again.stdout.splitlines() == ["native: compiled before", "cpu_kernels: compiled before"]
+
+
+def test_doctor_says_that_another_process_compiles(cli, compiler, cache):
+    compiler(WRITES)
+    assert cli("build").exit_code == 0
+    for file in cache.glob("build/*.so"):
+        file.unlink()
+    held = [cache_dir.try_lock(lock) for lock in cache.glob("build/*.lock")]  # as a process that compiles
+    assert len(held) == 2
+    assert all(s.startswith("another process compiles it now, in some 30 s. Until then, ") for s in both(cli))
+    for release in held:
+        release()
+    assert all(s.startswith("not compiled yet") for s in both(cli))
 
 
 def test_build_without_a_compiler_says_what_to_install(cli, monkeypatch, cache):

@@ -9,6 +9,8 @@ import torch
 
 import opmux
 from opmux.core import knobs, specs
+from opmux.machine import vendors
+from opmux.tools import doctor
 
 
 def settings(result) -> dict:
@@ -106,6 +108,14 @@ def test_an_invalid_file_is_reported_once(cli, monkeypatch, tmp_path, text, mess
     assert cli("doctor").exit_code == 1
 
 
+def test_a_new_process_reports_an_invalid_file_too(shell):
+    result = shell("doctor", "--json", OPMUX_CONFIG="mine.toml", warm=False)
+    assert result.returncode == 1, result.stderr
+    assert json.loads(result.stdout)["broken"] == [
+        "OPMUX_CONFIG='mine.toml' is not a file. Name a TOML file, or unset the variable"
+    ]
+
+
 def test_an_unknown_variable_is_a_note_and_no_error(cli, monkeypatch):
     monkeypatch.setenv("TE_FL_PREFFER", "vendor")
     result = cli("doctor")
@@ -123,6 +133,18 @@ def test_triton_may_be_missing(cli, monkeypatch):
     result = cli("doctor", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["versions"]["triton"] == "not installed"
+
+
+def test_json_output_says_why_a_vendor_was_not_found(cli, monkeypatch):
+    chips = {c["vendor"]: c for c in json.loads(cli("doctor", "--json").stdout)["chips"]}
+    assert all(bool(c["why"]) != c["active"] for c in chips.values())
+    assert chips["ascend"]["why"] == "torch_npu, which adds npu to torch, is not installed"
+    amd = vendors.known()["amd"]
+    assert doctor.why_absent(amd, "nvidia") == "this machine's cuda is of nvidia"
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert doctor.why_absent(amd, None) == "this torch is built without CUDA and ROCm"
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert doctor.why_absent(amd, None) == "torch.cuda.is_available() is False"
 
 
 GOOD = """

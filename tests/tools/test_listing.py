@@ -10,6 +10,8 @@ import torch
 
 import opmux
 from opmux.core import BackendImplKind, OpImpl, knobs, specs
+from opmux.machine import vendors
+from opmux.machine.devices import Chip
 from opmux.tools import completion, doctor, explain, listing
 from opmux.tools.explain import in_words, takes_shape
 
@@ -390,3 +392,19 @@ def test_explain_for_a_chip_says_that_triton_is_missing(shell):
     assert hint in result.stdout, result.stderr
     assert "runs       reference.torch" in result.stdout
     assert hint not in shell("explain", "softmax", "--assume", "nvidia:sm_90").stdout
+
+
+def test_explain_refuses_a_chip_that_does_not_exist_and_names_the_known_ones(cli):
+    result = cli("explain", "softmax", "--assume", "nvidia:sm_999")
+    assert result.exit_code == 2
+    assert "nvidia has no chip 'sm_999' that opmux knows" in result.stderr
+    assert "Allowed: sm_70, " in result.stderr and "sm_90, " in result.stderr
+    assert "did you mean gfx942?" in cli("explain", "softmax", "--assume", "amd:gfx943").stderr
+
+
+def test_explain_accepts_every_chip_that_a_vendor_declares():
+    for package in vendors.known().values():
+        for arch in filter(None, package.info.targets):
+            assert explain.chip_of(f"{package.name}:{arch}") == Chip(package.name, arch)
+    # A letter after NVIDIA's number names a variant of the same chip, and the underscore may be missing.
+    assert [explain.chip_of(arch).vendor for arch in ("sm_90a", "SM90", "sm_120f")] == ["nvidia"] * 3

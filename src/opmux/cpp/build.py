@@ -99,6 +99,20 @@ def is_built(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ())
     return False
 
 
+def is_being_compiled(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> bool:
+    """Whether another process compiles this library now. Raises CannotBuild if it cannot be compiled."""
+    lock = _target(name, sources, flags, compiler()).with_suffix(".lock")
+    if not lock.is_file():
+        return False
+    try:
+        release = cache_dir.try_lock(lock)
+    except OSError:  # the file system has no locks
+        return False
+    if release is not None:
+        release()
+    return release is None
+
+
 def load(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Load the library of these sources into this process; the ops it registers are then in `torch.ops`."""
     file = _open_library(name, sources, flags)

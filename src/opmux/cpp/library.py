@@ -221,6 +221,12 @@ def is_built() -> bool:
     return build.is_built(NAME, SOURCES, flags=flags())
 
 
+def is_being_compiled() -> bool:
+    """Whether another process compiles the library now. Raises CannotBuild if it cannot be compiled."""
+    check()
+    return build.is_being_compiled(NAME, SOURCES, flags=flags())
+
+
 def compile(retry: bool = False) -> Path:
     """Compile the library if needed, without loading it. `retry`: also if that has failed within the last six hours."""
     check()

@@ -243,6 +243,32 @@ def doctor(json: AsJson = False) -> None:
     raise typer.Exit(doctor.run(json))
 
 
+@app.command()
+def report(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE.html]", help="The page to write. [default: opmux-report.html]")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="Also a model: a model type of transformers, a config.json or its folder."
+        ),
+    ] = None,
+    assume: Annotated[
+        str | None,
+        typer.Option("--assume", metavar="CHIP", help="Report what runs on a chip that is not present: nvidia:sm_90."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is no report.")] = False,
+) -> None:
+    """Write an HTML page about this machine: what runs and why, how fast, and what to do.
+
+    The exit code is 1 if something is broken.
+    """
+    from .report.command import ReportOptions, run
+
+    raise typer.Exit(run(ReportOptions(file, model, assume, force)))
+
+
 @app.command("build")
 def build_cpp() -> None:
     """Compile opmux's C++ now, for the installed torch; otherwise the first use compiles it.

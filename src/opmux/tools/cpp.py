@@ -23,35 +23,40 @@ class Compiled(NamedTuple):
     name: str
     without: str  # what is slower without it
     is_built: Callable[[], bool]
+    is_being_compiled: Callable[[], bool]
     compile: Callable[..., Path]
 
 
 def libraries() -> list[Compiled]:
     """The native library, and the library of the CPU's kernels."""
     ours = native_library
-    compiled = [Compiled(ours.NAME, ours.LOST, ours.is_built, ours.compile)]
+    compiled = [Compiled(ours.NAME, ours.LOST, ours.is_built, ours.is_being_compiled, ours.compile)]
     if package := vendors.known().get("cpu"):
         cpu = importlib.import_module(f"{package.module}.ops.native")
-        compiled.append(Compiled(cpu.NAME, "ops on a CPU run as plain PyTorch", cpu.is_built, cpu.compile))
+        lost = "ops on a CPU run as plain PyTorch"
+        compiled.append(Compiled(cpu.NAME, lost, cpu.is_built, cpu.is_being_compiled, cpu.compile))
     return compiled
 
 
 def state_of(library: Compiled) -> str:
     """The state of a library. If it is not compiled, the text also says what is slower and how to compile it.
 
-    The states are: compiled, not compiled yet, off, no compiler, the compiler fails, headers are missing, the cache
-    folder cannot be used.
+    The states are: compiled, being compiled, not compiled yet, off, no compiler, the compiler fails, headers are
+    missing, the cache folder cannot be used.
     """
     lost = f"Without it, {library.without}"
     if not CPP.get():
         return f"off: {CPP.name}=0; unset it to change that. {lost}"
     try:
         built = library.is_built()
+        compiling = not built and library.is_being_compiled()
     except build.CannotBuild as error:
         then = f"; then run `{COMMAND}`" if error.state != "off" else ""
         return f"{error.state}: {error}{then}. {lost}"
     if built:
         return "compiled"
+    if compiling:
+        return f"another process compiles it now, in some 30 s. Until then, {library.without}"
     return f"not compiled yet: `{COMMAND}` compiles it in some 30 s, as does the first use. {lost}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shlex
@@ -44,6 +45,10 @@ class DoctorReport:
     cpp: dict[str, str] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
 
+    def invalid(self) -> list[str]:
+        """The environment variables with invalid values."""
+        return [s["source"].removeprefix("env ") for s in self.settings if s["error"]]
+
     def guard(self, what: str, probe: Callable[[], Any], otherwise: Any) -> Any:
         """The result of `probe`. If `probe` raises: `otherwise`, and a message is added to `broken`."""
         try:
@@ -73,8 +78,7 @@ def examine() -> DoctorReport:
     report.settings = [setting(k, file_is_good) for k in knobs.all_knobs()]
     report.broken += [s["error"] for s in report.settings if s["error"]]
     report.strangers = report.guard("settings", knobs.unknown_settings, [])
-    bad = [s["source"].removeprefix("env ") for s in report.settings if s["error"]]
-    with without(bad):  # so that the rest can be checked
+    with without(report.invalid()):  # so that the rest can be checked
         report.guard("log", screen.show_log, None)
         report.policy = report.guard("policy", lambda: str(policies.get_policy()), None)
         report.vendors = report.guard("implementations", vendor_rows, [])
@@ -83,7 +87,8 @@ def examine() -> DoctorReport:
         report.tuning = report.guard("tuning cache", tuned, {})
         report.cpp = report.guard("C++", cpp_rows, {})
     report.broken += [f"plugin '{p['name']}': {p['reason']}" for p in report.plugins if p["status"] == "broken"]
-    report.broken += [f"{module} is left out: {why}" for module, why in vendors.broken().items()]
+    left_out = report.guard("vendors", vendors.broken, {})
+    report.broken += [f"{module} is left out: {why}" for module, why in left_out.items()]
     report.quarantine = [failure(f) for f in get_default_manager().failures()]
     return report
 
@@ -194,8 +199,26 @@ def chips() -> list[dict[str, Any]]:
         info = package.info
         row = {"vendor": package.name, "device": package.device, "dispatch_key": info.key, "verified": info.statement}
         active = local.get(package.device)
-        rows.append(row | {"active": active is not None and active.name == package.name, "from": str(package.origin)})
+        here = active is not None and active.name == package.name
+        why = "" if here else why_absent(package, None if active is None else active.name)
+        rows.append(row | {"active": here, "why": why, "from": str(package.origin)})
     return rows
+
+
+def why_absent(package: vendors.Package, instead: str | None) -> str:
+    """Why no chip of a vendor was found. `instead`: the vendor that was found for its device type."""
+    if instead is not None:
+        return f"this machine's {package.device} is of {instead}"
+    if devices.is_available(package.device):
+        return f"torch can use {package.device}, but the chip is not of {package.name}"
+    extra = package.info.torch_package
+    if extra and importlib.util.find_spec(extra) is None:
+        return f"{extra}, which adds {package.device} to torch, is not installed"
+    if package.device == "cuda" and not (torch.version.cuda or torch.version.hip):
+        return "this torch is built without CUDA and ROCm"
+    if not hasattr(torch, package.device):
+        return f"this torch has no device {package.device}"
+    return f"torch.{package.device}.is_available() is False"
 
 
 def tuned() -> dict[str, Any]:
@@ -282,7 +305,7 @@ def _settings_table(report: DoctorReport, width: int) -> Any:
     for s in report.settings:
         unset = s["source"].startswith("default")
         style = "bold red" if s["error"] else "dim" if unset else "bold"
-        value = Text(_shown(s["value"]), style)
+        value = Text(shown(s["value"]), style)
         if not unset:
             value.append(f" ({s['source']})", "dim")
         meaning = Text(s["error"], "red") if s["error"] else Text(s["doc"])
@@ -290,7 +313,7 @@ def _settings_table(report: DoctorReport, width: int) -> Any:
     return table
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     if isinstance(value, dict):
         return "; ".join(f"{op}={'|'.join(order)}" for op, order in value.items())
     if isinstance(value, list):

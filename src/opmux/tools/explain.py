@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ..core import machine, tensors
 from ..core.default import get_default_manager
-from ..core.errors import NotSupported, UnknownName, quoted
+from ..core.errors import NotSupported, UnknownName, quoted, suggestion
 from ..core.explain import Explanation, Verdict
 from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import Sample, Spec, specs
 from ..core.tensors import dtype_name
+from ..faces.aten import decisions, engine
 from ..machine import devices, vendors
 from ..machine.devices import Chip
 from ..machine.here import HERE
@@ -32,12 +33,25 @@ def run(op: str, dtype: str, shape: str | None, device: str | None, as_json: boo
     chip = chip_of(assume)
     if chip.vendor == "cpu":  # the CPU is always present
         return _run(op, dtype, shape, "cpu", as_json, None)
-    with devices.assume(str(chip.vendor), chip.arch):
-        HERE.changed()
-        try:
-            return _run(op, dtype, shape, "meta", as_json, chip)
-        finally:
-            HERE.changed()
+    with assuming(chip):
+        return _run(op, dtype, shape, "meta", as_json, chip)
+
+
+@contextlib.contextmanager
+def assuming(chip: Chip) -> Iterator[None]:
+    """In a block, dispatch as on a machine with this chip."""
+    try:
+        with devices.assume(str(chip.vendor), chip.arch):
+            _chip_changed()
+            yield
+    finally:
+        _chip_changed()
+
+
+def _chip_changed() -> None:
+    engine.forget()
+    decisions.forget()
+    HERE.changed()
 
 
 def chip_of(text: str) -> Chip:
@@ -49,14 +63,29 @@ def chip_of(text: str) -> Chip:
             chip = Chip(text.casefold(), None)
     except ValueError:
         chip = Chip(text, None)
-    if chip.vendor is None or vendors.get(chip.vendor) is None:
+    package = vendors.get(chip.vendor or "")
+    if package is None:
         raise UnknownName("vendor", chip.vendor or text, list(vendors.known()))
-    if chip.arch:
-        try:
-            machine.split_arch(chip.arch)
-        except ValueError as error:
-            raise arguments.BadOption(f"--assume {quoted(text)}: {error}") from None
-    return chip
+    return chip if chip.arch is None else Chip(package.name, _known_arch(text, chip.arch, package))
+
+
+def _known_arch(text: str, arch: str, package: vendors.Package) -> str:
+    """The arch as its vendor names it: `sm_90` for `sm_90a` and `SM90`. Raises if the vendor names no such chip."""
+    try:
+        number = machine.split_arch(arch)
+    except ValueError as error:
+        raise arguments.BadOption(f"--assume {quoted(text)}: {error}") from None
+    known = [name for name in package.info.targets if name]
+    for name in known:
+        if name == arch.casefold() or (number[0] == "sm" and machine.split_arch(name) == number):
+            return name
+    if not known:  # the vendor does not name its chips
+        return arch
+    hint = suggestion(arch, known, ": did you mean {}?") or "."
+    raise arguments.BadOption(
+        f"--assume {quoted(text)}: {package.name} has no chip {quoted(arch)} that opmux knows{hint} "
+        f"Allowed: {', '.join(known)}"
+    )
 
 
 def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bool, chip: Chip | None) -> int:

@@ -215,6 +215,16 @@ def made_for(chip: Chip) -> dict[str, str]:
     }
 
 
+def origin_of(file: Path) -> dict[str, str]:
+    """The chip, driver and versions that a file was measured with; empty if it cannot be read."""
+    try:
+        data = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    made_for = data.get("made_for") if isinstance(data, dict) else None
+    return {k: str(v) for k, v in made_for.items()} if isinstance(made_for, dict) else {}
+
+
 def _triton() -> str:
     try:
         return importlib.metadata.version("triton")

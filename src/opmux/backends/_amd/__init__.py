@@ -20,6 +20,7 @@ vendor_info = VendorInfoBase(
     triton_extra_name="hip",
     targets={
         "": Target(shared_memory=64 << 10),
+        "gfx908": _CDNA,
         "gfx90a": _CDNA,
         "gfx942": _CDNA,
         "gfx950": Target(shared_memory=160 << 10, warp_size=64, registers=131_072),

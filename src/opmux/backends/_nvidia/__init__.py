@@ -20,6 +20,7 @@ vendor_info = VendorInfoBase(
     targets={
         "": _chip(48),
         "sm_70": _chip(96),
+        "sm_72": _chip(96),
         "sm_75": _chip(64),
         "sm_80": _chip(163),
         "sm_86": _chip(99),
@@ -28,6 +29,7 @@ vendor_info = VendorInfoBase(
         "sm_90": _chip(227),
         "sm_100": _chip(227),
         "sm_103": _chip(227),
+        "sm_110": _chip(227),
         "sm_120": _chip(99),
         "sm_121": _chip(99),
     },

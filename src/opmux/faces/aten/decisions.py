@@ -210,18 +210,24 @@ def gated() -> bool:
 
 @functools.cache
 def _decide(overload: Overload, device: str, generation: int, gated: bool) -> Decision:
-    key = native.key_of(device)
+    if device not in overload.rows and not has_kernel(overload, native.key_of(device)):
+        return Decision("torch has no kernel for it on this device", ALWAYS)
+    return by_times(overload, device, gated)
+
+
+def by_times(overload: Overload, device: str, gated: bool) -> Decision:
+    """How auto mode uses an overload if torch has a kernel for it on this device: by the chip's measured times."""
     if device in overload.rows:
         return Decision("its vendor provides a function for it", ALWAYS)
-    if not has_kernel(overload, key):
-        return Decision("torch has no kernel for it on this device", ALWAYS)
     if overload.shape.packet.startswith("_foreach_"):
         return Decision("the host's time depends on how long its lists are, and is not known for lists of models")
     chip = chip_of(device)
     speed = _speed(overload, chip)
     if speed is None:
         return Decision(f"it is not measured on {chip}: opmux tune --aten does that")
-    by_size = gated and not above.composed_on(overload.shape, key) and overload.name not in NEEDS_PYTHON
+    by_size = (
+        gated and not above.composed_on(overload.shape, native.key_of(device)) and overload.name not in NEEDS_PYTHON
+    )
     from_cpp = by_size and gate.may_launch(device, overload.shape, overload.family)
     slower = speed.through_python(measured=not from_cpp)
     limits = {d: (speed if from_cpp else slower).smallest(d) for d in DTYPES if speed.of(d)}

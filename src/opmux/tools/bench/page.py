@@ -228,8 +228,6 @@ STYLE = """
 position:sticky;top:0;background:var(--bg);padding:6px 0;z-index:1}
 .legend i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px}
 .charts{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr))}
-figure{margin:0;padding:12px 14px;background:var(--card);border:1px solid var(--line);border-radius:10px;
-overflow-x:auto}
 figure.wide{grid-column:1/-1}
 svg{width:100%;height:auto;display:block}
 .tick,.label{font-size:11px;color:var(--dim);fill:var(--dim)}

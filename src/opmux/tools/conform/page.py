@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..runner.html import document, table, text
+from ..runner.html import BarPart, document, stack, table, text
 from .record import CHECKS, DISPATCH, FAIL, PASS, UNEXPECTED, WHERE, CheckResult, ConformRecord, Covered
 from .report import MARKS, PLACES, failures
 
@@ -104,25 +104,16 @@ def _bars(record: ConformRecord) -> str:
 
 
 def _bar(name: str, counts: Mapping[str, int]) -> str:
-    total = sum(counts.values())
-    parts = "".join(
-        f'<span style="width:{100 * n / total:.3f}%;background:{COLOURS[w]}" title="{text(PLACES[w])}: {n}"></span>'
-        for w, n in counts.items()
-    )
-    legend = ", ".join(f"{PLACES[w]} {n}" for w, n in counts.items())
-    return f'<div class="stack"><b>{text(name)}</b> <small>{text(legend)}</small><div>{parts}</div></div>'
+    return stack(name, [BarPart(PLACES[w], n, COLOURS[w]) for w, n in counts.items()])
 
 
 STYLE = """
-h2{font-size:19px;margin:1.6em 0 .4em}
 article{margin:10px 0;padding:10px 14px;background:var(--card);border:1px solid var(--line);border-radius:8px;
 border-left:4px solid var(--bad)}
-article p{margin:4px 0}code{font-size:12.5px;overflow-wrap:anywhere}
+article p{margin:4px 0}
 .fail{color:var(--bad);font-weight:600}.refused{color:var(--dim)}.expected,.unexpected{color:#b7791f}.pass{color:#2f8f5b}
 .own td{background:color-mix(in srgb,#a35bb8 9%,transparent)}
 td i{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:6px}
-.stack{margin:8px 0}.stack div{display:flex;height:14px;border-radius:5px;overflow:hidden;margin-top:3px}
-.stack span{min-width:2px}
 input{margin-top:14px;padding:4px 9px;font:inherit;color:inherit;background:var(--card);border:1px solid var(--line);
 border-radius:7px}
 .scroll{margin-top:8px;max-height:75vh}

@@ -1,10 +1,10 @@
-"""A run as one self-contained HTML page with sortable tables. It loads no other resources."""
+"""A self-contained HTML page: sortable tables, bars, and facts. It loads no other resources."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def text(value: Any) -> str:
@@ -16,6 +16,27 @@ def table(heads: Iterable[str], rows: Iterable[str]) -> str:
     head = "".join(f'<th><button type="button">{text(h)}</button></th>' for h in heads)
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f'<div class="scroll"><table>{body}</table></div>'
+
+
+class BarPart(NamedTuple):
+    """A part of a stacked bar."""
+
+    name: str
+    size: int
+    colour: str
+
+
+def stack(name: str, parts: Iterable[BarPart]) -> str:
+    """A name, the count of each part, and a bar that shows their shares."""
+    counted = [part for part in parts if part.size]
+    total = sum(part.size for part in counted)
+    spans = "".join(
+        f'<span style="width:{100 * part.size / total:.3g}%;background:{part.colour}" '
+        f'title="{text(part.name)}: {part.size}"></span>'
+        for part in counted
+    )
+    legend = ", ".join(f"{part.name} {part.size}" for part in counted)
+    return f'<div class="stack"><b>{text(name)}</b> <small>{text(legend)}</small><div>{spans}</div></div>'
 
 
 def document(
@@ -56,6 +77,7 @@ STYLE = """
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1180px;padding:20px 16px 48px;background:var(--bg);color:var(--fg);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+h2{font-size:19px;margin:1.6em 0 .4em}
 h1{font-size:clamp(22px,4.5vw,34px);line-height:1.2;margin:.2em 0}
 small,.about,dt{color:var(--dim)}
 .about{max-width:75ch}
@@ -66,6 +88,11 @@ th{position:sticky;top:0;background:var(--card)}
 th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid currentColor}
 th[aria-sort=ascending] button::after{content:" ↑"}th[aria-sort=descending] button::after{content:" ↓"}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 14px;font-size:13px}dd{margin:0;overflow-wrap:anywhere}
+figure{margin:0;padding:12px 14px;background:var(--card);border:1px solid var(--line);border-radius:10px;
+overflow-x:auto}
+.stack{margin:8px 0}.stack div{display:flex;height:14px;border-radius:5px;overflow:hidden;margin-top:3px}
+.stack span{min-width:2px}
+code{font-size:12.5px;overflow-wrap:anywhere}
 footer{margin-top:28px;border-top:1px solid var(--line);padding-top:8px}
 """
 

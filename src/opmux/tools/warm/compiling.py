@@ -100,8 +100,7 @@ def compile_for(
     result = Result()
     failed: dict[str, str] = {}  # kernel's key -> reason
     for number in range(passes):
-        with compile_ahead.listing(failed) as listed:
-            result.stopped = _stopped(step)
+        listed, result.stopped = kernels_of(step, failed)
         todo = list(listed.missing.values())
         if number == 0:
             result.cached = len(listed.cached)
@@ -122,6 +121,17 @@ def compile_for(
         if not listed.missing or not needed():
             break
     return result
+
+
+def kernels_of(step: Callable[[], None], failed: dict[str, str] | None = None) -> tuple[Any, str]:
+    """The kernels that a step launches (a `Found`), and why it stopped early, or "". Call it inside `assumed`.
+
+    `failed`: kernels that cannot be compiled, and why, by key.
+    """
+    from ...kernels.lib import compile_ahead
+
+    with compile_ahead.listing(failed) as found:
+        return found, _stopped(step)
 
 
 def _stopped(step: Callable[[], None]) -> str:
@@ -150,8 +160,8 @@ def _where(error: BaseException) -> str:
 # ---- the chip -------------------------------------------------------------------------------------------------------
 
 
-def target(chip: str | None, index: int = 0) -> At:
-    """The chip with this name, or this machine's chip if `chip` is None.
+def target(chip: str | None, index: int = 0, option: str = "--chip") -> At:
+    """The chip with this name, or this machine's chip if `chip` is None. `option`: what errors call the option.
 
     Shared memory and multiprocessors are queried from this machine's chip, and assumed for any other.
     """
@@ -159,7 +169,7 @@ def target(chip: str | None, index: int = 0) -> At:
 
     local = _in_another_process(index)
     if chip is None and local is None:
-        raise BadOption(f"this machine has no GPU: name a chip with --chip. Allowed: {_allowed()}")
+        raise BadOption(f"this machine has no GPU: name a chip with {option}. Allowed: {_allowed()}")
     if local is not None and chip in (None, local.arch):
         return local
     assert chip is not None
@@ -168,7 +178,7 @@ def target(chip: str | None, index: int = 0) -> At:
     except ValueError:
         close = nearest(chip, CHIPS)
         hint = f": did you mean {close}?" if close else "."
-        raise BadOption(f"--chip {chip!r} is not known{hint} Allowed: {_allowed()}") from None
+        raise BadOption(f"{option} {chip!r} is not known{hint} Allowed: {_allowed()}") from None
     like = chip if chip in CHIPS else "sm_80"
     return At(Chip.of_arch(chip), CHIPS[like][1], CORES[like], False)
 

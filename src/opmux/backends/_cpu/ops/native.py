@@ -93,6 +93,11 @@ def is_built() -> bool:
     return build.is_built(NAME, SOURCES, flags=flags())
 
 
+def is_being_compiled() -> bool:
+    """Whether another process compiles the kernels now; raises CannotBuild if they cannot be compiled."""
+    return build.is_being_compiled(NAME, SOURCES, flags=flags())
+
+
 def compile(retry: bool = False) -> Path:
     """Compile the kernels if they are not compiled yet; do not load them.
 
