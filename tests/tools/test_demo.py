@@ -205,7 +205,7 @@ def test_the_view_fits_the_terminal(width):
     of = session(2)
     demo.train(of, lambda: None)
     console = Console(width=width, height=30, file=io.StringIO(), force_terminal=True, color_system=None)
-    view = demo_view.View(of)
+    view = demo_view.LiveView(of)
     for _ in of.counted:
         shown = view.render(console)
     console.print(shown)

@@ -299,10 +299,10 @@ def demo(
 
     The exit code is 1 if they disagree.
     """
-    from . import demo, screen
+    from . import demo_command, screen
 
     screen.show_log()
-    raise typer.Exit(demo.run(steps, device, dtype, seed, seconds, html))
+    raise typer.Exit(demo_command.run(steps, device, dtype, seed, seconds, html))
 
 
 @app.command()

@@ -1,26 +1,22 @@
-"""`opmux demo`: trains one small Llama in plain torch and through `opmux.ops`, side by side, and compares them."""
+"""The program of `opmux demo`: trains a small Llama in plain torch and through `opmux.ops`, in turn, and compares."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import ops as opmux_ops
 from ..core.default import get_default_manager
 from ..core.registry import OpImpl
 from ..core.spec import Spec, specs
 from ..core.tensors import dtype_name
-from . import arguments, llama, screen
+from . import llama
 from .compare import timing
 
 # The largest allowed relative difference of losses and of first gradients between the runs. In float32 on a CPU the
@@ -129,49 +125,6 @@ class Session:
             return (ratios or [math.nan])[0], math.nan
         low, middle, high = statistics.quantiles(ratios, n=4)
         return middle, 1.25 * (high - low) / 1.35 / math.sqrt(len(ratios))
-
-
-def run(
-    steps: int, device: str | None, dtype: str | None, seed: int, seconds: float = 60.0, html: Path | None = None
-) -> int:
-    from . import demo_page, demo_view
-
-    if not 0 < seconds < math.inf:
-        raise arguments.BadOption(f"--seconds {seconds:g} is not allowed. Allowed: more than 0")
-    at = arguments.device(device)
-    small = at.type == "cpu"
-    kind = arguments.dtype(dtype or ("float32" if small else "bfloat16"), TOLERANCE)
-    counted = [
-        Counted(op) for op in (opmux_ops.rms_norm, opmux_ops.add_rms_norm, opmux_ops.silu_mul, opmux_ops.rope_qk)
-    ]
-    size = llama.LlamaSize() if small else llama.LARGE
-    session = Session(size, at, kind, seed, steps, time.monotonic() + seconds, counted)
-    with demo_view.showing(session) as show, _quiet(), _one_thread():
-        train(session, show)
-    gaps = Gaps.between(session.plain, session.ours, TOLERANCE[dtype_name(kind)], session.horizon)
-    demo_view.report(screen.out(), session, gaps)
-    if html is not None:
-        screen.write(html, demo_page.page(session, gaps))
-        screen.err().print(f"written: {html}", style="dim", markup=False)
-    return 0 if gaps.agree else 1
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="mkldnn_matmul failed")  # raised on a CPU without bfloat16; only slow
-        yield
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one core: more would help little with this model, and wait for each other if other programs use them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def ops_of(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted, rope_qk: Counted) -> llama.LlamaOps:

@@ -40,7 +40,7 @@ def showing(session: Session) -> Iterator[Callable[[], None]]:
         yield lambda: _line(console, session)
         return
     last = 0.0
-    view = View(session)
+    view = LiveView(session)
     with screen.live(console) as update:
 
         def show() -> None:
@@ -60,7 +60,7 @@ def _line(console: Console, session: Session) -> None:
     console.print(Text(f"step {session.done}/{session.steps}: loss of {runs}"))
 
 
-class View:
+class LiveView:
     """The live view; each refresh looks up what runs for one op more, because the lookup takes time."""
 
     def __init__(self, session: Session):
