@@ -202,7 +202,8 @@ def test_the_shell_completes_commands_ops_and_families(shell):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("norms",), "opmux: unknown op or family 'norms': did you mean 'norm'?"),
+        (("norms",), "opmux: unknown op, family or vendor 'norms': did you mean 'norm'?"),
+        (("nvida",), "opmux: unknown op, family or vendor 'nvida': did you mean 'nvidia'?"),
         (("--family", "norms"), "opmux: unknown family 'norms': did you mean 'norm'?"),
         (("--op", "rms_nrom"), "opmux: unknown op 'rms_nrom': did you mean 'rms_norm'?"),
     ],
@@ -211,6 +212,35 @@ def test_list_rejects_unknown_names_and_suggests_the_nearest(cli, words, message
     result = cli("list", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr.splitlines()
+
+
+def test_list_shows_the_implementations_of_a_vendor(cli):
+    result = cli("list", "nvidia")
+    assert result.exit_code == 0 and result.stdout.startswith("nvidia: device type cuda, ")
+    (line,) = [
+        words for words in map(str.split, result.stdout.splitlines()) if words[:2] == ["gemm", "vendor.nvidia.cublas"]
+    ]
+    assert line[-1].startswith("cublas.py:")
+    data = json.loads(cli("list", "nvidia", "--json").stdout)
+    impls = {(i["op"], i["impl_id"]) for i in data["implementations"]}
+    assert {("gemm", "vendor.nvidia.cublas"), ("attention", "default.flagos.nvidia.hopper")} <= impls
+    assert data["device"] == "cuda" and f"{len(impls)} implementations; " in result.stdout
+    assert "enflame has no implementations of its own" in cli("list", "enflame").stdout
+
+
+def test_list_shows_registered_implementations_of_a_vendor(cli, register):
+    register(
+        OpImpl("opmux::silu_mul", "vendor.ascend", BackendImplKind.VENDOR, "ascend", lambda a, b: a, min_arch="a2")
+    )
+    (line,) = [line for line in cli("list", "Ascend").stdout.splitlines() if "vendor.ascend" in line]
+    assert line.split()[:5] == ["silu_mul", "vendor.ascend", "a2", "or", "newer"]
+
+
+def test_piped_output_is_as_wide_as_columns_says(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert 50 < max(map(len, cli("list", "norm").stdout.splitlines())) <= 60
+    monkeypatch.delenv("COLUMNS")
+    assert max(map(len, cli("list", "norm").stdout.splitlines())) > 100
 
 
 def test_ops_without_a_spec_are_listed(cli, register):
@@ -367,6 +397,31 @@ def test_explain_works_for_torchs_ops_on_the_command_line(cli):
     result = cli("explain", "add.Tensor", "--device", "cpu")
     assert result.exit_code == 0
     assert "runs       native" in result.stdout and "native is torch's own kernel" in result.stdout
+
+
+def test_explain_gives_one_verdict_for_an_op_that_is_not_enabled(cli, register):
+    """Our kernel would be chosen, but the op is not enabled: only torch's own kernel is marked as running."""
+    x = torch.randn(4, 8)
+    fn = opmux.ops.softmax.reference
+    register(
+        OpImpl("opmux::softmax", "default.flagos.acme", BackendImplKind.DEFAULT, "acme", lambda x, dim: fn(x, dim))
+    )
+    report = opmux.explain("_softmax", x, -1, False)
+    _, arrow, *verdicts = str(report).splitlines()
+    assert arrow.startswith(
+        "-> torch's own kernel runs, because it is not measured on cpu: opmux tune --aten does that"
+    )
+    assert [line for line in verdicts if line.startswith("  *")] == [line for line in verdicts if "native" in line]
+    assert report.torch_runs and not any("chosen" in line for line in verdicts if "native" not in line)
+    shown = cli("explain", "_softmax", "--shape", "4x8", "--device", "cpu").stdout
+    assert "runs       native" in shown and shown.count("chosen") == 1
+    data = json.loads(cli("explain", "_softmax", "--shape", "4x8", "--device", "cpu", "--json").stdout)
+    assert data["runs"] == "native" and [v["impl_id"] for v in data["verdicts"] if v["status"] == "chosen"] == [
+        "native"
+    ]
+    with opmux.use(mode="all"):
+        on = opmux.explain("_softmax", x, -1, False)
+    assert not on.torch_runs and [v.impl for v in on.verdicts if v.status == "chosen"] == [on.chosen]
 
 
 NO_TRITON = """

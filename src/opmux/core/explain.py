@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .extension import NATIVE
 from .registry import OpImpl, Origin
 
 
@@ -17,6 +18,12 @@ class Verdict:
     stage: str = ""
     reason: str = ""
 
+    def left_to_torch(self) -> Verdict:
+        """The verdict if torch's own kernel runs in place of the chosen impl."""
+        if self.status == "chosen":
+            return replace(self, status="next", stage="enable", reason="not enabled for this call")
+        return replace(self, status="chosen") if self.impl.impl_id == NATIVE and self.status == "next" else self
+
     def words(self) -> str:
         why = f"{self.stage}: {self.reason}" if self.reason else ""
         return why if self.status == "refused" else ", ".join(filter(None, (self.status, why)))
@@ -24,7 +31,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why an op runs the impl that it runs. `str()` of it is one screen of text."""
+    """Why an op runs the impl that it runs. `str()` of it is one screen of text.
+
+    `chosen` is dispatch's choice. For one of torch's own ops, `torch_runs` says that torch's own kernel runs instead,
+    because `opmux.enable()` has not enabled the op; `remark` gives the reason.
+    """
 
     op: str
     key: str
@@ -33,11 +44,15 @@ class Explanation:
     chosen: OpImpl | None
     verdicts: tuple[Verdict, ...]
     remark: str = ""
+    torch_runs: bool = False
 
     def __str__(self) -> str:
         head = f"{self.op} ({self.key}) on {self.device}, policy {self.policy}\n"
-        head += f"-> {self.chosen}" if self.chosen else "-> nothing can run"
-        head += f"\n   {self.remark}" if self.remark else ""
+        if self.torch_runs:
+            head += f"-> {self.remark}"
+        else:
+            head += f"-> {self.chosen}" if self.chosen else "-> nothing can run"
+            head += f"\n   {self.remark}" if self.remark else ""
         marks = {"chosen": "*", "next": " ", "refused": "x"}
         width = max((len(v.impl.impl_id) for v in self.verdicts), default=0)
         lines = [

@@ -121,7 +121,7 @@ def commands(backend: NewBackend) -> list[str]:
         conform = f"OPMUX_VENDOR={backend.name} {conform}"  # because another vendor's chip may have this device type
     elif backend.device in OF_TORCH:
         conform += " --device cpu"  # torch's own device types cannot be simulated
-    return [*([] if backend.in_tree else install), "opmux list", conform]
+    return [*([] if backend.in_tree else install), f"opmux list {backend.name}", conform]
 
 
 def shown(path: Path) -> str:
