@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .core.extension import Extension
-from .core.knobs import flag, knob, path, word
+from .core.knobs import flag, knob, modules, path, word
 
 VENDOR = knob(
     "OPMUX_VENDOR",
@@ -33,6 +33,14 @@ PLANNER = knob(
     default=True,
     doc="0: `enable()` plans and compiles in the program's own process, not in another one beside it",
 )
+RUN_AS = knob(
+    "OPMUX_RUN_AS",
+    modules,
+    default=(),
+    doc="set by `opmux run --as` for the processes that the program starts: libraries that opmux replaces",
+    in_file=False,
+    example="liger_kernel",
+)
 CUDA_HOME = knob("CUDA_HOME", path, doc="the path of the CUDA toolkit; shown, never changed", in_file=False)
 CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)
 
@@ -42,4 +50,6 @@ def _left_out() -> Mapping[str, str]:
     return {"nvidia": why, "cuda": why} if SKIP_CUDA.get() else {}
 
 
-EXTENSION = Extension(settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CPP, PLANNER, CUDA_HOME, CUDA_PATH), left_out=_left_out)
+EXTENSION = Extension(
+    settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CPP, PLANNER, RUN_AS, CUDA_HOME, CUDA_PATH), left_out=_left_out
+)

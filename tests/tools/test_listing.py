@@ -171,11 +171,15 @@ def test_tables_do_not_break_names_at_80_columns(terminal):
     assert {knob.name for knob in knobs.all_knobs()} <= set(screen.split())
 
 
+def count(family):
+    return sum(s.family == family for s in specs)
+
+
 def test_output_longer_than_the_terminal_goes_to_a_pager(terminal):
     screen, paged = terminal(lambda: listing.run(["pointwise"], None, None, False), "sed s/^/paged:/")
-    assert screen == "" and paged.startswith("paged:pointwise: 213 ops")
+    assert screen == "" and paged.startswith(f"paged:pointwise: {count('pointwise')} ops")
     screen, paged = terminal(lambda: listing.run(["scan"], None, None, False), "no-such-pager")
-    assert paged == "" and "scan: 10 ops" in screen
+    assert paged == "" and f"scan: {count('scan')} ops" in screen
 
 
 COMPLETE = """

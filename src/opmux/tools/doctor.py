@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -42,6 +43,7 @@ class DoctorReport:
     quarantine: list[dict[str, Any]] = field(default_factory=list)
     tuning: dict[str, Any] = field(default_factory=dict)
     cpp: dict[str, str] = field(default_factory=dict)
+    startup: str = ""
     broken: list[str] = field(default_factory=list)
 
     def guard(self, what: str, probe: Callable[[], Any], otherwise: Any) -> Any:
@@ -66,7 +68,7 @@ def run(as_json: bool) -> int:
 
 
 def examine() -> DoctorReport:
-    report = DoctorReport(versions=versions())
+    report = DoctorReport(versions=versions(), startup=startup())
     report.devices = report.guard("devices", device_rows, [])
     # Check the file once. Otherwise each setting that is not in the environment would report the file's error again.
     file_is_good = report.guard("settings file", lambda: knobs.files() is not None, False)
@@ -138,6 +140,20 @@ def _installed(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def startup() -> str:
+    """What opmux's file in site-packages does at each start of Python."""
+    module = sys.modules.get("opmux_startup")
+    if module is None:
+        return (
+            "opmux_startup is not imported at the start of Python: `import transformer_engine` is not served without "
+            "`import opmux.te`, nor are processes that a program under `opmux run --as` starts. pip install adds it"
+        )
+    return (
+        f"{module.__file__}, imported at each start of Python by opmux_startup.pth, serves `import transformer_engine` "
+        f"(OPMUX_TE_STARTUP=0: not) and, in processes that a program under `opmux run --as` starts, the same libraries"
+    )
 
 
 def device_rows() -> list[dict[str, Any]]:
@@ -248,6 +264,7 @@ def _state_rows(report: DoctorReport) -> list[tuple[str, Any]]:
     return [
         ("policy", policy or Text("none: see below", "bold red")),
         *(quarantine or [("quarantine", "empty")]),
+        ("start-up", report.startup),
         ("tuning", f"{report.tuning.get('entries', 0)} entries for this chip in {report.tuning.get('directory')}"),
     ]
 
