@@ -23,7 +23,7 @@ def test_a_healthy_machine_has_exit_code_0(cli):
     for knob in knobs.all_knobs():
         (line,) = [line for line in result.stdout.splitlines() if line.strip().startswith(f"{knob.name} ")]
         assert knob.doc in line
-    for words in (opmux.__version__, torch.__version__, "platform", "policy      prefer=flagos", "quarantine  empty"):
+    for words in (opmux.__version__, torch.__version__, "platform", "policy      prefer=opmux", "quarantine  empty"):
         assert words in result.stdout
     assert result.stdout.splitlines()[-1] == "nothing is broken"
 

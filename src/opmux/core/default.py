@@ -286,7 +286,7 @@ def policy(
 ) -> PolicyScope:
     """A policy for a block or a function: `with opmux.policy("reference"):`, `@opmux.policy(strict=True)`.
 
-    `prefer` is flagos, vendor, reference, vendor:NAME or impl:ID. `per_op` maps ops to orders ("vendor:acme|*").
+    `prefer` is opmux, vendor, reference, vendor:NAME or impl:ID. `per_op` maps ops to orders ("vendor:acme|*").
     `allow` and `deny` list vendors. Omitted arguments keep their current value. Re-entrant; local to the thread or
     task.
     """

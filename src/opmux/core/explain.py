@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from .extension import NATIVE
 from .registry import OpImpl, Origin
+from .tokens import shown
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,14 @@ class Explanation:
         if self.torch_runs:
             head += f"-> {self.remark}"
         else:
-            head += f"-> {self.chosen}" if self.chosen else "-> nothing can run"
+            chosen = self.chosen
+            about = chosen and f"'{chosen.impl_id}' (kind={shown(chosen.kind)}, vendor={chosen.vendor})"
+            head += f"-> {about or 'nothing can run'}"
             head += f"\n   {self.remark}" if self.remark else ""
         marks = {"chosen": "*", "next": " ", "refused": "x"}
         width = max((len(v.impl.impl_id) for v in self.verdicts), default=0)
         lines = [
-            f"  {marks[v.status]} {v.impl.impl_id:<{width}}  {v.impl.kind!s:<9}  priority {v.impl.priority:<4} "
+            f"  {marks[v.status]} {v.impl.impl_id:<{width}}  {shown(v.impl.kind):<9}  priority {v.impl.priority:<4} "
             + v.words()
             for v in self.verdicts
         ]

@@ -21,6 +21,7 @@ from ..core import discovery, knobs, machine
 from ..core import policy as policies
 from ..core.default import get_default_manager
 from ..core.errors import BadKnob
+from ..core.tokens import shown
 from ..cpp import build, launching
 from ..cpp import library as native_library
 from ..machine import devices, vendors
@@ -278,7 +279,7 @@ def _chip_rows(report: DoctorReport) -> list[tuple[str, str]]:
 
 
 def _vendor_rows(report: DoctorReport) -> list[tuple[str, str]]:
-    rows = [(v["vendor"] or "of no vendor", f"{v['impls']} of kind {v['kind']}") for v in report.vendors]
+    rows = [(v["vendor"] or "of no vendor", f"{v['impls']} of kind {shown(v['kind'])}") for v in report.vendors]
     return rows or [("none", "see below")]
 
 
@@ -309,7 +310,7 @@ def _settings_table(report: DoctorReport, width: int) -> Any:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return "; ".join(f"{op}={'|'.join(order)}" for op, order in value.items())
+        return "; ".join(f"{op}={'|'.join(map(shown, order))}" for op, order in value.items())
     if isinstance(value, list):
         return ", ".join(value) or "-"
-    return {None: "-", True: "1", False: "0"}.get(value, str(value)) if not isinstance(value, str) else value
+    return {None: "-", True: "1", False: "0"}.get(value, str(value)) if not isinstance(value, str) else shown(value)

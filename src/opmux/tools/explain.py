@@ -19,6 +19,7 @@ from ..core.extension import NATIVE
 from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import Sample, Spec, specs
 from ..core.tensors import dtype_name
+from ..core.tokens import shown
 from ..machine import devices, vendors
 from ..machine.devices import Chip
 from ..machine.here import HERE
@@ -244,7 +245,7 @@ def _row(verdict: Verdict) -> list[Text]:
     return [
         Text({"chosen": "*", "next": "", "refused": "x"}[status], "bold green" if status == "chosen" else "red"),
         Text(impl.impl_id, style),
-        Text(f"{impl.kind} {impl.vendor or ''}".rstrip(), screen.KIND_STYLES[impl.kind.value]),
+        Text(f"{shown(impl.kind)} {impl.vendor or ''}".rstrip(), screen.KIND_STYLES[impl.kind.value]),
         Text(str(impl.priority)),
         Text(text, "yellow" if status == "refused" else style),
         Text(str(verdict.origin) if verdict.origin.plugin != "opmux" else "opmux", "dim"),

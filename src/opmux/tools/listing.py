@@ -21,6 +21,7 @@ from ..core.explain import Explanation, Verdict
 from ..core.lock import cached_property
 from ..core.manager import OpManager
 from ..core.spec import Spec, specs
+from ..core.tokens import shown
 from ..machine import devices, vendors
 from ..machine.here import HERE
 from ..machine.vendors import Package
@@ -222,7 +223,7 @@ def impl_text(verdict: Verdict) -> Text:
     }
     about = []
     if not impl.impl_id.casefold().startswith(usual[impl.kind.value].casefold()):
-        about.append(f"{impl.kind} {impl.vendor}" if impl.vendor else str(impl.kind))
+        about.append(f"{shown(impl.kind)} {impl.vendor}" if impl.vendor else shown(impl.kind))
     if origin.plugin != "opmux":
         about.append(f"from {origin}")
     if verdict.status == "refused":
