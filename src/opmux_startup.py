@@ -8,7 +8,10 @@ takes 0.5 ms longer.
 A vendor's package that was written for FlagGems imports `backend_utils`. If no other module has that name, the import
 gets opmux's module, so that the vendor's own tests can import the package directly.
 
-The layer is left unchanged if NVIDIA's extension is installed. OPMUX_TE_STARTUP=0 turns everything here off.
+The layer is left unchanged if NVIDIA's extension is installed. OPMUX_TE_STARTUP=0 turns all of this off.
+
+`opmux run --as NAME program` sets OPMUX_RUN_AS for the processes that the program starts. In these, the first import of
+the library gets opmux's modules, as in the program itself.
 """
 
 import os
@@ -17,6 +20,34 @@ import sys
 LAYER = "transformer_engine"
 SERVED = (f"{LAYER}.plugin", f"{LAYER}.plugins", "backend_utils")  # served even if NVIDIA's extension is installed
 EXTENSIONS = ("transformer-engine-cu12", "transformer-engine-cu13", "transformer-engine-torch")  # its packages
+
+
+LIBRARIES = {  # what OPMUX_RUN_AS may name -> the modules whose import installs opmux's
+    LAYER: (LAYER, f"{LAYER}_torch"),
+    "liger_kernel": ("liger_kernel",),
+    "flag_gems": ("flag_gems",),
+}
+
+
+class RunAs:
+    """Installs opmux's modules at the first import of a library that OPMUX_RUN_AS names."""
+
+    def __init__(self, words):
+        self.libraries = [word for word in words if word in LIBRARIES]
+        self.shadow = "shadow" in words
+        self.names = {name for library in self.libraries for name in LIBRARIES[library]}
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.names:
+            return None
+        # a new list, because the import that calls this function iterates over the old one
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        from opmux import imports
+        from opmux.faces import compat
+
+        compat.reporting = True
+        compat.install(*self.libraries, shadow=self.shadow)
+        return imports.finder.find_spec(name, path, target)
 
 
 class Finder:
@@ -74,3 +105,5 @@ def has_extension(layer: str) -> bool:
 
 if os.environ.get("OPMUX_TE_STARTUP") != "0" and Finder not in sys.meta_path:
     sys.meta_path.insert(0, Finder)
+if os.environ.get("OPMUX_RUN_AS"):
+    sys.meta_path.insert(0, RunAs(os.environ["OPMUX_RUN_AS"].split(",")))

@@ -96,7 +96,7 @@ def settings_page() -> str:
         'prefer = "vendor"',
         'deny_vendors = ["bolt"]',
         "[per_op]",
-        'rms_norm = ["vendor:acme", "flagos", "*"]',
+        'rms_norm = ["vendor:acme", "opmux", "*"]',
         "```",
         "",
     ]

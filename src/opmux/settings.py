@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .core.extension import Extension
-from .core.knobs import flag, knob, path, word
+from .core.knobs import flag, knob, modules, path, word
 
 VENDOR = knob(
     "OPMUX_VENDOR",
@@ -39,6 +39,14 @@ VLLM = knob(
     default=False,
     doc="1: `enable()` is called in each process in which vLLM loads its plugins",
 )
+RUN_AS = knob(
+    "OPMUX_RUN_AS",
+    modules,
+    default=(),
+    doc="set by `opmux run --as` for the processes that the program starts: libraries that opmux replaces",
+    in_file=False,
+    example="liger_kernel",
+)
 CUDA_HOME = knob("CUDA_HOME", path, doc="the path of the CUDA toolkit; shown, never changed", in_file=False)
 CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)
 
@@ -49,5 +57,5 @@ def _left_out() -> Mapping[str, str]:
 
 
 EXTENSION = Extension(
-    settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CPP, PLANNER, VLLM, CUDA_HOME, CUDA_PATH), left_out=_left_out
+    settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CPP, PLANNER, VLLM, RUN_AS, CUDA_HOME, CUDA_PATH), left_out=_left_out
 )

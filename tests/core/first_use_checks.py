@@ -372,7 +372,7 @@ def left_out(result: dict, expected: dict) -> bool:
     if broken == ["chippy"]:
         return "chippy" not in result["portrait"]["vendors"] and result["result"] == expected["result"]
     impls = [i for row in result["portrait"]["impls"].values() for i in row]
-    policy_is_ours = "prefer=flagos" in result["portrait"]["policy"]
+    policy_is_ours = "prefer=opmux" in result["portrait"]["policy"]
     return (
         policy_is_ours and not [i for i in impls if "of plug" in i] and "plug_half" not in result["portrait"]["torch"]
     )

@@ -178,7 +178,7 @@ def test_set_policy_applies_to_all_threads_and_to_stored_functions(manager):
 
 @pytest.mark.parametrize("order, expected", [
     ("vendor:bolt|flagos", "bolt"), (["reference"], "reference"), ("impl:ACME", "acme"), ("!flagos", "acme"),
-    ("!flagos|!vendor:acme|*", "bolt"), ("vendor|!vendor:acme", "bolt"), ("Triton", "flagos"),
+    ("!opmux|!vendor:acme|*", "bolt"), ("vendor|!vendor:acme", "bolt"), ("Triton", "flagos"), ("opmux", "flagos"),
     (" vendor : bolt | * ", "bolt"),
 ])  # fmt: skip
 def test_orders_select_the_first_match(manager, order, expected):
@@ -275,7 +275,7 @@ def test_a_generator_closed_by_another_thread_ends_its_scope(manager):
         closing.start()
         closing.join()
         assert which(manager) == "acme"
-    assert which(manager) == "flagos" and str(opmux.core.get_policy()) == "prefer=flagos"
+    assert which(manager) == "flagos" and str(opmux.core.get_policy()) == "prefer=opmux"
     opmux.set_policy("vendor")
     assert which(manager) == "acme"  # the generator follows the process's policy
     opmux.set_policy("flagos")

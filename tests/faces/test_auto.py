@@ -12,7 +12,7 @@ import torch
 
 import opmux
 from opmux.core.errors import UnknownName
-from opmux.faces.aten import decisions, engine, gate, record
+from opmux.faces.aten import decisions, engine, gate, record, switch
 from opmux.faces.aten.decisions import NEVER, Speed, Times
 from opmux.faces.aten.overloads import table
 from opmux.machine.devices import Chip
@@ -288,6 +288,17 @@ def test_a_hundred_rounds_of_enable_and_disable_change_and_leak_nothing():
     assert registrations() == before
     assert torch.equal(kernel()(own, x, -1, False), expected) and torch.equal(torch.softmax(x, -1), expected)
     assert grown < 200_000, f"{grown} bytes are kept of 100 rounds"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine that was never measured")
+def test_enable_warns_once_if_nothing_was_measured(caplog):
+    switch._warn_once.cache_clear()
+    with caplog.at_level("WARNING", "opmux"):
+        assert opmux.enable() == [] == opmux.enable()
+        opmux.enable(mode="all")
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert line.startswith("opmux.enable() enables nothing on a CPU, torch's own kernels run: ")
+    assert "none was measured on it. `opmux tune --aten` measures them" in line
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------

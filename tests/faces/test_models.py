@@ -227,6 +227,31 @@ def test_the_report_says_why_parts_are_not_replaced():
     assert left["Llama4VisionMLP"] == "it has no gate that could be fused", left
 
 
+def test_the_report_says_that_a_mask_is_left():
+    left = {row.module: row.reason for row in opmux.patch_model(tiny("qwen2")).left}
+    assert left == {"Qwen2Model": "mask is left: it also calls create_sliding_window_causal_mask"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="parts that do nothing on a CPU")
+def test_the_report_marks_parts_that_do_nothing_on_the_device():
+    lines = str(opmux.patch_model(tiny("llama"))).splitlines()
+    (row,) = [line.split(maxsplit=3) for line in lines if line.split()[2:3] == ["attention"]]
+    assert row[3] == "nothing on cpu: it selects a kernel for NVIDIA GPUs"
+    assert "reference.torch is plain PyTorch: opmux has no kernel for these ops on cpu" in lines
+
+
+def test_unpatching_says_what_it_restored():
+    model = tiny("llama")
+    opmux.patch_model(model, include=["rms_norm", "glu"])
+    restored = opmux.unpatch_model(model)
+    layers = model.config.num_hidden_layers
+    assert dict(restored.modules) == {"LlamaMLP": layers, "LlamaRMSNorm": 2 * layers + 1}
+    assert str(restored) == f"LlamaForCausalLM: restored {layers} LlamaMLP, {2 * layers + 1} LlamaRMSNorm"
+    assert str(opmux.unpatch_model(model)) == "LlamaForCausalLM: nothing was patched"
+    opmux.patch_model("llama", include=["glu"])
+    assert str(opmux.unpatch_model("llama")) == "llama: restored LlamaMLP"
+
+
 def test_an_unknown_model_raises_and_is_unchanged():
     model = nn.Sequential(nn.Linear(3, 3), nn.GELU())
     with pytest.raises(CannotPatch, match="nothing of Sequential can be replaced"):

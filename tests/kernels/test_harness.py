@@ -282,3 +282,12 @@ def test_errors_name_wrong_kernel_arguments():
         affine.bind(["x"], (1, 1, 1), Tiles().config(), dict(x_stride=16, n_rows=1, n=16, eps=1.0), {}, {}, [])
     with pytest.raises(TypeError, match="expected tensors"):
         Launcher(lambda n, x_ptr: None, sizes="n")
+
+
+def test_a_launch_without_grid_and_block_m_says_what_to_add():
+    rows = RowSizes.of(x=torch.randn(3, 5))
+    with pytest.raises(
+        TypeError, match=r"_affine: without a grid.* no BLOCK_M \(.*BLOCK_N=16\)\. Add BLOCK_M .* pass a grid"
+    ):
+        rows.launch(affine, Tiles(BLOCK_N=16))
+    assert rows.launch(affine, Tiles(BLOCK_N=16), rows.count).grid == (3,)

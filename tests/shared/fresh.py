@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 
 # Prefixes of variables that Python reads at its start or torch at its import. A program with another value needs a new
 # process.
-EARLY = tuple("PYTHON OMP_ MKL_ KMP_ GOMP_ TORCH PYTORCH LD_ CUDA_ LC_ LANG OPMUX_TE_STARTUP".split())
+EARLY = tuple("PYTHON OMP_ MKL_ KMP_ GOMP_ TORCH PYTORCH LD_ CUDA_ LC_ LANG OPMUX_TE_STARTUP OPMUX_RUN_AS".split())
 # exceptions: the child applies these variables itself, or torch reads them only on use
 LATE = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "CUDA_HOME"}
 # interpreter options that a forked child supports, with the supported value

@@ -4,26 +4,32 @@ and the page.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fresh
 import pytest
 import torch
+from rich.console import Console
 
 from opmux.core import specs
 from opmux.core.spec import Sample, Tol
-from opmux.tools.conform import command, gaps, page
+from opmux.tools.conform import command, gaps, page, report
 from opmux.tools.conform.checks import Tally, forward
 from opmux.tools.conform.compare import difference, numbers
+from opmux.tools.conform.plan import ConformPlan, Depth
 from opmux.tools.conform.record import CHECKS, STATUSES, WHERE, CheckResult, ConformRecord, Covered
 from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
 from opmux.tools.conform.subject import Subject
+from opmux.tools.conform.target import DEVICE, SIMULATED, find
+from opmux.tools.simulator.launch import VARIABLE
 
 SRC = Path(__file__).parents[2] / "src"
 OWN = "default.flagos.acme"
@@ -380,6 +386,55 @@ def test_tracing_compiling_and_aten_checks_pass(tmp_path):
     assert {r["check"]: r["status"] for r in data["results"]} == dict.fromkeys(CHECKS, "pass")
     assert next(r for r in data["results"] if r["check"] == "values")["ran"] == ["default.flagos"]
     assert {r["where"] for r in data["coverage"]} == {"triton"}
+
+
+WITHOUT_EXPECTTEST = """
+import importlib.abc, importlib.util, sys
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "expecttest":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "expecttest" else real(name, package)
+from opmux.tools.cli import app
+app(sys.argv[1:], prog_name="opmux")
+"""
+
+
+def test_rows_without_expecttest_are_reported_as_unchecked(tmp_path):
+    write_vendor(tmp_path, entry_point=True)
+    words = "conform --vendor acme --device cpu --op mm --op silu_mul --check values".split()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(tmp_path)]), VARIABLE: "1"}
+    command = [sys.executable, "-c", WITHOUT_EXPECTTEST, *words]
+    result = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"not checked: aten::mm: .*pip install expecttest", result.stdout) and "silu_mul" in result.stdout
+
+
+def test_the_report_breaks_no_words_at_80_columns():
+    record = ConformRecord({"vendor": "v", "depth": "quick"}, [row("gelu_tanh_mul_bwd", check) for check in CHECKS])
+    shown = {}
+    for width in (80, 160):
+        screen = Console(file=io.StringIO(), width=width)
+        screen.print(report.report(record, []))
+        shown[width] = screen.file.getvalue().splitlines()
+        assert max(map(len, shown[width])) <= width
+        assert {"gelu_tanh_mul_bwd", OWN, *CHECKS} <= set(" ".join(shown[width]).split())
+    assert any(line.split()[:4] == ["op", "impl", "load", "values"] for line in shown[160])  # a column for each check
+    assert any(line.split() == ["op", "impl", "checks"] for line in shown[80])
+
+
+def test_a_run_over_all_ops_says_first_what_it_will_do():
+    says = lambda target, full: command.announcement(
+        ConformPlan.of([specs.find("softmax", ("opmux",)), specs.find("rms_norm", ("opmux",))], target, Depth(full))
+    )
+    on_cpu = replace(find("ascend", "cpu"), how=DEVICE)
+    assert says(on_cpu, False).startswith("checks 2 ops; this takes about a minute on two cores. --op rms_norm checks")
+    assert says(replace(on_cpu, how=SIMULATED), False).startswith(
+        "checks 2 ops; this takes minutes, because kernels are interp"
+    )
+    assert says(on_cpu, True).startswith("checks 2 ops; this can take hours.")
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------

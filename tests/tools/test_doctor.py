@@ -3,6 +3,8 @@
 import importlib.metadata
 import json
 import re
+import sys
+import types
 
 import pytest
 import torch
@@ -23,9 +25,18 @@ def test_a_healthy_machine_has_exit_code_0(cli):
     for knob in knobs.all_knobs():
         (line,) = [line for line in result.stdout.splitlines() if line.strip().startswith(f"{knob.name} ")]
         assert knob.doc in line
-    for words in (opmux.__version__, torch.__version__, "platform", "policy      prefer=flagos", "quarantine  empty"):
+    for words in (opmux.__version__, torch.__version__, "platform", "policy      prefer=opmux", "quarantine  empty"):
         assert words in result.stdout
     assert result.stdout.splitlines()[-1] == "nothing is broken"
+
+
+def test_the_file_that_python_runs_at_each_start_is_shown(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opmux_startup", types.SimpleNamespace(__file__="/site/opmux_startup.py"))
+    assert "/site/opmux_startup.py, imported at each start of Python by opmux_startup.pth" in cli("doctor").stdout
+    monkeypatch.delitem(sys.modules, "opmux_startup")
+    assert (
+        "opmux_startup is not imported at the start of Python" in json.loads(cli("doctor", "--json").stdout)["startup"]
+    )
 
 
 def test_json_output_is_valid(shell):

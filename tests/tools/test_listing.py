@@ -71,7 +71,7 @@ def test_list_writes_json(shell):
     assert (reference["kind"], reference["vendor"]) == ("reference", None)
     assert reference["origin"]["plugin"] == "opmux"
     assert norm["chosen"] == next(i["impl_id"] for i in norm["impls"] if i["status"] == "chosen")
-    assert data["policy"] == "prefer=flagos"
+    assert data["policy"] == "prefer=opmux"
 
 
 def test_commands_log_nothing_by_default(cli, shell):
@@ -173,11 +173,15 @@ def test_tables_do_not_break_names_at_80_columns(terminal):
     assert {knob.name for knob in knobs.all_knobs()} <= set(screen.split())
 
 
+def count(family):
+    return sum(s.family == family for s in specs)
+
+
 def test_output_longer_than_the_terminal_goes_to_a_pager(terminal):
     screen, paged = terminal(lambda: listing.run(["pointwise"], None, None, False), "sed s/^/paged:/")
-    assert screen == "" and paged.startswith("paged:pointwise: 213 ops")
+    assert screen == "" and paged.startswith(f"paged:pointwise: {count('pointwise')} ops")
     screen, paged = terminal(lambda: listing.run(["scan"], None, None, False), "no-such-pager")
-    assert paged == "" and "scan: 10 ops" in screen
+    assert paged == "" and f"scan: {count('scan')} ops" in screen
 
 
 COMPLETE = """
@@ -204,7 +208,8 @@ def test_the_shell_completes_commands_ops_and_families(shell):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("norms",), "opmux: unknown op or family 'norms': did you mean 'norm'?"),
+        (("norms",), "opmux: unknown op, family or vendor 'norms': did you mean 'norm'?"),
+        (("nvida",), "opmux: unknown op, family or vendor 'nvida': did you mean 'nvidia'?"),
         (("--family", "norms"), "opmux: unknown family 'norms': did you mean 'norm'?"),
         (("--op", "rms_nrom"), "opmux: unknown op 'rms_nrom': did you mean 'rms_norm'?"),
     ],
@@ -213,6 +218,35 @@ def test_list_rejects_unknown_names_and_suggests_the_nearest(cli, words, message
     result = cli("list", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr.splitlines()
+
+
+def test_list_shows_the_implementations_of_a_vendor(cli):
+    result = cli("list", "nvidia")
+    assert result.exit_code == 0 and result.stdout.startswith("nvidia: device type cuda, ")
+    (line,) = [
+        words for words in map(str.split, result.stdout.splitlines()) if words[:2] == ["gemm", "vendor.nvidia.cublas"]
+    ]
+    assert line[-1].startswith("cublas.py:")
+    data = json.loads(cli("list", "nvidia", "--json").stdout)
+    impls = {(i["op"], i["impl_id"]) for i in data["implementations"]}
+    assert {("gemm", "vendor.nvidia.cublas"), ("attention", "default.flagos.nvidia.hopper")} <= impls
+    assert data["device"] == "cuda" and f"{len(impls)} implementations; " in result.stdout
+    assert "enflame has no implementations of its own" in cli("list", "enflame").stdout
+
+
+def test_list_shows_registered_implementations_of_a_vendor(cli, register):
+    register(
+        OpImpl("opmux::silu_mul", "vendor.ascend", BackendImplKind.VENDOR, "ascend", lambda a, b: a, min_arch="a2")
+    )
+    (line,) = [line for line in cli("list", "Ascend").stdout.splitlines() if "vendor.ascend" in line]
+    assert line.split()[:5] == ["silu_mul", "vendor.ascend", "a2", "or", "newer"]
+
+
+def test_piped_output_is_as_wide_as_columns_says(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert 50 < max(map(len, cli("list", "norm").stdout.splitlines())) <= 60
+    monkeypatch.delenv("COLUMNS")
+    assert max(map(len, cli("list", "norm").stdout.splitlines())) > 100
 
 
 def test_ops_without_a_spec_are_listed(cli, register):
@@ -244,6 +278,19 @@ def explain_of(name, *args):
     return opmux.explain(getattr(opmux.ops, name), *args)
 
 
+def test_our_kernels_are_shown_as_kind_opmux(cli, register):
+    """`flagos` stays in ids and in JSON, for programs that read them."""
+    register(OpImpl("opmux::rms_norm", "mine", BackendImplKind.DEFAULT, None, opmux.ops.rms_norm.reference, 7))
+    (row,) = lines(cli("explain", "rms_norm", "--device", "cpu").stdout, "*")
+    assert row.split()[:4] == ["*", "mine", "opmux", "7"]
+    assert "*mine (opmux, from code" in cli("list", "rms_norm").stdout
+    assert "-> 'mine' (kind=opmux, vendor=None)" in str(opmux.explain("rms_norm"))
+    data = json.loads(cli("explain", "rms_norm", "--device", "cpu", "--json").stdout)
+    assert (data["chosen"], data["verdicts"][0]["kind"], data["policy"]) == ("mine", "flagos", "prefer=opmux")
+    with opmux.policy("opmux"):
+        assert opmux.core.get_policy() == opmux.core.SelectionPolicy(prefer="flagos")
+
+
 def test_explain_gives_the_reason_of_a_refusal(cli, register):
     wide = lambda x, *rest: "needs 128 columns" if x.shape[-1] < 128 else True
     fn = lambda x, weight, eps, offset: opmux.ops.rms_norm.reference(x, weight, eps, offset)
@@ -254,7 +301,7 @@ def test_explain_gives_the_reason_of_a_refusal(cli, register):
     assert row.split()[:5] == ["x", "vendor.acme", "vendor", "acme", "7"]
     assert "when: needs 128 columns" in row
     assert __file__ in row
-    assert "policy     prefer=flagos" in result.stdout
+    assert "policy     prefer=opmux" in result.stdout
     wider = cli("explain", "rms_norm", "--shape", "2x128", "--device", "cpu")
     assert "runs       vendor.acme" in wider.stdout
 
@@ -369,6 +416,28 @@ def test_explain_works_for_torchs_ops_on_the_command_line(cli):
     result = cli("explain", "add.Tensor", "--device", "cpu")
     assert result.exit_code == 0
     assert "runs       native" in result.stdout and "native is torch's own kernel" in result.stdout
+
+
+def test_explain_gives_one_verdict_for_an_op_that_is_not_enabled(cli, register):
+    """Our kernel would be chosen, but the op is not enabled: only torch's own kernel is marked as running."""
+    x = torch.randn(4, 8)
+    fn = opmux.ops.softmax.reference
+    register(
+        OpImpl("opmux::softmax", "default.flagos.acme", BackendImplKind.DEFAULT, "acme", lambda x, dim: fn(x, dim))
+    )
+    report = opmux.explain("_softmax", x, -1, False)
+    _, arrow, *verdicts = str(report).splitlines()
+    assert arrow.startswith(
+        "-> torch's own kernel runs, because it is not measured on cpu: opmux tune --aten does that"
+    )
+    assert [line for line in verdicts if line.startswith("  *")] == [line for line in verdicts if "native" in line]
+    assert report.torch_runs and not any("chosen" in line for line in verdicts if "native" not in line)
+    shown = cli("explain", "_softmax", "--shape", "4x8", "--device", "cpu").stdout
+    assert "runs       native" in shown and shown.count("chosen") == 1
+    data = json.loads(cli("explain", "_softmax", "--shape", "4x8", "--device", "cpu", "--json").stdout)
+    assert data["runs"] == "native" and [v["impl_id"] for v in data["verdicts"] if v["status"] == "chosen"] == [
+        "native"
+    ]
 
 
 NO_TRITON = """

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from opmux.faces import compat
 from opmux.tools import run as command
 from opmux.tools.device_translation import translated, translating
 
@@ -97,6 +98,52 @@ def test_modules_and_folders_can_be_run(script, capfd):
     Path("empty").mkdir()
     assert run("empty") == 1
     assert capfd.readouterr().err == "opmux run: can't find '__main__' module in 'empty'\n"
+
+
+# ---- --as -----------------------------------------------------------------------------------------------------------
+
+PARENT = """
+import subprocess, sys
+for code in sys.argv[1:]:
+    subprocess.run([sys.executable, "-c", "import opmux_startup, sys\\n" + code], check=True)
+"""
+USES = "import liger_kernel.transformers as t; print(t.LigerRMSNorm.__module__)"
+USES_NOT = "import json; print('opmux' in sys.modules)"
+
+
+def test_processes_that_a_program_starts_get_the_same_modules(script, capfd, monkeypatch):
+    """Other processes do not get them. `opmux_startup` is what the .pth file imports."""
+    monkeypatch.setenv("PYTHONPATH", str(SRC))
+    assert command.run([script(PARENT), USES, USES_NOT], ["liger_kernel"], True, False) == 0
+    assert capfd.readouterr().out.split() == ["opmux.faces.liger.norms", "False"]
+    assert "OPMUX_RUN_AS" not in os.environ and "liger_kernel" not in sys.modules
+    monkeypatch.setenv("OPMUX_RUN_AS", "flag_gems")  # a run in a process of another run
+    script("import os; print(os.environ['OPMUX_RUN_AS'])", "shows.py")
+    assert command.run(["shows.py"], ["liger_kernel"], True, False) == 0
+    assert command.run(["shows.py"], [], False, False) == 0
+    assert capfd.readouterr().out.split() == ["liger_kernel,shadow", "flag_gems"]
+
+
+PATCHES = """
+from liger_kernel.transformers import apply_liger_kernel_to_llama as apply
+import opmux
+for _ in range(2):
+    apply(rope=False, cross_entropy=False, fused_linear_cross_entropy=False, swiglu=False)
+opmux.unpatch_model("llama")
+"""
+
+
+def test_run_as_liger_kernel_prints_once_what_was_patched(script, capfd, monkeypatch):
+    pytest.importorskip("transformers")
+    assert command.run([script(PATCHES)], ["liger_kernel"], True, False) == 0
+    printed = capfd.readouterr().err
+    assert printed.count("replaced by") == 1
+    first, heading, *_ = printed.partition("opmux: ")[2].splitlines()
+    assert first == "llama" and heading.split()[:3] == ["module", "replaced", "by"]
+    monkeypatch.setattr(compat, "_reported", set())
+    monkeypatch.setenv("RANK", "1")
+    assert command.run(["program.py"], ["liger_kernel"], True, False) == 0
+    assert "replaced by" not in capfd.readouterr().err
 
 
 # ---- --device -------------------------------------------------------------------------------------------------------

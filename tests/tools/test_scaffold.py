@@ -52,7 +52,7 @@ def test_a_package_has_the_expected_files(cli, tmp_path):
     assert files(folder) == sorted([*around, *(f"src/opmux_acme/{name}" for name in FOLDER)])
     assert all(name in result.stdout for name in files(folder))
     assert printed(result.stdout) == [
-        "pip install --no-deps --no-build-isolation -e opmux-acme", "opmux list", "opmux conform --vendor acme",
+        "pip install --no-deps --no-build-isolation -e opmux-acme", "opmux list acme", "opmux conform --vendor acme",
     ]  # fmt: skip
     assert "npu is a device type of ascend too" in result.stdout and "OPMUX_VENDOR=acme" in result.stdout
     assert 'acme = "opmux_acme"' in (folder / "pyproject.toml").read_text()
@@ -64,7 +64,7 @@ def test_in_tree_creates_a_vendor_folder(cli, checkout):
     assert files(checkout / "src/opmux/backends/_acme") == FOLDER
     assert "opmux.backends._acme.ops" in (checkout / "tests/backends/test_acme.py").read_text()
     assert len(files(checkout)) == 2 + len(FOLDER) + 1
-    assert printed(result.stdout) == ["opmux list", "opmux conform --vendor acme"] and "too" not in result.stdout
+    assert printed(result.stdout) == ["opmux list acme", "opmux conform --vendor acme"] and "too" not in result.stdout
 
 
 def test_all_placeholders_are_filled_in(cli, tmp_path):
@@ -238,8 +238,8 @@ def test_the_printed_commands_work_for_a_new_package(installed, slow):
     package's own tests run in the interpreter, on the CPU.
     """
     shell, (list_command, conform) = installed
-    known = {v["vendor"]: v for v in json.loads(shell(list_command, "--op", "silu_mul", "--json").stdout)["vendors"]}
-    acme = known["acme"]
+    acme = json.loads(shell(list_command, "--json").stdout)
+    assert [(i["op"], i["impl_id"]) for i in acme["implementations"]] == [("silu_mul", "default.flagos.acme")]
     assert (acme["device"], acme["distribution"], acme["version"]) == ("npu", "opmux-acme", "0.1.0")
     assert Path(acme["folder"]) == shell.folder / "opmux-acme/src/opmux_acme"
     words = [] if slow else [word for check in QUICK_CHECKS for word in ("--check", check)]
@@ -255,15 +255,25 @@ run = lambda: pytest.main([tests, "-q", "-p", "no:cacheprovider", "--rootdir", r
 assert run() == 0
 from opmux.backends._acme import ops
 wrong = lambda a, b: a * b
-wrong.dtypes, ops.silu_mul = ops.silu_mul.dtypes, wrong
+right, wrong.dtypes = ops.silu_mul, ops.silu_mul.dtypes
+ops.silu_mul = wrong
+assert run() == 1
+def limited(a, b):
+    return right(a, b) if a.is_contiguous() else a * b
+limited.dtypes, limited.when = right.dtypes, lambda a, b: a.is_contiguous() or "contiguous tensors only"
+ops.silu_mul = limited
+assert run() == 0
+limited.when = lambda a, b: "takes nothing"
 assert run() == 1
 """
 
 
 def test_the_generated_tests_of_a_vendor_in_the_tree_pass(cli, tmp_path, checkout):
-    """The generated tests fail if an op is wrong."""
+    """The generated tests fail if an op is wrong, and say by how much. They skip calls that `fn.when` refuses."""
     pytest.importorskip("triton")
     cli("new-backend", "acme", "--device", "dsp", "--in-tree", "--out", str(checkout))
     places = [checkout / "src/opmux/backends", checkout / "tests/backends/test_acme.py", checkout]
     result = Shell(tmp_path)("python -c", IN_TREE, *map(str, places))
-    assert "4 passed" in result.stdout and "3 failed, 1 passed" in result.stdout
+    assert result.stdout.count("4 passed") == 2 and result.stdout.count("3 failed, 1 passed") == 2
+    assert "differs: Tensor-likes are not close!" in result.stdout and "Greatest relative difference" in result.stdout
+    assert "silu_mul takes none of the samples with torch.float32: see its `when`" in result.stdout

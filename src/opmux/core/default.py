@@ -13,6 +13,7 @@ from .choosing import NO_SPEEDS, Refused, Speeds
 from .entry import EntryPoint, Pair, reraise
 from .errors import BadPolicy, OpmuxError, UnknownName
 from .explain import Explanation
+from .extension import Remark
 from .lock import lock
 from .log import logger
 from .machine import current
@@ -117,8 +118,9 @@ class DefaultManager(OpManager):
                     return key
             raise
 
-    def _remark(self, key: str, device: str, chosen: str | None, first: Any) -> str:
-        return next(filter(None, (e.remark(key, device, chosen, first) for e in extension.extensions())), "")
+    def _remark(self, key: str, device: str, chosen: str | None, first: Any) -> Remark:
+        remarks = (e.remark(key, device, chosen, first) for e in extension.extensions())
+        return next((remark for remark in remarks if remark.text), Remark())
 
     def resolve(self, op_name: str) -> Callable[..., Any]:
         """The op as a function that may be stored and called later; for a primitive, the function in `opmux.ops`."""
@@ -284,7 +286,7 @@ def policy(
 ) -> PolicyScope:
     """A policy for a block or a function: `with opmux.policy("reference"):`, `@opmux.policy(strict=True)`.
 
-    `prefer` is flagos, vendor, reference, vendor:NAME or impl:ID. `per_op` maps ops to orders ("vendor:acme|*").
+    `prefer` is opmux, vendor, reference, vendor:NAME or impl:ID. `per_op` maps ops to orders ("vendor:acme|*").
     `allow` and `deny` list vendors. Omitted arguments keep their current value. Re-entrant; local to the thread or
     task.
     """

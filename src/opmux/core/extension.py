@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from .manager import OpManager
 
 
+NATIVE = "native"  # the impl_id of torch's own kernel
+
+
+class Remark(NamedTuple):
+    """What a layer says about an op in an explanation."""
+
+    text: str = ""
+    torch_runs: bool = False  # torch's own kernel runs in place of the chosen impl, because no override is enabled
+
+
 class SpaceOrder(NamedTuple):
     """Tokens for the ops of one namespace: `first` comes before all others, `fallback` comes after flagos."""
 
@@ -44,7 +54,7 @@ class Extension:
     # Returns the key of a derived op (`Derived`), which the layer makes on demand, for a name; None if it has none.
     find_derived: Callable[[str], str | None] = lambda name: None
     # Returns a remark for `explain`, from the op's key, device type, impl_id of the choice, and first tensor or None.
-    remark: Callable[[str, str, str | None, Any], str] = lambda key, device, chosen, first: ""
+    remark: Callable[[str, str, str | None, Any], Remark] = lambda key, device, chosen, first: Remark()
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from .tokens import parse_order, parse_prefer
 
 T = TypeVar("T")
 
-ORDER_EXAMPLE = "rmsnorm_fwd=vendor:acme|flagos;rope_fwd=flagos|reference"
+ORDER_EXAMPLE = "rmsnorm_fwd=vendor:acme|opmux;rope_fwd=opmux|reference"
 
 
 @dataclass(frozen=True)
@@ -286,8 +286,8 @@ def knob(
 
 # ---- the settings ---------------------------------------------------------------------------------------------------
 # fmt: off
-PREFER = knob("OPMUX_PREFER", prefer, doc="which kind comes first: flagos, vendor, reference")
-PREFER_VENDOR = knob("OPMUX_PREFER_VENDOR", flag, doc="1 prefers vendor, 0 flagos; OPMUX_PREFER overrides it")
+PREFER = knob("OPMUX_PREFER", prefer, doc="which kind comes first: opmux (or flagos), vendor, reference")
+PREFER_VENDOR = knob("OPMUX_PREFER_VENDOR", flag, doc="1 prefers vendor, 0 opmux; OPMUX_PREFER overrides it")
 STRICT = knob("OPMUX_STRICT", flag, default=False, doc="1 raises the preferred impl's error instead of falling back")
 ALLOW_VENDORS = knob("OPMUX_ALLOW_VENDORS", names, doc="run only impls of these vendors, and impls without a vendor")
 DENY_VENDORS = knob("OPMUX_DENY_VENDORS", names, doc="run no impl of these vendors; overrides OPMUX_ALLOW_VENDORS")

@@ -18,6 +18,7 @@ from .dispatch import Chain, Failure, Memory, by_class, refusal_of
 from .entry import CallingConvention, EntryPlan, EntryPoint, Pair, reraise
 from .errors import DispatchError, NoImplementation, UnknownName, unknown
 from .explain import Explanation, Verdict
+from .extension import Remark
 from .loading import Once
 from .lock import lock
 from .log import logger
@@ -131,12 +132,13 @@ class OpManager:
         for refusal in refused:
             origin = self.registry.origin(key, refusal.impl.impl_id)
             rows.append(Verdict(refusal.impl, origin, "refused", refusal.stage, refusal.reason))
-        remark = self._remark(key, device, None if chosen is None else chosen.impl_id, first)
-        return Explanation(self._name(key), key, str(policy), device, chosen, tuple(rows), remark)
+        text, torch_runs = self._remark(key, device, None if chosen is None else chosen.impl_id, first)
+        rows = [v.left_to_torch() for v in rows] if torch_runs else rows
+        return Explanation(self._name(key), key, str(policy), device, chosen, tuple(rows), text, torch_runs)
 
-    def _remark(self, key: str, device: str, chosen: str | None, first: Any) -> str:
+    def _remark(self, key: str, device: str, chosen: str | None, first: Any) -> Remark:
         """A remark from a layer above core about an op and the chosen impl."""
-        return ""
+        return Remark()
 
     def _call_refusal(
         self, key: str, impl: OpImpl, first: Any, args: tuple, kwargs: dict, strict: bool

@@ -16,7 +16,7 @@ from .loading import on_failure
 from .lock import lock
 from .registry import BackendImplKind, OpImpl
 from .spec import NAME_LOOKUP, specs
-from .tokens import fold_names, parse_order, parse_prefer
+from .tokens import fold_names, parse_order, parse_prefer, shown
 
 if TYPE_CHECKING:
     from .entry import EntryPoint, Pair
@@ -163,14 +163,14 @@ class SelectionPolicy:
         return replace(self, lax=frozenset(names))
 
     def __str__(self) -> str:
-        parts = [f"prefer={self.prefer}"]
+        parts = [f"prefer={shown(self.prefer)}"]
         parts += ["strict"] if self.strict else []
-        parts += [f"{op}={'|'.join(order)}" for op, order in self.per_op_order]
+        parts += [f"{op}={'|'.join(map(shown, order))}" for op, order in self.per_op_order]
         parts += [f"allow={','.join(sorted(self.allow_vendors))}"] if self.allow_vendors is not None else []
         parts += [f"deny={','.join(sorted(self.deny_vendors))}"] if self.deny_vendors else []
         for space, order in self.by_space:
-            parts += [f"{space}={order.first}"] if order.first else []
-            parts += [f"{space} fallback={order.fallback}"] if order.fallback else []
+            parts += [f"{space}={shown(order.first)}"] if order.first else []
+            parts += [f"{space} fallback={shown(order.fallback)}"] if order.fallback else []
         parts += [f"no libraries of {','.join(dict(self.left_out))}"] if self.left_out else []
         return " ".join(parts)
 

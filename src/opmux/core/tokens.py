@@ -10,7 +10,7 @@ from .errors import BadPolicy, suggestion
 
 
 class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and comparison see
-    """The kind of an impl; its value is the token for policies. The token `flagos` includes CPP."""
+    """The kind of an impl; its value is the token for policies, of which `opmux` is an alias. It includes CPP."""
 
     DEFAULT = "flagos"  # our own Triton kernels
     VENDOR = "vendor"  # a chip vendor's library or a plugin
@@ -22,8 +22,13 @@ class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and c
 
 
 KINDS = tuple(k.value for k in BackendImplKind)
-ALIASES = {"default": "flagos", "triton": "flagos"}
-GRAMMAR = "flagos, vendor, vendor:NAME, reference, cpp, impl:ID, !token (never), * (the rest)"
+ALIASES = {"opmux": "flagos", "default": "flagos", "triton": "flagos"}
+GRAMMAR = "opmux, vendor, vendor:NAME, reference, cpp, impl:ID, !token (never), * (the rest)"
+
+
+def shown(token: str) -> str:
+    """A token or a kind as users see it: `opmux` for `flagos`, the name that compatible programs use."""
+    return {"flagos": "opmux", "!flagos": "!opmux"}.get(str(token), str(token))
 
 
 def parse_token(text: str) -> str:
@@ -58,14 +63,15 @@ def parse_order(value: str | Iterable[str]) -> tuple[str, ...]:
 def parse_prefer(value: Any) -> str:
     """Parse a preference: a kind, `vendor:NAME` or `impl:ID`. The last two come before the usual order."""
     if not isinstance(value, str):
-        raise BadPolicy(f"prefer is one of {', '.join(KINDS)}, vendor:NAME or impl:ID; got {value!r}")
+        raise BadPolicy(f"prefer is one of {', '.join(map(shown, KINDS))}, vendor:NAME or impl:ID; got {value!r}")
     try:
         token = parse_token(value)
     except BadPolicy:
         token = "*"
     if token == "*" or token.startswith("!"):
         hint = suggestion(value, [*KINDS, *ALIASES], " Did you mean '{}'?")
-        raise BadPolicy(f"'{value}' is no preference: expected {', '.join(KINDS)}, vendor:NAME or impl:ID.{hint}")
+        allowed = ", ".join(map(shown, KINDS))
+        raise BadPolicy(f"'{value}' is no preference: expected {allowed}, vendor:NAME or impl:ID.{hint}")
     return token
 
 

@@ -10,6 +10,7 @@ installed package without shadowing the package. The names are in `imports.py`.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import types
 from dataclasses import dataclass, field
@@ -33,6 +34,20 @@ class Installed:
     grant: Grant
     times: int = 1  # the number of `install` calls that are not yet undone
     displaced: dict[str, types.ModuleType] = field(default_factory=dict)
+
+
+reporting = False  # set by `opmux run` and in the processes that its program starts
+_reported: set[str] = set()
+
+
+def report(what: Any) -> None:
+    """Show what a library's function has done, under `opmux run`: once for each text, and by the first rank only."""
+    if not reporting or os.environ.get("RANK", "0") != "0":
+        return
+    text = str(what)
+    if text not in _reported:
+        _reported.add(text)
+        print(f"opmux: {text}", file=sys.stderr)
 
 
 _installed: dict[str, Installed] = {}

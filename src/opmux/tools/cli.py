@@ -115,7 +115,9 @@ def list_ops(
     named: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", help="Families, ops, or globs such as '*norm*'.", autocompletion=_op_and_family_names
+            metavar="[NAME]...",
+            help="Families, ops, globs such as '*norm*', or a vendor.",
+            autocompletion=_op_and_family_names,
         ),
     ] = None,
     family: Annotated[str | None, typer.Option(metavar="NAME", help="List only this family.")] = None,
@@ -124,7 +126,10 @@ def list_ops(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """List the families of ops; with a NAME, its ops and their implementations in the order of choice."""
+    """List the families of ops; with a NAME, its ops and their implementations in the order of choice.
+
+    The NAME of a vendor lists this vendor's implementations.
+    """
     from . import listing, screen
 
     screen.show_log()

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from ..core import discovery, knobs, machine
 from ..core import policy as policies
 from ..core.default import get_default_manager
 from ..core.errors import BadKnob
+from ..core.tokens import shown
 from ..cpp import build, launching
 from ..cpp import library as native_library
 from ..machine import devices, vendors
@@ -43,6 +45,7 @@ class DoctorReport:
     quarantine: list[dict[str, Any]] = field(default_factory=list)
     tuning: dict[str, Any] = field(default_factory=dict)
     cpp: dict[str, str] = field(default_factory=dict)
+    startup: str = ""
     broken: list[str] = field(default_factory=list)
 
     def invalid(self) -> list[str]:
@@ -71,7 +74,7 @@ def run(as_json: bool) -> int:
 
 
 def examine() -> DoctorReport:
-    report = DoctorReport(versions=versions())
+    report = DoctorReport(versions=versions(), startup=startup())
     report.devices = report.guard("devices", device_rows, [])
     # Check the file once. Otherwise each setting that is not in the environment would report the file's error again.
     file_is_good = report.guard("settings file", lambda: knobs.files() is not None, False)
@@ -143,6 +146,20 @@ def _installed(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def startup() -> str:
+    """What opmux's file in site-packages does at each start of Python."""
+    module = sys.modules.get("opmux_startup")
+    if module is None:
+        return (
+            "opmux_startup is not imported at the start of Python: `import transformer_engine` is not served without "
+            "`import opmux.te`, nor are processes that a program under `opmux run --as` starts. pip install adds it"
+        )
+    return (
+        f"{module.__file__}, imported at each start of Python by opmux_startup.pth, serves `import transformer_engine` "
+        f"(OPMUX_TE_STARTUP=0: not) and, in processes that a program under `opmux run --as` starts, the same libraries"
+    )
 
 
 def device_rows() -> list[dict[str, Any]]:
@@ -271,6 +288,7 @@ def _state_rows(report: DoctorReport) -> list[tuple[str, Any]]:
     return [
         ("policy", policy or Text("none: see below", "bold red")),
         *(quarantine or [("quarantine", "empty")]),
+        ("start-up", report.startup),
         ("tuning", f"{report.tuning.get('entries', 0)} entries for this chip in {report.tuning.get('directory')}"),
     ]
 
@@ -284,7 +302,7 @@ def _chip_rows(report: DoctorReport) -> list[tuple[str, str]]:
 
 
 def _vendor_rows(report: DoctorReport) -> list[tuple[str, str]]:
-    rows = [(v["vendor"] or "of no vendor", f"{v['impls']} of kind {v['kind']}") for v in report.vendors]
+    rows = [(v["vendor"] or "of no vendor", f"{v['impls']} of kind {shown(v['kind'])}") for v in report.vendors]
     return rows or [("none", "see below")]
 
 
@@ -305,7 +323,7 @@ def _settings_table(report: DoctorReport, width: int) -> Any:
     for s in report.settings:
         unset = s["source"].startswith("default")
         style = "bold red" if s["error"] else "dim" if unset else "bold"
-        value = Text(shown(s["value"]), style)
+        value = Text(shown_value(s["value"]), style)
         if not unset:
             value.append(f" ({s['source']})", "dim")
         meaning = Text(s["error"], "red") if s["error"] else Text(s["doc"])
@@ -313,9 +331,9 @@ def _settings_table(report: DoctorReport, width: int) -> Any:
     return table
 
 
-def shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
     if isinstance(value, dict):
-        return "; ".join(f"{op}={'|'.join(order)}" for op, order in value.items())
+        return "; ".join(f"{op}={'|'.join(map(shown, order))}" for op, order in value.items())
     if isinstance(value, list):
         return ", ".join(value) or "-"
-    return {None: "-", True: "1", False: "0"}.get(value, str(value)) if not isinstance(value, str) else value
+    return {None: "-", True: "1", False: "0"}.get(value, str(value)) if not isinstance(value, str) else shown(value)

@@ -15,9 +15,11 @@ from ..core import machine, tensors
 from ..core.default import get_default_manager
 from ..core.errors import NotSupported, UnknownName, quoted, suggestion
 from ..core.explain import Explanation, Verdict
+from ..core.extension import NATIVE
 from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import Sample, Spec, specs
 from ..core.tensors import dtype_name
+from ..core.tokens import shown
 from ..faces.aten import decisions, engine
 from ..machine import devices, vendors
 from ..machine.devices import Chip
@@ -218,6 +220,7 @@ def as_data(explanation: Explanation, spec: Spec | None, sample: Sample) -> dict
         "arch": machine.arch_of(explanation.device),
         "arguments": named(spec, sample),
         "chosen": None if explanation.chosen is None else explanation.chosen.impl_id,
+        "runs": _runs(explanation),
         "verdicts": [listing.verdict_data(v) for v in explanation.verdicts],
     }
 
@@ -250,10 +253,16 @@ def _show(
     console.print(table)
 
 
+def _runs(explanation: Explanation) -> str | None:
+    """The id of the implementation that a call would run."""
+    if explanation.torch_runs:
+        return NATIVE
+    return None if explanation.chosen is None else explanation.chosen.impl_id
+
+
 def _chosen(explanation: Explanation) -> Text:
-    if explanation.chosen is None:
-        return Text("nothing can run", "bold red")
-    return Text(explanation.chosen.impl_id, "bold green")
+    runs = _runs(explanation)
+    return Text("nothing can run", "bold red") if runs is None else Text(runs, "bold green")
 
 
 def _row(verdict: Verdict) -> list[Text]:
@@ -265,7 +274,7 @@ def _row(verdict: Verdict) -> list[Text]:
     return [
         Text({"chosen": "*", "next": "", "refused": "x"}[status], "bold green" if status == "chosen" else "red"),
         Text(impl.impl_id, style),
-        Text(f"{impl.kind} {impl.vendor or ''}".rstrip(), screen.KIND_STYLES[impl.kind.value]),
+        Text(f"{shown(impl.kind)} {impl.vendor or ''}".rstrip(), screen.KIND_STYLES[impl.kind.value]),
         Text(str(impl.priority)),
         Text(text, "yellow" if status == "refused" else style),
         Text(str(verdict.origin) if verdict.origin.plugin != "opmux" else "opmux", "dim"),

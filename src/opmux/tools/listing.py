@@ -1,4 +1,7 @@
-"""`opmux list`: the families of ops and the known vendors; for named ops, their implementations in dispatch's order."""
+"""`opmux list`: the families of ops and the known vendors; for named ops, their implementations in dispatch's order.
+
+For the name of a vendor, the implementations of this vendor (vendor_listing.py).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ from ..core.explain import Explanation, Verdict
 from ..core.lock import cached_property
 from ..core.manager import OpManager
 from ..core.spec import Spec, specs
+from ..core.tokens import shown
 from ..machine import devices, vendors
 from ..machine.here import HERE
 from ..machine.vendors import Package
-from . import screen
+from . import screen, vendor_listing
 
 NO_SPEC = "(no spec)"
 
@@ -91,7 +95,8 @@ def _named(rows: list[ListingRow], name: str) -> list[ListingRow]:
     ):
         if hits:
             return hits
-    raise UnknownName("op or family", name, [*{r.family for r in rows}, *(r.name for r in rows)])
+    known = [*{r.family for r in rows}, *(r.name for r in rows), *vendors.known()]
+    raise UnknownName("op, family or vendor", name, known)
 
 
 def _matches(glob: str, *names: str) -> bool:
@@ -100,6 +105,11 @@ def _matches(glob: str, *names: str) -> bool:
 
 def run(named: list[str], family: str | None, glob: str | None, as_json: bool) -> None:
     every = rows(get_default_manager())
+    if family is None and glob is None and len(named) == 1 and named[0].casefold() not in {r.family for r in every}:
+        package = vendors.get(named[0].casefold())
+        if package is not None:
+            _show_vendor(package, as_json)
+            return
     selected = select(every, named, family, glob)
     policy = str(policies.get_policy())
     if as_json:
@@ -118,6 +128,16 @@ def run(named: list[str], family: str | None, glob: str | None, as_json: bool) -
         ops = screen.count(len(selected), "op")
         console.print(f"{ops}, {screen.count(impls, 'implementation')}; policy {policy}, on {device}")
         console.print("*runs; the others follow from left to right; (no: why) cannot run here", style="dim")
+
+
+def _show_vendor(package: Package, as_json: bool) -> None:
+    found = vendor_listing.implementations(package, get_default_manager())
+    if as_json:
+        (about,) = (row for row in vendor_rows() if row["vendor"] == package.name)
+        screen.print_json(about | {"implementations": found})
+        return
+    with screen.paged() as console:
+        vendor_listing.show(package, found, _is_here(package), console)
 
 
 def _show_families(rows: list[ListingRow], console: Console) -> None:
@@ -142,7 +162,7 @@ def _show_families(rows: list[ListingRow], console: Console) -> None:
     others = [v["vendor"] for v in vendor_rows() if not v["here"]]
     console.print(Text.assemble(("  vendors: ", "dim"), f"{', '.join(local)} (here), {', '.join(others)}"))
     counts = f"{screen.count(len(rows), 'op')}, {screen.count(len(by_family), 'family')}"
-    console.print(f"{counts}; opmux list norm, rms_norm or '*_bwd' shows implementations")
+    console.print(f"{counts}; opmux list norm, rms_norm, '*_bwd' or nvidia shows implementations")
 
 
 def _examples(ops: list[ListingRow], width: int) -> str:
@@ -203,7 +223,7 @@ def impl_text(verdict: Verdict) -> Text:
     }
     about = []
     if not impl.impl_id.casefold().startswith(usual[impl.kind.value].casefold()):
-        about.append(f"{impl.kind} {impl.vendor}" if impl.vendor else str(impl.kind))
+        about.append(f"{shown(impl.kind)} {impl.vendor}" if impl.vendor else shown(impl.kind))
     if origin.plugin != "opmux":
         about.append(f"from {origin}")
     if verdict.status == "refused":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import runpy
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
+from .. import settings
 from ..core.errors import quoted
 from ..faces import compat
 from .arguments import BadOption
@@ -26,7 +29,33 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
     name = program[0]
     if not module and not os.path.exists(name):  # noqa: PTH110  # False for a name that is too long
         raise BadOption(f"run: there is no file {quoted(name)}")
+    with _in_place_of(libraries, shadow):
+        return _run(program, module)
+
+
+@contextlib.contextmanager
+def _in_place_of(libraries: list[str], shadow: bool) -> Iterator[None]:
+    """Serve opmux's modules under these libraries' names, also in the processes that the program starts.
+
+    Those read the variable in `opmux_startup`, which Python imports at each start (opmux_startup.pth).
+    """
     compat.install(*libraries, shadow=shadow)
+    variable, before = settings.RUN_AS.name, os.environ.get(settings.RUN_AS.name)
+    compat.reporting, reported = True, compat.reporting
+    if libraries:
+        os.environ[variable] = ",".join([*libraries, *(["shadow"] if shadow else [])])
+    try:
+        yield
+    finally:
+        compat.reporting = reported
+        os.environ.pop(variable, None)
+        if before is not None:
+            os.environ[variable] = before
+        compat.uninstall(*libraries)
+
+
+def _run(program: list[str], module: bool) -> int:
+    name = program[0]
     argv, path = sys.argv[:], sys.path[:]
     sys.argv[:] = program
     sys.path.insert(0, str(Path.cwd() if module else Path(name).resolve().parent))
@@ -50,7 +79,6 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     finally:
         sys.argv[:], sys.path[:] = argv, path
-        compat.uninstall(*libraries)
     return 0
 
 

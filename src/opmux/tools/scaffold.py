@@ -121,7 +121,7 @@ def commands(backend: NewBackend) -> list[str]:
         conform = f"OPMUX_VENDOR={backend.name} {conform}"  # because another vendor's chip may have this device type
     elif backend.device in OF_TORCH:
         conform += " --device cpu"  # torch's own device types cannot be simulated
-    return [*([] if backend.in_tree else install), "opmux list", conform]
+    return [*([] if backend.in_tree else install), f"opmux list {backend.name}", conform]
 
 
 def shown(path: Path) -> str:
@@ -157,7 +157,7 @@ def _check_name(name: str) -> None:
         raise CannotMake(
             f"{name!r} cannot be a vendor's name. Allowed: small letters, digits and _, with a letter first{hint}"
         )
-    if name in {*BACKENDS, *(str(kind) for kind in BackendImplKind), "cpu", "native"}:
+    if name in {*BACKENDS, *(str(kind) for kind in BackendImplKind), "cpu", "native", "opmux"}:
         raise CannotMake(f"'{name}' has another meaning where a vendor is named. Choose another name")
     get_default_manager().prepare()  # plugins may define vendors
     known = vendors.get(name)

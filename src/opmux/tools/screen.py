@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from ..core import log
 
-# The width of a console that is a file or a pipe, so that lines are not wrapped.
+# The width of a file or a pipe, so that lines are not wrapped, unless COLUMNS is set.
 WIDE = 1000
 
 KIND_STYLES = {"flagos": "green", "cpp": "cyan", "vendor": "magenta", "reference": "blue"}
@@ -39,8 +40,8 @@ def err() -> Console:
 
 
 def _console(stream: Any, stderr: bool) -> Console:
-    terminal = stream.isatty()
-    return Console(stderr=stderr, width=None if terminal else WIDE, highlight=False, soft_wrap=False)
+    own = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()  # rich reads COLUMNS
+    return Console(stderr=stderr, width=None if own else WIDE, highlight=False, soft_wrap=False)
 
 
 def beside(json: str | None) -> Console:
@@ -119,9 +120,39 @@ def some(names: Iterable[str], most: int = 12) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
-def table(*columns: str | tuple[str, dict[str, Any]], title: str | None = None) -> Table:
+class WordTable(Table):
+    """A table that breaks lines between words only, if its longest words fit beside each other."""
+
+    def longest_words(self, console: Console, options: ConsoleOptions) -> list[int]:
+        """The width of the longest word of each column."""
+        unlimited = options.update_width(WIDE)
+        cells = [[column.header, *column.cells] for column in self.columns]
+        return [max(Measurement.get(console, unlimited, c).minimum for c in column) for column in cells]
+
+    def fits(self, console: Console, options: ConsoleOptions) -> bool:
+        padding = sum(self._get_padding_width(at) for at in range(len(self.columns)))
+        return sum(self.longest_words(console, options)) + padding + self._extra_width <= options.max_width
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.fits(console, options):
+            for column, width in zip(self.columns, self.longest_words(console, options)):
+                column.min_width = max(width, column.min_width or 0)
+        yield from super().__rich_console__(console, options)
+
+
+class Narrow:
+    """A table, or another one where the first would break words."""
+
+    def __init__(self, table: WordTable, narrow: WordTable):
+        self.table, self.narrow = table, narrow
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.table if self.table.fits(console, options) else self.narrow
+
+
+def table(*columns: str | tuple[str, dict[str, Any]], title: str | None = None) -> WordTable:
     """A table in the common style. A column is a heading, or a heading with options."""
-    styled = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    styled = WordTable(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         heading, options = (column, {}) if isinstance(column, str) else column
         styled.add_column(heading, **{"overflow": "fold", **options})

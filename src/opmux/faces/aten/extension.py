@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...core.errors import UnknownName
-from ...core.extension import Extension
+from ...core.extension import NATIVE, Extension, Remark
 from ...core.spec import specs
 
 
@@ -36,38 +36,42 @@ def _find_derived(name: str) -> str | None:
     return None if overload is None else overload.key
 
 
-def _remark(key: str, device: str, chosen: str | None, first: Any) -> str:
+def _remark(key: str, device: str, chosen: str | None, first: Any) -> Remark:
     if key not in specs.derived:
-        return _of_the_same_name(key, device, first)
-    return "; ".join(filter(None, (_who_runs(key, device, chosen, first), _of_torch_native(key, device))))
+        return Remark(_of_the_same_name(key, device, first))
+    text, torch_runs = _who_runs(key, device, chosen, first)
+    return Remark("; ".join(filter(None, (text, _of_torch_native(key, device)))), torch_runs)
 
 
-def _who_runs(key: str, device: str, chosen: str | None, first: Any) -> str:
+def _who_runs(key: str, device: str, chosen: str | None, first: Any) -> Remark:
     from . import decisions, engine
     from .overloads import table
 
     name = key.removeprefix("aten::").removesuffix(".default")
     overload = table().get(name)
     if overload is None:
-        return f"torch's own kernel runs, because {_reason(name)}"
-    if chosen == "native":
-        return "native is torch's own kernel"
+        return Remark(f"torch's own kernel runs, because {_reason(name)}")
+    if chosen == NATIVE:
+        return Remark("native is torch's own kernel")
     if chosen is None:
-        return ""
+        return Remark()
     decision = decisions.decide(overload, device)
     on = engine.is_on(name, device)
     if on and not engine.STATE.auto:
-        return ""
+        return Remark()
     if on and first is not None and not decision.takes(first):
-        return f"torch's own kernel runs for this size: {decision.why}"
+        return Remark(f"torch's own kernel runs for this size: {decision.why}", True)
     if on and decision.waits(first):
-        return "torch's own kernel runs for this size until C++ launches ours, after some calls that look the same"
+        text = "torch's own kernel runs for this size until C++ launches ours, after some calls that look the same"
+        return Remark(text, True)
     if on:
-        return ""
+        return Remark()
+    ours = f"'{chosen}'" if chosen else "ours"
     if decision.taken:
-        return f"not enabled: torch's own kernel runs; opmux.enable() turns this choice on, because {decision.why}"
+        why = f"opmux.enable() makes {ours} run, because {decision.why}"
+        return Remark(f"torch's own kernel runs, because the op is not enabled; {why}", True)
     text = f"torch's own kernel runs, because {decision.why}"
-    return f"{text}; opmux.enable({name!r}, mode='all') turns this choice on"
+    return Remark(f"{text}; opmux.enable({name!r}, mode='all') makes {ours} run", True)
 
 
 def _of_the_same_name(key: str, device: str, first: Any) -> str:
@@ -79,7 +83,7 @@ def _of_the_same_name(key: str, device: str, first: Any) -> str:
     from . import engine
 
     overload = engine.choosable().get(device, {}).get(name)
-    text = "" if overload is None else _who_runs(overload.key, device, "", first)
+    text = "" if overload is None else _who_runs(overload.key, device, "", first).text
     return f"torch.ops.aten.{name}: {text}" if text else ""
 
 

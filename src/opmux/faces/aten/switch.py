@@ -19,6 +19,7 @@ from ...core.tensors import first_tensor
 from ...cpp import background
 from ...cpp import library as native_library
 from ...machine import devices
+from ...tuning.speed_files import chip_of
 from . import decisions, engine, planner, saved
 from . import record as recording
 from .overloads import Overload, table
@@ -192,8 +193,9 @@ def enable(
         include, exclude: ATen's names (`add`: all its overloads and in-place forms; `add.Tensor`: that overload), globs
             (`*softmax*`) and families (`family:norm`). An unknown name raises.
         mode: "auto" overrides an op only if our kernel was measured to be at least as fast as torch's on this chip,
-            even if `include` names the op. On a chip that was never measured (`opmux tune --aten`) it overrides
-            nothing. "all" overrides every op for which we have a kernel.
+            even if `include` names the op. On a chip that was never measured, such as a CPU, it overrides nothing,
+            returns [] and logs a warning once; `opmux tune --aten` measures the chip. "all" overrides every op for
+            which we have a kernel.
         record: a path or a text file. `disable()`, or the end of the program, writes JSON lines to it: the overloads
             that were called, the implementation, dtype and shapes, how often, and why torch's own kernel ran.
         wait: the first time on a machine, auto mode on an accelerator compiles C++ for some 30 s. By default another
@@ -206,7 +208,31 @@ def enable(
     if not wait and selection.takes_long() and _prepare(selection):
         return enabled_ops()
     selection.turn_on(lambda: _set_base(selection), alone=not _stack)
+    _warn_if_nothing_is_enabled(selection)
     return enabled_ops()
+
+
+def _warn_if_nothing_is_enabled(selection: Selection) -> None:
+    """Warn once if auto mode leaves all requested overloads to torch, for example because this is a CPU."""
+    requested = {d: names for d, names in selection.requested.items() if names}
+    if not selection.auto or selection.names or not requested:
+        return
+    device = next((d for d in requested if d != "cpu"), "cpu")
+    if decisions.measured(chip_of(device)):
+        example = min(requested[device])
+        why = f"none of the requested overloads is faster, {example} because {_decision(example, device).why}"
+    else:
+        why = (
+            "auto mode uses only kernels that were measured, and none was measured on it. "
+            "`opmux tune --aten` measures them; opmux.enable(mode='all') runs them without that"
+        )
+    name = "a CPU" if device == "cpu" else chip_of(device)
+    _warn_once(f"opmux.enable() enables nothing on {name}, torch's own kernels run: {why}")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 PREPARE = "import opmux; opmux.enable({include!r}, {exclude!r}, wait=True)"

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...core.errors import BadArgument
 from ...core.log import logger
+from .. import compat
 from ..models.patch import CannotPatch, patch_model
 from .patched_models import MODELS, TYPES
 
@@ -63,7 +64,7 @@ def _patcher(model_type: str, arguments: str) -> Callable[..., None]:
         parts = {part for flag, parts in PARTS.items() if flags.get(flag) for part in parts}
         if not parts:
             return
-        patch_model(model_type if flags["model"] is None else flags["model"], include=sorted(parts))
+        compat.report(patch_model(model_type if flags["model"] is None else flags["model"], include=sorted(parts)))
 
     patcher: Any = apply
     patcher.__signature__, patcher.__name__, patcher.__qualname__ = signature, name, name

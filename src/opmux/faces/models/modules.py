@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
@@ -183,17 +184,20 @@ def patch_module(module: nn.Module, forward: Forward) -> str:
     return ""
 
 
-def unpatch_modules(*modules: nn.Module) -> None:
+def unpatch_modules(*modules: nn.Module) -> Counter[str]:
+    """Restore the modules' own forwards; returns how many modules of each class were patched."""
+    restored: Counter[str] = Counter()
     with _lock.arm().held:
         for module in modules:
             attributes = vars(module)
-            attributes.pop(KEY, None)
+            restored[type(module).__name__] += attributes.pop(KEY, None) is not None
             for name in FORWARD_ATTRIBUTES:
                 bound = attributes.get(name)
                 if _is_bound(bound, module) and bound.__func__ in _slot_of:
                     attributes[name] = types.MethodType(_slot_of[bound.__func__].original, module)
         for slot in list(_slots.values()):
             slot.release()
+    return +restored
 
 
 def _plain(function: Any) -> Any:

@@ -20,7 +20,7 @@ from ...core.log import logger
 from ...core.spec import specs
 from ...cpp import triton_hash
 from ...machine import devices
-from . import ahead, loss
+from . import ahead, attention, loss
 from .forms import form, is_own, unwrapped
 from .known_classes import PARTS_OF
 from .modules import (
@@ -45,12 +45,14 @@ from .replacements import (
     remember_activations,
     remember_norm,
     rotating,
+    why_mask_is_left,
     without_mask,
 )
 
 # Suffixes of classes that a user may expect to be replaced. The report says why a class is not replaced.
 EXPECTED = ("RMSNorm", "MLP", "DecoderLayer", "Experts")
 MODELS = ("ForCausalLM", "ForConditionalGeneration")
+REFERENCE = "reference.torch"
 LOSS_OPS = ("token_cross_entropy", "token_cross_entropy_bwd_")
 
 
@@ -91,15 +93,36 @@ class Report:
         return _implementation(op, self.device, self.dtype)
 
     def __str__(self) -> str:
-        lines = [
-            (row.module, str(row.count or ""), row.name, ", ".join(f"{op}: {self.runs(op)}" for op in row.ops))
-            for row in self.replaced
-        ]
+        lines = [(row.module, str(row.count or ""), row.name, self._what_runs(row)) for row in self.replaced]
         table = _table([("module", "", "replaced by", "runs"), *lines])
         left = _table(
             [("left", "", "why", ""), *((row.module, str(row.count or ""), row.reason, "") for row in self.left)]
         )
-        return f"{self.of}\n{table}" + (f"\n\n{left}" if self.left else "")
+        plain = any(self.runs(op) == REFERENCE for row in self.replaced for op in row.ops)
+        note = (
+            f"\n{REFERENCE} is plain PyTorch: opmux has no kernel for these ops on {self.device.type}" if plain else ""
+        )
+        return f"{self.of}\n{table}{note}" + (f"\n\n{left}" if self.left else "")
+
+    __repr__ = __str__
+
+    def _what_runs(self, row: ReportRow) -> str:
+        """The implementations of a part's ops, or why the part does nothing for this model."""
+        if row.name == "attention" and row.count and not attention.has_flash(self.device):
+            return f"nothing on {self.device.type}: it selects a kernel for NVIDIA GPUs"
+        return ", ".join(f"{op}: {self.runs(op)}" for op in row.ops)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `unpatch_model` undid; `str()` gives one line."""
+
+    of: str
+    modules: tuple[tuple[str, int], ...]  # the class of modules, and their number; 0 if the class itself was patched
+
+    def __str__(self) -> str:
+        names = ", ".join(f"{count} {name}" if count else name for name, count in self.modules)
+        return f"{self.of}: restored {names}" if names else f"{self.of}: nothing was patched"
 
     __repr__ = __str__
 
@@ -179,13 +202,16 @@ def patch_model(
     return Report(model_name, tuple(row for plan in plans.values() for row in plan.rows))
 
 
-def unpatch_model(model: nn.Module | type[nn.Module] | str) -> None:
-    """Undo `patch_model` for a model, a model type or a class."""
+def unpatch_model(model: nn.Module | type[nn.Module] | str) -> Restored:
+    """Undo `patch_model` for a model, a model type or a class; returns what was restored."""
     if isinstance(model, nn.Module):
-        unpatch_modules(*model.modules())
-    else:
-        for slot in _types.pop(_home(model).__name__, []):
-            unpatch_class(slot)
+        return Restored(type(model).__name__, tuple(unpatch_modules(*model.modules()).items()))
+    home = _home(model).__name__
+    slots = _types.pop(home, [])
+    for slot in slots:
+        unpatch_class(slot)
+    names = tuple((slot.owner.__name__, 0) for slot in slots)
+    return Restored(home.rpartition(".")[2].removeprefix("modeling_"), names)
 
 
 def _requested(include: Iterable[str] | None, exclude: Iterable[str] | None) -> frozenset[str]:
@@ -246,7 +272,7 @@ def _known(cls: type[nn.Module]) -> Known:
         return _with_loss(original)
     if makes_a_causal_mask(original):
         return Known(original, (MASK,))
-    return Known(original, reason=_why_left(cls, original))
+    return Known(original, reason=_why_left(cls, original) or why_mask_is_left(original))
 
 
 MASK = Replacement("mask", without_mask, ())

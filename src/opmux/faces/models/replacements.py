@@ -430,11 +430,23 @@ def is_transformers(fn: Any) -> bool:
 
 def makes_a_causal_mask(original: Any) -> bool:
     """Whether a forward makes a causal mask and no other mask."""
+    return _masks_made(original) == [MASKING]
+
+
+def why_mask_is_left(original: Any) -> str:
+    """Why a forward that makes causal masks keeps them; "" if it makes none."""
+    made = _masks_made(original)
+    others = [name for name in made if name != MASKING]
+    return f"mask is left: it also calls {', '.join(others)}" if MASKING in made and others else ""
+
+
+def _masks_made(original: Any) -> list[str]:
+    """The functions of transformers by which a forward makes masks; empty if a user has replaced the causal one."""
     inner = unwrapped(original)
     names = getattr(getattr(inner, "__code__", None), "co_names", ())
     if home_of(inner) is None or not is_transformers(vars(home_of(inner)).get(MASKING)):
-        return False
-    return [name for name in names if "mask" in name and name.startswith("create")] == [MASKING]
+        return []
+    return [name for name in names if "mask" in name and name.startswith("create")]
 
 
 def without_mask(original: Forward) -> Forward:

@@ -32,7 +32,7 @@ import torch
 from ...core import machine
 from ...imports import LAYER, PLUGINS, TEX, Grant, finder
 from ..tex import interface
-from . import rewrite, torch_names
+from . import bytecode, rewrite, torch_names
 from .chip import SubstituteDevice
 
 VERSIONS = ("2.20", "2.9")  # the versions of the layer that our tex supports
@@ -170,8 +170,8 @@ class Loader(importlib.machinery.SourceFileLoader):
         path, kind, imports = self.get_filename(fullname), self.chip and self.chip.type, torch_names.replaced()
         if not rewrite.may_need_rewrite(source := self.get_data(path), kind, imports):
             return super().get_code(fullname)
-        # Do not use the bytecode cache: it contains the code of the unmodified file.
-        return rewrite.rewritten(source, path, kind, imports)
+        # Not Python's bytecode cache, which contains the code of the unmodified file.
+        return bytecode.code_of(source, path, kind, imports)
 
     def exec_module(self, module: types.ModuleType) -> None:
         name = module.__name__.removeprefix(f"{LAYER}.")

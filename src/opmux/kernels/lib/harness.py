@@ -314,5 +314,11 @@ class RowSizes(NamedTuple):
 
     def launch(self, kernel: Launcher, tiles: Tiles, *grid: int, **constants: Any) -> Launch:
         """A launch over the rows; without a grid, one program for every BLOCK_M rows."""
+        if not grid and "BLOCK_M" not in tiles.sizes:
+            raise TypeError(
+                f"rows.launch of {kernel.kernel.__name__}: without a grid, one program computes BLOCK_M rows, and the "
+                f"tiles have no BLOCK_M ({tiles}). Add BLOCK_M to the tiles, or pass a grid: "
+                f"rows.launch(kernel, tiles, rows.count)"
+            )
         programs = grid or (-(-self.count // tiles["BLOCK_M"]),)
         return Launch(kernel, programs, tiles.config(**constants), self.numbers)

@@ -146,6 +146,8 @@ def _check(
     """Run all checks and add their results to the record."""
     target = plan.target
     console.print(Text(str(target), "bold"), soft_wrap=True)
+    if not scope.words and plan.subjects:
+        console.print(Text(announcement(plan), "dim"), soft_wrap=True)
     names = [f"{s.name} by {s.id}" for s in plan.subjects]
     _warm(plan)
     covered: dict[str, Covered] = {}
@@ -165,6 +167,15 @@ def _check(
         record.coverage = [covered.get(s.key) or coverage.predicted(s, target) for s in scope.specs]
         record.coverage += coverage.of_aten(target, scope.overloads.values())
     record.rest_of_aten = {} if scope.words or target.direct else coverage.rest_of_aten(target)
+
+
+def announcement(plan: ConformPlan) -> str:
+    """What a run over all ops will do, and how long that takes."""
+    ops = screen.count(len({s.spec.key for s in plan.subjects}), "op")
+    how_long = "can take hours" if plan.depth.full else "takes about a minute on two cores"
+    if plan.target.interpreted and not plan.depth.full:
+        how_long = "takes minutes, because kernels are interpreted"
+    return f"checks {ops}; this {how_long}. --op rms_norm checks one op, --list prints what would be checked"
 
 
 def _warm(plan: ConformPlan) -> None:

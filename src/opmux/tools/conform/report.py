@@ -68,12 +68,22 @@ def report(record: ConformRecord, known: list[Gap]) -> Group:
 
 
 def _family(family: str, results: list[CheckResult]) -> Any:
-    """A family's table: a line for each vendor's impl and each impl with a problem, one line for all others."""
+    """A family's table: a line for each vendor's impl and each impl with a problem, one line for all others.
+
+    Each check has a column. On a screen that is too narrow for that, one column has the results of all checks.
+    """
     rows: dict[tuple[str, str], list[CheckResult]] = {}
     for result in results:
         rows.setdefault((result.op, result.impl), []).append(result)
     checks = [c for c in CHECKS if any(r.check == c for r in results)]
     table = screen.table("op", "impl", *checks, title=family)
+    narrow = screen.table("op", "impl", "checks", title=family)
+
+    def add(op: Text, who: Text, cells: list[Text]) -> None:
+        table.add_row(op, who, *cells)
+        words = [Text.assemble(f"{check} ", cell) for check, cell in zip(checks, cells) if cell.plain]
+        narrow.add_row(op, who, Text("; ").join(words))
+
     plain: list[list[CheckResult]] = []
     for (op, impl), results_of_impl in rows.items():
         if not results_of_impl[0].own and all(r.status == PASS for r in results_of_impl):
@@ -81,15 +91,15 @@ def _family(family: str, results: list[CheckResult]) -> Any:
             continue
         by_check = {r.check: r for r in results_of_impl}
         who = Text(impl, "magenta" if results_of_impl[0].own else "")
-        table.add_row(Text(op), who, *(_cell(by_check.get(c)) for c in checks))
+        add(Text(op), who, [_cell(by_check.get(c)) for c in checks])
     if plain:
         counted = Counter(r.check for results_of_impl in plain for r in results_of_impl)
         served = Counter(r.ran[0] for results_of_impl in plain for r in results_of_impl if r.ran)
         who = ", ".join(f"{i} {n}" for i, n in served.most_common()) or DISPATCH
         count = len({f[0].op for f in plain})
         others = f"{count} {'other' if table.row_count else 'op'}{'' if count == 1 else 's'}"
-        table.add_row(Text(others, "dim"), Text(who, "dim"), *(_many(counted[c]) for c in checks))
-    return table
+        add(Text(others, "dim"), Text(who, "dim"), [_many(counted[c]) for c in checks])
+    return screen.Narrow(table, narrow)
 
 
 def _cell(result: CheckResult | None) -> Text:

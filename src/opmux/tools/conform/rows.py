@@ -347,6 +347,8 @@ def served(target: ConformTarget) -> tuple[list[VendorRow], list[Unchecked]]:
             unchecked.append(Unchecked(f"aten::{row.overload}", row.impl_id, why))
         else:
             rows.append(VendorRow(overload, impl, target))
+    if opinfo.absent() is not None:  # the samples cannot be imported; the report says so for each row
+        return rows, unchecked
     _to_search.update(
         {r.shape.name: _plain(r.shape) for r in rows if not opinfo.entries_of(r.shape.packet.removesuffix("_"))}
     )

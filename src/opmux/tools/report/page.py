@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..doctor import DoctorReport, shown
+from ..doctor import DoctorReport, shown_value
 from ..runner.html import BarPart, document, stack, table, text
 from ..screen import count
 from ..speed.command import mean
@@ -120,7 +120,9 @@ def _settings(machine: DoctorReport) -> str:
     heads = ("setting", "value", "source", "meaning")
     is_set = lambda s: not s["source"].startswith("default")
     rows = lambda settings: [
-        _cells(s["name"], shown(s["value"]), s["source"], s["error"] or s["doc"], kind="bad" if s["error"] else "")
+        _cells(
+            s["name"], shown_value(s["value"]), s["source"], s["error"] or s["doc"], kind="bad" if s["error"] else ""
+        )
         for s in settings
     ]
     changed = [s for s in machine.settings if is_set(s)]
