@@ -34,6 +34,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     # Set this before anything imports triton, which reads it at import.
     os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.pop("COLUMNS", None)  # set by pytest-xdist; what opmux prints to a pipe depends on it
     if config.getoption("--triton") == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
     with contextlib.suppress(ImportError):

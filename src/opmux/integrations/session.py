@@ -50,7 +50,7 @@ class OpmuxSession:
                 set_policy(self.policy)
             if self.overrides is not None:
                 done.enter_context(self.overrides)
-            if self.patch and any(map(is_patched, model.modules())):
+            if self.patch and is_patched(model):
                 logger.info("the model is patched already, and keeps its patch")
             elif self.patch:
                 self.report = patch_model(model, **self.parts, example=example)

@@ -147,10 +147,10 @@ def _slot(owner: type[nn.Module], original: Forward) -> Slot:
     return slot
 
 
-def is_patched(module: nn.Module) -> bool:
-    """Whether a module runs a fused forward, because the module or its class is patched."""
-    slot = _slot_of.get(type(module).forward)
-    return KEY in vars(module) or (slot is not None and slot.default is not slot.original)
+def is_patched(model: nn.Module) -> bool:
+    """Whether any module of a model runs a fused forward, because the module or its class is patched."""
+    by_class = lambda slot: slot is not None and slot.default is not slot.original
+    return any(KEY in vars(module) or by_class(_slot_of.get(type(module).forward)) for module in model.modules())
 
 
 def patch_class(cls: type[nn.Module], forward: Forward) -> Slot:

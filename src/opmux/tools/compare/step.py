@@ -60,9 +60,8 @@ def check_model(model: Any) -> torch.device:
     (device,) = devices
     if device.type == "meta":
         raise bad("model", "have weights", "parameters on the meta device")
-    for module in model.modules():
-        if is_patched(module):
-            raise bad("model", "not be patched: call opmux.unpatch_model first", f"a patched {type(module).__name__}")
+    if is_patched(model):
+        raise bad("model", "not be patched: call opmux.unpatch_model first", f"a patched {type(model).__name__}")
     return device
 
 
