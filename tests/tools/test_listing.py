@@ -10,6 +10,7 @@ import torch
 
 import opmux
 from opmux.core import BackendImplKind, OpImpl, knobs, specs
+from opmux.faces.aten import engine
 from opmux.machine import vendors
 from opmux.machine.devices import Chip
 from opmux.tools import completion, doctor, explain, listing
@@ -420,6 +421,7 @@ def test_explain_works_for_torchs_ops_on_the_command_line(cli):
 
 def test_explain_gives_one_verdict_for_an_op_that_is_not_enabled(cli, register):
     """Our kernel would be chosen, but the op is not enabled: only torch's own kernel is marked as running."""
+    engine.choosable()  # an implementation that is registered after this must be taken into account too
     x = torch.randn(4, 8)
     fn = opmux.ops.softmax.reference
     register(
@@ -432,6 +434,8 @@ def test_explain_gives_one_verdict_for_an_op_that_is_not_enabled(cli, register):
     )
     assert [line for line in verdicts if line.startswith("  *")] == [line for line in verdicts if "native" in line]
     assert report.torch_runs and not any("chosen" in line for line in verdicts if "native" not in line)
+    with opmux.use("_softmax", mode="all"):
+        assert not opmux.explain("_softmax", x, -1, False).torch_runs
     shown = cli("explain", "_softmax", "--shape", "4x8", "--device", "cpu").stdout
     assert "runs       native" in shown and shown.count("chosen") == 1
     data = json.loads(cli("explain", "_softmax", "--shape", "4x8", "--device", "cpu", "--json").stdout)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...core import library, machine
 from ...core.default import DefaultManager, get_default_manager
+from ...core.dispatch import is_foreign
 from ...core.entry import CallingConvention, EntryPoint
 from ...core.lock import cached_property, lock
 from ...core.log import logger
@@ -326,6 +327,7 @@ def _form(overload: Overload) -> CallingConvention:
 
 _devices: dict[str, DeviceOverrides] = {}
 _chosen: dict[str, dict[str, Overload]] = {}
+_outside: frozenset[tuple[str, str]] = frozenset()  # (op, id) of implementations from outside, at the last choice
 _generation = 0  # incremented when registrations become stale: overrides removed, vendors changed
 
 
@@ -335,19 +337,29 @@ def generation() -> int:
 
 def choosable() -> dict[str, dict[str, Overload]]:
     """For each device type of this machine, the overloads that can be overridden."""
-    get_default_manager().prepare()  # load plugins first: a plugin may register a device's vendor
+    global _outside
+    manager = get_default_manager()
+    manager.prepare()  # load plugins first: a plugin may register a device's vendor
+    outside = frozenset((i.op_name, i.impl_id) for i in manager.registry.all_impls() if is_foreign(i))
+    with lock.held:
+        if outside != _outside:
+            _outside = outside
+            _chosen.clear()
+    choice = {}
     for name in HERE.devices():
-        if name in _chosen:
-            continue
-        device = _devices.get(name) or DeviceOverrides(name)
-        chosen = device.choose()  # without the lock, because `choose` imports kernels and runs availability checks
+        if name not in _chosen:
+            device = _devices.get(name) or DeviceOverrides(name)
+            chosen = device.choose()  # without the lock, because `choose` imports kernels and runs availability checks
+            with lock.held:
+                if name not in _chosen:
+                    _devices[name], _chosen[name] = device, chosen
+                    for entry in device.entries.values():
+                        if isinstance(entry, Deferred):
+                            table()[entry.shape.name].natives[name] = entry.native
         with lock.held:
-            if name not in _chosen:
-                _devices[name], _chosen[name] = device, chosen
-                for entry in device.entries.values():
-                    if isinstance(entry, Deferred):
-                        table()[entry.shape.name].natives[name] = entry.native
-    return dict(_chosen)
+            if name in _chosen:  # false if another thread has just found other implementations
+                choice[name] = _chosen[name]
+    return choice
 
 
 def register(names: Mapping[str, Iterable[str]]) -> None:
@@ -359,7 +371,7 @@ def register(names: Mapping[str, Iterable[str]]) -> None:
         new = [
             _devices[device].register([o for n, o in chosen[device].items() if n in requested])
             for device, requested in ((d, _with_delegates(n)) for d, n in names.items())
-            if device in _devices  # false if the device's vendor has been removed meanwhile
+            if device in _devices and device in chosen  # false if the device's vendor has been removed meanwhile
         ]
         _guard(any(new))
 
