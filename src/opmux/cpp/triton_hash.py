@@ -1,7 +1,8 @@
 """Computes the hash of Triton's files in a thread.
 
-It is part of every key in Triton's cache, so the first launch in a process computes it: 500 MB, 0.3 to 1 s. `start`
-is called as soon as it is known that kernels will be launched. Importing this module does not import Triton.
+The hash is part of every key in Triton's cache, so the first launch in a process needs it. Computing it reads 500 MB
+and takes 0.3 to 1 s. `start` is called as soon as it is known that kernels will be launched. Importing this module does
+not import Triton.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def start() -> None:
 
 
 def wait() -> None:
-    """Wait until the thread has computed the hash, if `start` was called. Triton would compute it a second time."""
+    """Wait until the thread, if one was started, has computed the hash: else Triton would compute it a second time."""
     if (running := _State.running) is not None:
         running.wait()
 

@@ -1,7 +1,7 @@
-"""opmux inside other libraries' training programs, by those libraries' own hooks: one module for each library.
+"""Hooks that turn opmux on inside other libraries' training programs: one module for each library.
 
-A module imports its library, opmux.core, faces and functional; nothing else of opmux imports it. Start with session.py,
-which turns opmux on and undoes it for every callback, then transformers.py.
+A module imports its library, opmux.core, faces and functional; nothing else of opmux imports it. Read session.py first,
+which turns opmux on and off for every callback, then transformers.py.
 """
 
 from __future__ import annotations

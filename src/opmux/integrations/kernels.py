@@ -16,12 +16,12 @@ from ..faces.models.modules import own_forward
 from ..faces.models.replacements import REPLACEMENTS, ROPES, function_of, remember_activations
 
 DEVICES = ("cuda", "rocm", "xpu", "npu", "cpu")
-PARTS = ("rms_norm", "glu")  # of `patch_model`; the other parts use several modules
+PARTS = ("rms_norm", "glu")  # parts of `patch_model` that replace one module; the others use several modules
 
 
 @dataclass(frozen=True)
 class OpmuxLayer:
-    """What `kernels` calls a repository: `load` returns the class whose forward a layer gets."""
+    """Stands in for what `kernels` calls a repository: a layer gets the forward of the class that `load` returns."""
 
     name: str
     forward: Callable[..., Any]
@@ -41,9 +41,9 @@ def mapping(model: nn.Module, devices: Iterable[str] = DEVICES) -> dict[str, dic
     the same.
 
     Args:
-        model: a model whose layers are prepared for `kernels` (`use_kernel_forward_from_hub`), as those of transformers
-            are if a version of `kernels` is installed that transformers supports.
-        devices: the device types for which `kernelize` shall use our layers.
+        model: a model whose layers are prepared for `kernels` (`use_kernel_forward_from_hub`). Layers of transformers
+            are prepared if transformers supports the installed version of `kernels`.
+        devices: the device types for which `kernelize` uses our layers.
 
     Returns:
         {name of a layer: {device type: layer}}.
@@ -55,14 +55,14 @@ def mapping(model: nn.Module, devices: Iterable[str] = DEVICES) -> dict[str, dic
             name = getattr(type(layer), "kernel_layer_name", None)
             if name is not None:
                 forwards.setdefault(str(name), set()).add(_forward(layer))
-    # `kernelize` has one layer for each name, so a name with two different layers is left.
+    # `kernelize` has one layer for each name, so a name with two different layers is left out.
     layers = {name: OpmuxLayer(name, known) for name, (known, *more) in forwards.items() if known and not more}
     if not layers:
         found = (
-            ", ".join(sorted(forwards)) or "none, so `kernels` is missing or transformers does not support its version"
+            ", ".join(sorted(forwards)) or "none (`kernels` is missing, or transformers does not support its version)"
         )
         raise BadArgument.of(
-            "mapping", "model", "have layers that are prepared for kernels and of a known form", f"layers {found}"
+            "mapping", "model", "have layers that are prepared for kernels and known to opmux", f"layers {found}"
         )
     return {name: dict.fromkeys(devices, layer) for name, layer in layers.items()}
 

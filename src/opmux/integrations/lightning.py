@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..faces.aten.switch import Mode
 from .session import OpmuxSession
 
-# A Trainer accepts callbacks of its own package only. If both are installed, the program has imported the one it uses.
+# A Trainer only accepts callbacks of its own package. If both are installed, use the one that is already imported.
 if not TYPE_CHECKING and "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     from pytorch_lightning import Callback
 else:
@@ -20,7 +20,7 @@ else:
 
 
 class OpmuxLightningCallback(OpmuxSession, Callback):
-    """Turns opmux on when a `Trainer` begins to fit, and off when it ends, also if it raises.
+    """Turns opmux on when a `Trainer` begins to fit, and off when fitting ends or raises.
 
     `Trainer(..., callbacks=[opmux.integrations.OpmuxLightningCallback()])`. `patch` needs a model of transformers in
     the LightningModule; for a model of your own use `patch=False, enable=True`.

@@ -1,7 +1,7 @@
 """Overrides for torchtitan's configuration: its RMS norm and SwiGLU MLP run our kernels.
 
 `--override.imports opmux.integrations.torchtitan.rms_norm,opmux.integrations.torchtitan.feed_forward`. Parameters and
-checkpoints do not change. Distributed tensors (tensor parallelism) run torchtitan's own code.
+checkpoints do not change. For distributed tensors (tensor parallelism), torchtitan's own code runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..functional import swiglu
 
 
 class OpmuxTitanRMSNorm(RMSNorm):
-    """torchtitan's RMS norm, which is torch's: it rounds only the result."""
+    """torchtitan's RMS norm. Like torch's, it rounds only the result."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(RMSNorm.Config):

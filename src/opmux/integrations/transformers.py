@@ -30,7 +30,8 @@ class OpmuxCallback(OpmuxSession, TrainerCallback):
         include: the parts that `patch_model` replaces.
         exclude: the parts that `patch_model` leaves.
         warm: compile the kernels of a step in the background before the first step. True takes the first samples of
-            the dataset, which needs a length and an index. A batch, as a dict of the model's arguments, is used as is.
+            the dataset, which must support `len` and indexing. A batch, as a dict of the model's arguments, is used as
+            it is.
         undo: False leaves opmux on after training.
     """
 
@@ -77,7 +78,7 @@ def _first_batch(loader: DataLoader[Any], size: int) -> Any:
 
 def _cannot_warm(got: str) -> BadArgument:
     return BadArgument.of(
-        "OpmuxCallback", "warm", "be a batch, or True for a dataset with an index whose batches are dicts", got
+        "OpmuxCallback", "warm", "be a batch, or True for a dataset with len, indexing and dicts as batches", got
     )
 
 

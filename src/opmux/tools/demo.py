@@ -25,7 +25,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2}
 # The number of steps whose losses are compared. Training is chaotic: the same scaling changes the loss of step 250 by
 # 2e-5, and later losses by more. In bfloat16 the weights themselves are rounded in each step.
 HORIZON = {"float64": 200, "float32": 200, "bfloat16": 20}
-WARM = 5  # first steps whose times do not count, if there are more: kernels are compiled and chosen in them
+WARM = 5  # the first steps compile and choose kernels: their times do not count, if there are more steps
 
 
 class Counted:
@@ -100,7 +100,7 @@ class Session:
     dtype: torch.dtype
     seed: int
     steps: int  # the most steps of each run
-    end: float  # and when to stop before that
+    end: float  # the `time.monotonic()` at which both runs stop, even if fewer steps are done
     counted: list[Counted]
     plain: Run = field(default_factory=lambda: Run("plain torch"))
     ours: Run = field(default_factory=lambda: Run("opmux"))
@@ -184,7 +184,7 @@ def train(session: Session, show: Callable[[], None]) -> None:
     calls = [(op.forward, op.backward) for op in session.counted]
     for trainer in (plain, ours):
         trainer.measure(batches[0])
-    for op, (forward, backward) in zip(session.counted, calls, strict=True):  # the measurement does not count
+    for op, (forward, backward) in zip(session.counted, calls, strict=True):  # leave out the calls of the measurement
         op.forward, op.backward = forward, backward
 
 

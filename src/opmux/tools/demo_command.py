@@ -43,13 +43,13 @@ def run(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="mkldnn_matmul failed")  # raised on a CPU without bfloat16; only slow
+        warnings.filterwarnings("ignore", message="mkldnn_matmul failed")  # on a CPU without bfloat16; only slow
         yield
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one core: more would help little with this model, and wait for each other if other programs use them."""
+    """Use one thread: more help little with this model, and wait for each other if other programs use the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

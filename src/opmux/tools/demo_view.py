@@ -19,7 +19,7 @@ from .demo import Gaps, Run, Session, chosen
 
 SECONDS = 0.25  # between two refreshes of the live view
 LINES = 10  # lines of progress without a terminal
-BESIDE, TABLE = 116, 76  # columns from which the chart and the table of runs are side by side; those of the table
+BESIDE, TABLE = 116, 76  # least width for chart and table of runs side by side; width of the table; in columns
 REST = 22  # lines of the live view besides the chart
 STYLES = ("magenta", "green", "bold cyan")  # of plain torch, of opmux, of points that both have
 COMMANDS = (
@@ -61,7 +61,7 @@ def _line(console: Console, session: Session) -> None:
 
 
 class LiveView:
-    """The live view; each refresh looks up what runs for one op more, because the lookup takes time."""
+    """The live view; each refresh looks up what runs for one more op, because the lookup takes time."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -164,7 +164,7 @@ def _cells(session: Session, run: Run, measured: bool) -> list[str]:
 
 
 def implementations(session: Session, most: int | None = None) -> Table:
-    """The table of what runs; `most`: only of so many ops, and empty rows for the others."""
+    """The table of what runs. If `most` is given, only that many ops are looked up; the other rows are empty."""
     right = {"justify": "right"}
     table = screen.table("op", "implementation", "kind", "vendor", ("calls", right), ("a step", right))
     for number, op in enumerate(session.counted):
@@ -209,7 +209,7 @@ def differences(session: Session, gaps: Gaps) -> list[tuple[str, float]]:
     over = (
         screen.count(done, "step")
         if done <= session.horizon
-        else f"the first {session.horizon} steps, where chaos is still small"
+        else f"the first {session.horizon} steps, before chaos makes rounding errors large"
     )
     return [(f"losses, over {over}", gaps.losses), ("gradients of the first step, per weight", gaps.grads)]
 

@@ -21,7 +21,7 @@ VendorImpl = dict[str, Any]
 
 
 def implementations(package: Package, manager: OpManager) -> list[VendorImpl]:
-    """The vendor's implementations of our ops and of ATen's overloads. Those for chips of one arch are included."""
+    """The vendor's implementations of our ops and of ATen's overloads, including those for a single arch."""
     found: dict[tuple[str, str], VendorImpl] = {}
     for arch in (None, *map(str, package.arch_map)):
         ops = vendor_ops.read(package, arch)
@@ -69,7 +69,7 @@ def show(package: Package, found: list[VendorImpl], here: bool, console: Console
     facts = [("package", package.folder or package.origin)]
     console.print(screen.pairs([*facts, *([("verified", info.statement)] if info.statement else [])]))
     if not found:
-        console.print(f"{package.name} has no implementations of its own: its chips run the kernels for any chip")
+        console.print(f"{package.name} has no implementations of its own: its chips run opmux's kernels for any chip")
         return
     table = screen.table(
         ("op", {"no_wrap": True}), ("implementation", {"no_wrap": True}), "limits", ("where", {"style": "dim"})

@@ -41,7 +41,7 @@ def run(options: CompareOptions) -> int:
     for name in ("batch", "length", "layers"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise BadOption(f"--{name} {value} is not allowed. Allowed: 1 and more")
+            raise BadOption(f"--{name} {value} is not allowed. Allowed: 1 or more")
     if options.mode not in MODES:
         raise BadOption(f"--mode {options.mode!r} is not allowed. Allowed: {', '.join(MODES)}")
     if not 0 < options.seconds < math.inf:
@@ -94,7 +94,7 @@ def _vocabulary(config: Any) -> int:
     size = getattr(config.get_text_config(), "vocab_size", None)
     if not isinstance(size, int):
         raise BadOption(
-            f"a model of type '{config.model_type}' takes no ids of tokens. Allowed: language models; for others call "
+            f"a model of type '{config.model_type}' takes no token ids. Allowed: language models; for others call "
             "opmux.compare(model, batch) in a program"
         )
     return size

@@ -1,4 +1,4 @@
-"""`opmux.compare`: a model's step natively, enabled, patched, and both; times, memory and results."""
+"""`opmux.compare`: times, memory and results of a model's step: natively, enabled, patched, and both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .step import Distance, Loss, Results, Step, bad, check_batch, check_model, 
 
 # The largest relative distance to native's results that counts as equal. The demo's tests give the reasons.
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-# Results also count as right if they are at most this many times as far from float64's as native's are.
+# Results also count as right if their distance to the float64 results is at most this many times native's distance.
 AS_EXACT = 1.5
 NAMED = 4  # replaced parts or ops that a row names
 
@@ -54,7 +54,7 @@ class ComparisonRow:
     peak: int | None  # the most bytes that a step adds to the memory in use; None if that cannot be measured
     loss: float | None  # relative distance of the loss to native's; None if there is no loss
     results: float  # largest relative distance of a gradient to native's; in eval mode of an output
-    exact: Distance | None  # the same distances to those of a float64 copy of the model
+    exact: Distance | None  # the same distances, but to the results of a float64 copy of the model
     right: bool
     replaced: str
 
@@ -106,7 +106,7 @@ class ModelComparison:
         elif best.speed - 2 * best.error > 1:
             fast = f"{best.name} is the fastest, {best.speed:.2f} times as fast as native."
         else:
-            fast = "Nothing is faster than native, beyond the error of the measurement."
+            fast = "No variant is faster than native by more than the measurement error."
         return fast if wrong else f"{fast} All results are right: {self._why_right}."
 
     @property
@@ -114,7 +114,7 @@ class ModelComparison:
         far = max(max(row.loss or 0.0, row.results) for row in self.rows)
         if far <= self.limit:
             return f"at most {far:.1e} from native's, and {self.limit:.0e} is allowed"
-        return "about as near to float64's as native's are"
+        return "about as near to the float64 results as native's are"
 
     def __str__(self) -> str:
         rows = self.table()
@@ -161,7 +161,7 @@ def compare(
     A step is forward and backward if the model is in training (`train()`), else the forward without gradients. Blocks
     of steps of the four variants alternate, so that a change of the machine's speed affects all of them. Loss and
     gradients (in `eval()`: loss and outputs) are computed once with each variant, from the same seed and without
-    dropout. After it the model is as before: weights, buffers, gradients, and what was enabled.
+    dropout. Afterwards everything is as before: weights, buffers, gradients, and what was enabled.
 
     Args:
         model: a model that is not patched, all of it on one device.
@@ -175,8 +175,8 @@ def compare(
 
     Returns:
         An object with `rows`; `str()` gives a table. A row's speed is native's time divided by the variant's, as a
-        median with its standard error. Its distances are relative: for tensors |a - b| / |b| of the worst one, where
-        |b| counts at least a thousandth of the largest |b|. Its memory is what a step adds to the memory in use before
+        median with its standard error. Its distances are relative. That of tensors is the largest |a - b| / |b|, where
+        |b| counts as at least a thousandth of the largest |b|. Its memory is what a step adds to the memory before
         it. A row is right if its distances to native's results are at most 1e-9 for a float64 model, 1e-4 for float32,
         1e-2 for float16 and 5e-2 for bfloat16, or if those to float64's results are at most 1.5 times native's.
     """
@@ -192,7 +192,7 @@ def compared(
     float64: bool | None,
     show: timing.Show,
 ) -> ModelComparison:
-    """`compare`, which also shows its progress."""
+    """`compare` with a function that shows the progress."""
     device = check_model(model)
     step = Step(model, check_batch(model, batch, device), loss)
     if loss is not None and not callable(loss):
@@ -202,7 +202,7 @@ def compared(
     if not 0 < seconds < math.inf:
         raise bad("seconds", "be a positive number", f"{seconds}")
     if record.live:
-        raise bad("model", "be compared while no calls are recorded: call opmux.disable() first", "a live recorder")
+        raise bad("model", "be compared while no calls are recorded: call opmux.disable() first", "an active recorder")
     with kept(step, device), Switch(model, mode).restored() as to:
         return _Run(step, device, to, show).comparison(seconds, float64)
 
@@ -280,7 +280,7 @@ class _Run:
         return ModelComparison(name, self.device, self.dtype, self.step.training, self.limit, tuple(rows), notes)
 
     def _variants(self) -> list[ModelVariant]:
-        """The variants of this model: without the patched ones if nothing of it can be patched."""
+        """The variants to compare; if nothing in the model can be patched, only those without a patch."""
         try:
             self.to(VARIANTS[2])
         except CannotPatch as error:
@@ -350,7 +350,7 @@ class _Run:
     def _note(self, rows: list[ComparisonRow]) -> None:
         if not any(row.replaced != "no op" for row in rows if row.name == "enable"):
             why = (
-                "torch's are the fastest known ones" if self.to.mode == "auto" else "opmux has no other kernel for them"
+                "torch's kernels are the fastest known" if self.to.mode == "auto" else "opmux has no other kernel here"
             )
             self.notes.append(f"enable() replaces no op of this step on {self.device.type}: {why}.")
         if rows[0].peak is None:
@@ -363,7 +363,7 @@ def _some(names: list[str]) -> str:
 
 
 def _fits(model: nn.Module, dtype: torch.dtype, peak: int | None, device: torch.device) -> bool:
-    """Whether a step of a float64 copy fits in the free memory, in which the gradients of two models also are."""
+    """Whether a step of a float64 copy fits in the free memory, together with the gradients of both models."""
     weights = 8 * sum(p.numel() for p in model.parameters())
     need = 2 * weights + 8 // dtype.itemsize * (weights if peak is None else peak)
     free = timing.free_memory(device)

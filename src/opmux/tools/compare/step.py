@@ -21,8 +21,8 @@ from ...faces.models.modules import is_patched
 
 Loss = Callable[[Any], Tensor]
 SEED = 0
-# A gradient smaller than this share of the largest one is compared with that share. Some gradients are 0 except for
-# rounding (the bias of keys in attention), and the relative distance of two such tensors means nothing.
+# The distance of a gradient is divided by its norm, or by this share of the largest norm if that is larger. Some
+# gradients are 0 except for rounding (the bias of keys in attention), and their relative distance means nothing.
 SMALL = 1e-3
 
 
@@ -66,7 +66,7 @@ def check_model(model: Any) -> torch.device:
 
 
 def check_batch(model: nn.Module, batch: Any, device: torch.device) -> ForwardArguments:
-    """The arguments of the model's forward for a batch; raises BadArgument if the batch cannot be one."""
+    """The arguments of the model's forward for a batch; raises BadArgument if it is not a batch for this model."""
     if _of_transformers(model) and isinstance(batch, (Tensor, Mapping)):
         try:
             return ForwardArguments((), ahead.checked(model, batch))
@@ -119,7 +119,7 @@ class Step:
             parameter.grad = None
 
     def results(self) -> Results:
-        """Loss and gradients, or loss and outputs, without dropout: kernels may draw other numbers from a seed."""
+        """Loss and gradients, or loss and outputs, without dropout: kernels may draw differently from one seed."""
         torch.manual_seed(SEED)
         with WithoutDropout():
             if self.training:
@@ -142,7 +142,7 @@ class Step:
     def _loss_of(self, outputs: Any) -> Tensor:
         found = _loss_in(outputs) if self.loss is None else self.loss(outputs)
         if found is None:
-            how = "a function of the model's outputs, as they contain no loss; or have labels in batch"
+            how = "a function of the model's outputs, because these contain no loss; or put labels into the batch"
             raise bad("loss", f"be {how}", f"None, and outputs of the type {type(outputs).__name__}")
         if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
             shape = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
@@ -204,9 +204,9 @@ class WithoutDropout(TorchFunctionMode):
 
 
 class Distance(NamedTuple):
-    """Largest relative distances between the results of two steps; infinite if one is NaN, None if there is no loss."""
+    """The largest relative distances between the results of two steps; infinite if one is NaN."""
 
-    loss: float | None
+    loss: float | None  # None if there is no loss
     tensors: float
 
     @property
@@ -235,10 +235,10 @@ def _finite(number: float) -> float:
 
 
 def reference(step: Step) -> Results:
-    """The results of a copy of the model in float64. Raises what a model raises that cannot run in float64."""
+    """The results of a copy of the model in float64. If the model cannot run in float64, its error is raised."""
     wide: Any = copy.deepcopy(step.model).double()
     if hasattr(wide, "set_experts_implementation"):
-        wide.set_experts_implementation("eager")  # torch's grouped products lack float64
+        wide.set_experts_implementation("eager")  # torch's grouped matrix products do not support float64
     return Step(wide, step.given.widened(), step.loss).results()
 
 
@@ -247,7 +247,7 @@ def reference(step: Step) -> Results:
 
 @contextlib.contextmanager
 def kept(step: Step, device: torch.device) -> Iterator[None]:
-    """Run steps without old gradients; then restore gradients, buffers and generators."""
+    """Run steps without old gradients; then restore gradients, buffers and random number generators."""
     leaves = [*step.model.parameters(), *(t for t in step.given.tensors if t.is_leaf and t.requires_grad)]
     grads = [leaf.grad for leaf in leaves]
     buffers = [

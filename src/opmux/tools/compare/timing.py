@@ -18,14 +18,14 @@ import torch
 
 from ...faces.aten import gate
 
-BLOCK = (5, 2)  # timed steps in a block, and untimed ones before them; of fast steps
-SLOW_BLOCK = (2, 1)  # the same if the time does not suffice for LEAST blocks of fast steps
+BLOCK = (5, 2)  # timed steps in a block, and untimed steps before them, if steps are fast
+SLOW_BLOCK = (2, 1)  # the same if LEAST blocks of BLOCK would take too long
 LEAST, MOST = 3, 60  # minimum and maximum number of rounds; in a round, each variant runs one block
 WARM = 14  # untimed steps of a variant before the first block; C++ launches a call after twelve steps
-WARM_SECONDS = 3.0  # and at most this long, after the first two of them
+WARM_SECONDS = 3.0  # after two untimed steps, run more of them only until this much time has passed
 MEASURED = 3  # steps whose peak memory is measured
 
-Show = Callable[[str, int, int], None]  # what happens now, how much of it is done, and how much there is
+Show = Callable[[str, int, int], None]  # the name of the current stage, its finished steps, and all its steps
 
 
 class Pace(NamedTuple):
@@ -63,7 +63,7 @@ def warmed(step: Callable[[], None], device: torch.device) -> float:
 
 
 def rotated(count: int, number: int) -> Iterator[int]:
-    """The order of `count` variants in a round: each round begins with the next one."""
+    """The order of `count` variants in a round: each round begins with the next variant."""
     return (i % count for i in range(number, number + count))
 
 
@@ -75,7 +75,7 @@ def paces(
     seconds: float,
     show: Show,
 ) -> list[Pace]:
-    """Time all variants; `turns` switch to them, and `typical` is a rough time of a step in milliseconds.
+    """Time all variants. `turns[i]()` switches to variant i; a step takes roughly `typical` milliseconds.
 
     Each round runs a block of steps of each variant. Rounds end after `seconds`, but there are at least LEAST.
     """
@@ -92,7 +92,7 @@ def paces(
                 break
             for at in rotated(len(turns), number):
                 turns[at]()
-                torch.manual_seed(number)  # each variant drops the same elements, where it draws as torch does
+                torch.manual_seed(number)  # variants that use torch's random numbers drop the same elements
                 gc.collect()
                 gc.disable()
                 for _ in range(untimed):
@@ -113,7 +113,7 @@ def _summary(blocks: list[list[list[float]]]) -> list[Pace]:
     natives = medians[0]
     found = [Pace(statistics.median(natives), 1.0, 0.0, len(natives))]
     for ours in medians[1:]:
-        # Pair a block with native's of the same round and of the next one, between which it ran.
+        # Compare a block with native's blocks of the same round and of the next round: it ran between these two.
         ratios = [native / block for i, block in enumerate(ours) for native in natives[i : i + 2]]
         low, _, high = statistics.quantiles(ratios, n=4)
         # The standard error of the median if ratios are normally distributed: their quartiles are 1.35 deviations
@@ -131,8 +131,8 @@ STATUS, PEAKS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 def peak(step: Callable[[], None], device: torch.device) -> int | None:
     """The most bytes that a step adds to the memory in use before it; None if they cannot be measured.
 
-    On a device these are the bytes of tensors, which torch counts. On a CPU they are the process's resident memory,
-    which only Linux can measure; it is the median of several steps.
+    On an accelerator these are the bytes of tensors, which torch counts. On a CPU they are the process's resident
+    memory, which only Linux can measure; the result is the median of several steps.
     """
     if device.type != "cpu":
         return _on_device(step, device)

@@ -1,4 +1,4 @@
-"""What to do about a machine. Each advice has the fact that it follows from."""
+"""Advice about a machine. Each piece of advice states the fact from which it follows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OFF: dict[str, tuple[Any, str]] = {
     settings.CPP.name: (False, "all C++ of opmux is off"),
     settings.PLANNER.name: (False, "auto mode plans and compiles in the program's own process, which waits for it"),
     settings.SKIP_CUDA.name: (True, "NVIDIA's libraries are not used"),
-    knobs.PREFER.name: ("reference", "plain PyTorch runs before every kernel"),
+    knobs.PREFER.name: ("reference", "plain PyTorch is preferred to all kernels"),
     knobs.ALLOW_VENDORS.name: (None, "the implementations of other vendors do not run"),
     knobs.DENY_VENDORS.name: (None, "the implementations of these vendors do not run"),
     knobs.ALLOW_PLUGINS.name: (None, "other plugins are not loaded"),
@@ -57,7 +57,7 @@ def advice(
 def _devices(machine: DoctorReport, device: str, assumed: bool) -> Iterator[Advice]:
     if assumed:
         yield Advice(
-            "The chip is assumed. What runs and how fast is predicted for it; run the command there to be sure.",
+            "The chip is assumed, so what runs there and how fast is a prediction. To be sure, run the command there.",
             "opmux report",
         )
     elif device == "cpu":
@@ -108,7 +108,7 @@ def _measured(chip: Chip, device: str, assumed: bool, speed: SpeedFacts | None) 
 
 
 def _differences(file: MeasuredFile, chip: Chip) -> str:
-    """In what a file's machine differs from this one: another chip or another torch; "" if in neither."""
+    """How the machine of a file differs from this one (another chip, another torch), or "" if it does not."""
     made_for = file.made_for
     chips = [made_for["chip"]] if chip.name and made_for.get("chip") not in (None, chip.name) else []
     version = made_for.get("torch", "")

@@ -35,10 +35,10 @@ def run(options: ReportOptions) -> int:
         raise BadOption("--assume cpu is not needed: without an accelerator the report is about the CPU")
     config = None if options.model is None else config_of(options.model)
     file.parent.mkdir(parents=True, exist_ok=True)  # now, so that a wrong path is reported at once
-    # Before anything uses CUDA, because it asks a forked process.
+    # This forks a process, so it must come before anything uses CUDA.
     at = "" if config is None else model.chip_for_kernels(None if chip is None else chip.arch)
     with screen.progress("now") as bar:
-        task = bar.add_task("report", total=5 + (config is not None), now="looking at the machine")
+        task = bar.add_task("report", total=5 + (config is not None), now="examining the machine")
 
         def show(step: str) -> None:
             bar.update(task, advance=1, now=step)

@@ -1,4 +1,4 @@
-"""The facts of a report: what `opmux doctor` finds, and where ops run, how fast they are, and what a model needs."""
+"""The facts of a report: what `opmux doctor` finds, what runs each op, how fast ops are, and what a model needs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def collect(machine: DoctorReport, assumed: bool, show: Show, model: Callable[[]
         show("reading measured times")
         facts.speed = machine.guard("measured times", lambda: speeds(facts.chip), None)
         if model is not None:
-            show("looking at the model")
+            show("examining the model")
             facts.model = model()
     facts.advice = advice(machine, device, facts.chip, assumed, facts.speed, facts.model)
     return facts

@@ -29,7 +29,7 @@ class StepKernels:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`report`: what `patch_model` did, or None and the reason in `why_not`; `kernels`: of a step, or why unknown."""
+    """`report`: what `patch_model` did; if None, see `why_not`. `kernels`: those of a step, or why they are unknown."""
 
     name: str
     about: str
@@ -39,7 +39,7 @@ class ModelFacts:
 
 
 def chip_for_kernels(arch: str | None) -> At | str:
-    """The chip whose kernels are listed, or why none can be. Asks a child process, so call it before CUDA is used."""
+    """The chip whose kernels are listed, or why there is none. Uses a child process, so call it before CUDA is used."""
     try:
         check_installed()
         check_triton()

@@ -170,9 +170,9 @@ def _runs(facts: ReportFacts) -> str:
     if not facts.families:
         return _missing()
     about = (
-        f"What opmux chooses on {text(facts.device)} before it sees tensors, and why not the others; they follow in "
-        "this order if it fails or refuses a call. Ops with the same choice share a row. For given dtypes and shapes: "
-        "<code>opmux explain OP</code>."
+        f"What opmux chooses on {text(facts.device)} without knowing the tensors, and why the others do not run. If "
+        "the chosen one fails or refuses a call, the others are tried in this order. Ops with the same choice share a "
+        "row. For given dtypes and shapes: <code>opmux explain OP</code>."
     )
     return f"<p>{about}</p>" + "".join(_family(f) for f in facts.families)
 
@@ -242,7 +242,7 @@ def _names(names: dict[str, str]) -> str:
 
 
 class Bar(NamedTuple):
-    """A bar of a chart: torch's or a library's time over ours, so that above 1 ours is faster."""
+    """A bar of a chart: torch's or a library's time divided by ours; above 1, ours is faster."""
 
     label: str
     value: float
@@ -283,9 +283,9 @@ def _aten_speed(speed: SpeedFacts) -> str:
     behind = sum(row.ratio < 1 for row in speed.aten)
     about = (
         "torch's time on the device divided by ours, at the largest size: the geometric mean over dtypes. Right of the "
-        f"line ours is faster. {behind} of {count(len(speed.aten), 'overload')} are below 1. The limit of an op that "
-        "reads and writes its first tensor once is a copy of this tensor. The tables have our time relative to such a "
-        "copy on the same chip; an op that only reads or only writes can be near 0.5."
+        f"line ours is faster. {behind} of {count(len(speed.aten), 'overload')} are below 1. An op that reads "
+        "and writes its first tensor once can at best take the time of a copy of this tensor. The tables have our time "
+        "relative to such a copy on the same chip; an op that only reads or only writes can be near 0.5."
     )
     folded = "".join(_family_speed(family, rows) for family, rows in by_family.items())
     return f"<h3>torch's ops</h3><p>{about}</p>{_chart('torch / ours, by family', overall)}{folded}"
@@ -324,7 +324,7 @@ def _provider_speed(speed: SpeedFacts) -> str:
     ]
     about = (
         "The time of the fastest library of a vendor divided by ours: the geometric mean over measured kinds of "
-        "calls. For each of these the fastest one runs."
+        "calls. For each kind, the fastest implementation runs."
     )
     folded = "".join(_op_speed(op, rows) for op, rows in by_op.items())
     return f"<h3>Products and attention</h3><p>{about}</p>{_chart('library / ours', bars)}{folded}"

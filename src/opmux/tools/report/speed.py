@@ -20,10 +20,11 @@ COMPUTE = frozenset({"attention", "attention_general", "convolution", "distance"
 
 @dataclass(frozen=True)
 class OverloadSpeed:
-    """An overload of ATen: torch's time over ours at the largest size, as the mean over dtypes, and one pair of times.
+    """The measured speed of an overload of ATen at the largest size.
 
-    `copies`: our time, relative to a copy of the first tensor on the same chip. None if a copy of this size was not
-    measured, or if the op is not limited by memory.
+    `ratio`: torch's time divided by ours, as the mean over dtypes. `torchs`, `ours`: the two times for one dtype, in
+    microseconds. `copies`: our time, relative to a copy of the first tensor on the same chip; None if a copy of this
+    size was not measured, or if the op is not limited by memory.
     """
 
     name: str
