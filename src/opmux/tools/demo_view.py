@@ -24,7 +24,7 @@ REST = 22  # lines of the live view besides the chart
 STYLES = ("magenta", "green", "bold cyan")  # of plain torch, of opmux, of points that both have
 COMMANDS = (
     ("opmux explain add_rms_norm", "which implementation runs here, and why"),
-    ("opmux compare gpt2 --layers 2", "is a model faster, and is it right?"),
+    ("opmux compare gpt2 --layers 1 --batch 1", "is a model faster, and is it right?"),
     ("opmux run train.py", "run your program with opmux"),
 )
 

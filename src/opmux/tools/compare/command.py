@@ -19,6 +19,8 @@ from ..warm.model import config_of, model_of
 from .comparing import LIMITS, ModelComparison, compared
 from .timing import free_memory
 
+MOST = 2**31 - 1  # the largest --batch, --length and --layers
+
 
 @dataclass(frozen=True)
 class CompareOptions:
@@ -40,8 +42,8 @@ def run(options: CompareOptions) -> int:
     """Build the model with random weights, compare, and show the table. Returns the exit code."""
     for name in ("batch", "length", "layers"):
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise BadOption(f"--{name} {value} is not allowed. Allowed: 1 or more")
+        if value is not None and not 1 <= value <= MOST:
+            raise BadOption(f"--{name} {value} is not allowed. Allowed: 1 to {MOST}")
     if options.mode not in MODES:
         raise BadOption(f"--mode {options.mode!r} is not allowed. Allowed: {', '.join(MODES)}")
     if not 0 < options.seconds < math.inf:
@@ -61,6 +63,8 @@ def run(options: CompareOptions) -> int:
         task = bar.add_task("comparing", total=None)
 
         def show(now: str, done: int, total: int) -> None:
+            if not bar.console.is_terminal and bar.tasks[0].description != now:
+                bar.console.print(now)  # a bar would be printed only at its end
             bar.update(task, description=now, completed=done, total=total)
 
         try:

@@ -23,6 +23,7 @@ from .step import Distance, Loss, Results, Step, bad, check_batch, check_model, 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 # Results also count as right if their distance to the float64 results is at most this many times native's distance.
 AS_EXACT = 1.5
+UNRELIABLE = 0.2  # a larger standard error, or a larger difference between variants that run the same, gives a note
 NAMED = 4  # replaced parts or ops that a row names
 
 
@@ -350,9 +351,16 @@ class _Run:
     def _note(self, rows: list[ComparisonRow]) -> None:
         if not any(row.replaced != "no op" for row in rows if row.name == "enable"):
             why = (
-                "torch's kernels are the fastest known" if self.to.mode == "auto" else "opmux has no other kernel here"
+                "none was measured to be faster there; opmux tune --aten measures"
+                if self.to.mode == "auto"
+                else "opmux has no other kernel here"
             )
             self.notes.append(f"enable() replaces no op of this step on {self.device.type}: {why}.")
+        if any(row.error > UNRELIABLE or (row.replaced == "no op" and abs(row.speed - 1) > UNRELIABLE) for row in rows):
+            self.notes.append(
+                "The speeds are not reliable: other programs seem to use this machine. Repeat the comparison with more "
+                "seconds, or with OMP_NUM_THREADS=1."
+            )
         if rows[0].peak is None:
             self.notes.append(f"Memory is not in the table: it cannot be measured on {self.device.type} here.")
 

@@ -21,7 +21,7 @@ from ...faces.aten import gate
 BLOCK = (5, 2)  # timed steps in a block, and untimed steps before them, if steps are fast
 SLOW_BLOCK = (2, 1)  # the same if LEAST blocks of BLOCK would take too long
 LEAST, MOST = 3, 60  # minimum and maximum number of rounds; in a round, each variant runs one block
-WARM = 14  # untimed steps of a variant before the first block; C++ launches a call after twelve steps
+WARM = 14  # untimed steps of a variant before the first block (on a CPU 2); C++ launches a call after twelve steps
 WARM_SECONDS = 3.0  # after two untimed steps, run more of them only until this much time has passed
 MEASURED = 3  # steps whose peak memory is measured
 
@@ -56,7 +56,9 @@ def warmed(step: Callable[[], None], device: torch.device) -> float:
     start = time.perf_counter()
     for number in itertools.count(1):
         ms = timed(step, device)
-        over = number >= WARM or (number >= 2 and time.perf_counter() - start > WARM_SECONDS)
+        over = number >= (2 if device.type == "cpu" else WARM) or (
+            number >= 2 and time.perf_counter() - start > WARM_SECONDS
+        )
         if over and not gate.waiting():
             return ms
     raise AssertionError

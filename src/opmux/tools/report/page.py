@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ...core.tokens import shown
 from ..doctor import DoctorReport, shown_value
 from ..runner.html import BarPart, document, stack, table, text
 from ..screen import count
@@ -92,7 +93,7 @@ def _machine(machine: DoctorReport, facts: ReportFacts) -> str:
         for c in vendors
         for kind in ["" if c["active"] else "absent"]
     ]
-    impls = [(v["vendor"] or "of no vendor", f"{v['impls']} of kind {v['kind']}") for v in machine.vendors]
+    impls = [(v["vendor"] or "of no vendor", f"{v['impls']} of kind {shown(v['kind'])}") for v in machine.vendors]
     tuned = f"{machine.tuning.get('entries', 0)} entries for this chip in {machine.tuning.get('directory')}"
     parts = [
         ("Versions", _pairs(machine.versions.items())),
