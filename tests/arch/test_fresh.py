@@ -70,7 +70,7 @@ def test_objects_are_destroyed_at_exit_only_with_torn_down(monkeypatch, torn_dow
 def test_pythons_teardown_after_using_opmux_prints_nothing(monkeypatch):
     """Without --slow, the other tests skip this teardown."""
     monkeypatch.setattr(fresh, "torn_down", True)
-    code = "import torch, opmux; opmux.ops.rms_norm(torch.ones(2, 8), torch.ones(8)); opmux.enable()"
+    code = "import torch, opmux; opmux.ops.rms_norm(torch.ones(2, 8), torch.ones(8)); opmux.enable(mode='all')"
     result = fresh.warm([sys.executable, "-c", code], timeout=100, env={**os.environ, "PYTHONPATH": str(fresh.SRC)})
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 

@@ -24,7 +24,7 @@ def run(
         raise arguments.BadOption(f"--seconds {seconds:g} is not allowed. Allowed: more than 0")
     at = arguments.device(device)
     small = at.type == "cpu"
-    kind = arguments.dtype(dtype or ("float32" if small else "bfloat16"), TOLERANCE)
+    kind = arguments.dtype(("float32" if small else "bfloat16") if dtype is None else dtype, TOLERANCE)
     counted = [
         Counted(op) for op in (opmux_ops.rms_norm, opmux_ops.add_rms_norm, opmux_ops.silu_mul, opmux_ops.rope_qk)
     ]
