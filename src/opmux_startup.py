@@ -22,7 +22,7 @@ SERVED = (f"{LAYER}.plugin", f"{LAYER}.plugins", "backend_utils")  # served even
 EXTENSIONS = ("transformer-engine-cu12", "transformer-engine-cu13", "transformer-engine-torch")  # its packages
 
 
-LIBRARIES = {  # what OPMUX_RUN_AS may name -> the modules whose import installs opmux's
+LIBRARIES = {  # a name in OPMUX_RUN_AS -> when one of these modules is imported, opmux's are installed
     LAYER: (LAYER, f"{LAYER}_torch"),
     "liger_kernel": ("liger_kernel",),
     "flag_gems": ("flag_gems",),

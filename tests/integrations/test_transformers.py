@@ -30,7 +30,7 @@ class Stream(IterableDataset):
 
 
 class Watcher(transformers.TrainerCallback):
-    """Records whether the model is patched at each event, and raises at a step."""
+    """After each step, records whether the model is patched; raises an error at step `fail_at`."""
 
     def __init__(self, fail_at=None):
         self.fail_at, self.patched, self.enabled = fail_at, [], []

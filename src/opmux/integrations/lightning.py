@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..faces.aten.switch import Mode
 from .session import OpmuxSession
 
 # A Trainer only accepts callbacks of its own package. If both are installed, use the one that is already imported.
@@ -33,18 +31,6 @@ class OpmuxLightningCallback(OpmuxSession, Callback):
         exclude: the parts that `patch_model` leaves.
         undo: False leaves opmux on after training.
     """
-
-    def __init__(
-        self,
-        patch: bool = True,
-        enable: bool | Mode = False,
-        policy: str | None = None,
-        include: Iterable[str] | None = None,
-        exclude: Iterable[str] | None = None,
-        undo: bool = True,
-    ):
-        super().__init__(patch, enable, policy, include, exclude)
-        self.undo_at_end = undo
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self.start(pl_module)

@@ -31,12 +31,13 @@ class OpmuxSession:
         policy: str | None = None,
         include: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
+        undo: bool = True,
     ):
         if not (patch or enable or policy):
             raise BadArgument.of(
-                "OpmuxSession", "patch", "be True if neither enable nor policy is given", "nothing to turn on"
+                type(self).__name__, "patch", "be True if neither enable nor policy is given", "nothing to turn on"
             )
-        self.patch, self.policy = patch, policy
+        self.patch, self.policy, self.undo_at_end = patch, policy, undo
         self.parts = {"include": include, "exclude": exclude}
         self.overrides = use(mode="auto" if enable is True else enable) if enable else None
         self.report: Report | None = None  # what `patch_model` did

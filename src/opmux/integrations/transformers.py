@@ -45,10 +45,10 @@ class OpmuxCallback(OpmuxSession, TrainerCallback):
         warm: bool | Mapping[str, Any] = False,
         undo: bool = True,
     ):
-        super().__init__(patch, enable, policy, include, exclude)
+        super().__init__(patch, enable, policy, include, exclude, undo)
         if warm and not patch:
             raise BadArgument.of("OpmuxCallback", "warm", "be False without patch", "patch=False")
-        self.warm, self.undo_at_end = warm, undo
+        self.warm = warm
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         model = given["model"]

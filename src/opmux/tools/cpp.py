@@ -39,7 +39,7 @@ def libraries() -> list[Compiled]:
 
 
 def state_of(library: Compiled) -> str:
-    """The state of a library. If it is not compiled, the text also says what is slower and how to compile it.
+    """A library's state, in words. If the library is not compiled: also what is slower now, and how to compile it.
 
     The states are: compiled, being compiled, not compiled yet, off, no compiler, the compiler fails, headers are
     missing, the cache folder cannot be used.

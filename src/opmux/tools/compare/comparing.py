@@ -51,7 +51,7 @@ class ComparisonRow:
     ms: float  # median time of a step
     speed: float  # native's time divided by this variant's
     error: float  # standard error of `speed`
-    rounds: int  # blocks of steps that were timed
+    rounds: int  # how many blocks of steps were timed
     peak: int | None  # the most bytes that a step adds to the memory in use; None if that cannot be measured
     loss: float | None  # relative distance of the loss to native's; None if there is no loss
     results: float  # largest relative distance of a gradient to native's; in eval mode of an output

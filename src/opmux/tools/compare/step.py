@@ -66,7 +66,7 @@ def check_model(model: Any) -> torch.device:
 
 
 def check_batch(model: nn.Module, batch: Any, device: torch.device) -> ForwardArguments:
-    """The arguments of the model's forward for a batch; raises BadArgument if it is not a batch for this model."""
+    """Turn a batch into arguments of the model's forward; raises BadArgument if the forward does not take them."""
     if _of_transformers(model) and isinstance(batch, (Tensor, Mapping)):
         try:
             return ForwardArguments((), ahead.checked(model, batch))

@@ -160,7 +160,7 @@ def aten_use(device: str, assumed: bool) -> AtenUse:
     by_gate = decisions.gated()
     groups: dict[tuple[bool, str], dict[str, str]] = {}
     for name, overload in sorted(computed.items()):
-        # `decide` would find that this torch has no kernel for any op on the assumed device.
+        # On an assumed device this torch has no kernels, so `decide` would give that as the reason for every op.
         decision = (decisions.by_times if unknown else decisions.decide)(overload, device, by_gate)
         why, _, details = decision.why.partition(": ")
         if not why.startswith(_NUMBERED):
