@@ -280,7 +280,8 @@ def is_recording() -> bool:
 
 _recorders: dict[int, LaunchRecorder] = {}
 _kernels: dict[int, Any] = {}  # function -> Triton's kernel, kept so that it is not unloaded
-LAUNCHERS = frozenset({"CudaLauncher"})  # Triton's classes whose kernels C++ can launch
+# The classes of launchers whose kernels C++ can launch: Triton's, and that of kernels/lib/driver_launcher.py.
+LAUNCHERS = frozenset({"CudaLauncher", "DriverLauncher"})
 # Features of a launch that C++ does not support, because it passes nothing but parameters.
 EXTRAS = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size", "gsan_enabled")
 
@@ -326,19 +327,26 @@ def parameters(launch: launches.TritonLaunch) -> list[tuple[str, Any]]:
 
     Raises ValueError if C++ cannot pass one of them.
     """
-    signature = launch.compiled.src.signature
-    names = [n for n in signature if signature[n] != "constexpr"]
-    if len(names) > _MOST_PARAMS or not all(n in launch.args for n in names):
-        raise ValueError(f"parameters {names} of {launch.args.keys()}")
+    pairs = [(name, kind) for name, kind in launch.compiled.src.signature.items() if kind != "constexpr"]
+    values = launch.args
+    if len(pairs) > _MOST_PARAMS or not all(name in values for name, _ in pairs):
+        raise ValueError(f"parameters {pairs} of {values.keys()}")
     described = []
-    for name in names:
-        kind, value = signature[name], launch.args[name]
-        if not kind.startswith("*"):
-            if kind not in _FORMATS:
-                raise ValueError(f"'{name}' is a {kind}")
-            value = int.from_bytes(struct.pack(_FORMATS[kind], value), "little")
-        described.append((kind, value))
+    for name, kind in pairs:
+        if not (is_number(kind) or kind.startswith("*")):
+            raise ValueError(f"'{name}' is a {kind}")
+        described.append((kind, values[name] if kind.startswith("*") else bits(kind, values[name])))
     return described
+
+
+def is_number(kind: Any) -> bool:
+    """Whether Triton's type of a parameter is that of a number whose bytes are known."""
+    return isinstance(kind, str) and kind in _FORMATS
+
+
+def bits(kind: str, value: Any) -> int:
+    """The bytes of a number of Triton's type `kind`, as an integer."""
+    return int.from_bytes(struct.pack(_FORMATS[kind], value), "little")
 
 
 on_scopes(functools.partial(pause, "policy"))

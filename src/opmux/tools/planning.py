@@ -37,7 +37,7 @@ from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
 from ..core.log import logger
 from ..core.spec import specs
-from ..cpp import launching, triton_hash
+from ..cpp import launching, prepare_triton
 from ..faces.aten import engine, overloads
 from ..faces.aten.schema import python_name
 from ..machine import devices
@@ -126,7 +126,7 @@ def serve(ours: socket.socket, facts: dict[str, Any], folder: Path) -> int:
     """
     from ..kernels.lib import compile_only, config
 
-    triton_hash.compute()  # before the workers are forked
+    prepare_triton.hash_files()  # before the workers are forked
     chip = Chip(*facts["chip"])
     assert chip.vendor is not None and chip.arch is not None
     with (

@@ -18,7 +18,7 @@ from ...core.default import explain
 from ...core.errors import OpmuxError, UnknownName
 from ...core.log import logger
 from ...core.spec import specs
-from ...cpp import triton_hash
+from ...cpp import prepare_triton
 from ...machine import devices
 from . import ahead, attention, loss
 from .forms import form, is_own, unwrapped
@@ -184,6 +184,9 @@ def patch_model(
     unpatch_model(model)
     remember_activations()
     if isinstance(model, nn.Module):
+        parameter = next(model.parameters(), torch.empty(0))
+        if parameter.device.type in devices.accelerators():
+            prepare_triton.start()
         modules = list(model.modules())
         model_name, counts = type(model).__name__, Counter(type(module) for module in modules)
         plans = _plans(model_name, counts, requested)
@@ -191,9 +194,6 @@ def patch_model(
         rows = _patch(modules, plans)
         if described is not None:
             ahead.start(described, {"include": sorted(requested)})
-        parameter = next(model.parameters(), torch.empty(0))
-        if parameter.device.type in devices.accelerators():
-            triton_hash.start()
         return Report(model_name, rows, parameter.device, parameter.dtype)
     home = _home(model)
     model_name = home.__name__.rpartition(".")[2].removeprefix("modeling_")

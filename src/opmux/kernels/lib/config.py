@@ -34,6 +34,7 @@ from ...tuning import tile_files
 from ...tuning import tiles as tuning
 from ...tuning.tile_files import BadTiles
 from .launch import Config, _compiling_only, warp_size
+from .plans import keep
 
 MOST_THREADS = 1024
 
@@ -119,6 +120,8 @@ class TunableCall(NamedTuple):
     choice: Choice
 
 
+_MOST_KEPT = 4096  # the dict below is cleared when it has so many entries
+_kept: dict[Any, Choice] = keep({})  # by tunable, chip and facts: choosing takes 20 us, and a model has few facts
 _trying: dict[str, Tiles] = {}  # key -> the tiles that the tuner is measuring
 _listeners: list[list[TunableCall]] = []
 _pretended: list[Chip | None] = []
@@ -137,6 +140,16 @@ class Tunable:
 
     def look(self, /, **facts: Any) -> Choice:
         """The tiles and their source: the first of the tuner's trial, the tuning cache, heuristics and the default."""
+        if _listeners or _trying or _pretended:
+            return self._look(facts)
+        key = (self.name, this_chip(), *facts.items())
+        if (kept := _kept.get(key)) is None:
+            if len(_kept) >= _MOST_KEPT:
+                _kept.clear()
+            _kept[key] = kept = self._look(facts)
+        return kept
+
+    def _look(self, facts: dict[str, Any]) -> Choice:
         default = self.default(**facts)
         key = tuning.key(self.name, facts)
         tried = _trying.get(key)

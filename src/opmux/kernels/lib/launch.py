@@ -11,13 +11,14 @@ assumptions of the compiled kernel; all other calls go through `kernel[grid](...
 from __future__ import annotations
 
 import contextvars
+import copy
 import functools
 import inspect
 import math
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,8 +28,8 @@ from torch import Tensor
 from ...core import codegen, launches, library
 from ...core.errors import NotSupported
 from ...core.lock import cached_property
-from ...cpp import triton_hash
-from . import launcher_code, layouts
+from ...cpp import prepare_triton
+from . import driver_launcher, layouts
 
 Grid = tuple[int, int, int]
 
@@ -61,6 +62,11 @@ class Config:
             options["maxnreg"] = self.registers
         object.__setattr__(self, "options", options)
 
+    def as_even(self) -> Config:
+        even = copy.copy(self)  # dataclasses.replace would compute the options again
+        object.__setattr__(even, "even", True)
+        return even
+
 
 NO_WARPS = 1024  # threads of such a warp: more than any program has, so a program is one warp
 
@@ -73,7 +79,11 @@ def warp_size() -> int:
     """
     if triton.knobs.runtime.interpret:
         return 32
-    size = triton.runtime.driver.active.get_current_target().warp_size
+    prepare_triton.wait("driver")
+    driver = triton.runtime.driver.active
+    if type(driver).__name__ == "CudaDriver":  # Triton would ask for the device's capability
+        return 32
+    size = driver.get_current_target().warp_size
     return size if size > 1 else NO_WARPS
 
 
@@ -95,6 +105,7 @@ class Launcher:
         self.numbers = [n for n in parameters if n not in self.tensors and n not in constants]
         self.constants, self.sizes, self.descriptors = constants, sizes.split(), descriptors
         self.kernel, self._jit = kernel, jit
+        self._forms: dict[Any, _Form] = {}
         if list(parameters) != [*self.tensors, *self.numbers, *constants] or not {*self.sizes} <= {*self.numbers}:
             raise TypeError(
                 f"{kernel.__name__}: expected tensors (*_ptr), numbers (among them {self.sizes}), then constants; "
@@ -106,11 +117,11 @@ class Launcher:
     @cached_property
     def even(self) -> Any:
         free = [n for n in self.numbers if n not in self.sizes]
-        return launcher_code.compiling_beside(self._jit(do_not_specialize=free)(self.kernel))
+        return driver_launcher.launching_early(self._jit(do_not_specialize=free)(self.kernel))
 
     @cached_property
     def odd(self) -> Any:
-        return launcher_code.compiling_beside(self._jit(do_not_specialize=self.numbers)(self.kernel))
+        return driver_launcher.launching_early(self._jit(do_not_specialize=self.numbers)(self.kernel))
 
     def ready(
         self, grid: Grid, numbers: tuple, config: Config, makes: Mapping[int, Output] | None = None
@@ -145,18 +156,27 @@ class Launcher:
         `numbers` lacks are taken from the arguments too; entries of `numbers` that the kernel does not have are
         ignored.
         """
-        takes, names = tuple(takes), {**{n: n for n in self.bare}, **names}
-        tensors = tuple(names[n] if names[n] in {*takes, *makes} else None for n in self.bare)
         known = {n: numbers[n] for n in self.numbers if n in numbers}
-        even = config.even or all(known.get(n, 1) % 16 == 0 for n in self.sizes)
-        variable = {n: f"_k{i}" for i, n in enumerate(known)}
-        runtime = [n for n in self.numbers if n not in known]
-        if not {*runtime} <= {*takes}:
-            raise TypeError(f"{self.kernel.__name__}: {[n for n in runtime if n not in takes]} are not given")
-        allocated = tuple(n for n in makes if n in tensors)
-        values = tuple(variable.get(n, n) for n in self.numbers)
-        form = _Form(takes, tensors, allocated, values, len(self.constants), tuple(returns))
-        return _Bound(self, form, grid, tuple(known.values()), replace(config, even=even), dict(makes)).function
+        form = self._form(tuple(takes), tuple(known), tuple(makes), tuple(names.items()), tuple(returns))
+        if not config.even and all(known.get(n, 1) % 16 == 0 for n in self.sizes):
+            config = config.as_even()
+        return _Bound(self, form, grid, tuple(known.values()), config, makes).function
+
+    def _form(self, *key: Any) -> _Form:
+        """`_Form` of a `bind`, kept, because a new length of a batch changes only the values of numbers."""
+        form = self._forms.get(key)
+        if form is None:
+            takes, known, makes, renamed, returns = key
+            names = {**{n: n for n in self.bare}, **dict(renamed)}
+            tensors = tuple(names[n] if names[n] in {*takes, *makes} else None for n in self.bare)
+            variable = {n: f"_k{i}" for i, n in enumerate(known)}
+            missing = [n for n in self.numbers if n not in known and n not in takes]
+            if missing:
+                raise TypeError(f"{self.kernel.__name__}: {missing} are not given")
+            allocated = tuple(n for n in makes if n in tensors)
+            values = tuple(variable.get(n, n) for n in self.numbers)
+            form = self._forms[key] = _Form(takes, tensors, allocated, values, len(self.constants), returns)
+        return form
 
     @cached_property
     def bare(self) -> tuple[str, ...]:
@@ -183,7 +203,7 @@ class Launcher:
         guard = library.reference_guard if triton.knobs.runtime.interpret else None
         if guard is not None:  # the interpreter calls torch's ops: an override of one could launch this kernel again
             return guard(kernel[grid])(*args, **config.options)
-        triton_hash.wait()
+        prepare_triton.wait("hash", "driver")
         run = kernel[grid]
         if self.descriptors:
             run = functools.partial(_allocating(first.device).run, run)
@@ -255,7 +275,7 @@ class _Bound:
     """The state of a bound launch: a function whose code is swapped once the kernel is compiled."""
 
     def __init__(
-        self, launcher: Launcher, form: _Form, grid: Grid, known: tuple, config: Config, makes: dict[str, Output]
+        self, launcher: Launcher, form: _Form, grid: Grid, known: tuple, config: Config, makes: Mapping[str, Output]
     ):
         if {*config.constants} != {*launcher.constants}:
             raise TypeError(f"constants must be {launcher.constants}; got {list(config.constants)}")
@@ -277,8 +297,8 @@ class _Bound:
         numbers = [self.globals[n] if n.startswith("_k") else next(rest) for n in self.form.numbers]
         compiled = self.launcher(self.grid, (*tensors, *numbers), self.config)
         if launches.recording and (mine := launches.recording.get(threading.get_ident())) is not None:
-            mine.made += [scope[name] for name in self.makes]
-        if first.is_cuda and compiled is not None and not self.globals.get("_entry"):
+            mine.made += [scope[name] for name in self.makes]  # further calls of this shape are launched from C++
+        elif first.is_cuda and compiled is not None and not self.globals.get("_entry"):
             self._accelerate(compiled, tensors, first)
         results = tuple(scope[name] for name in self.form.returns)
         return results if len(results) > 1 else results[0] if results else None

@@ -1,4 +1,4 @@
-"""Triton's files are hashed in a thread while a model is prepared, and no launch waits longer than for that."""
+"""Triton is prepared in threads while a model is patched, and a launch waits for them."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import opmux
-from opmux.cpp import triton_hash
+from opmux.cpp import prepare_triton
 from opmux.faces.models import patch
 
 cache = pytest.importorskip("triton.runtime.cache")
@@ -24,17 +24,17 @@ def computing(monkeypatch):
         assert state.end.wait(10)
 
     monkeypatch.setattr(cache, "triton_key", triton_key)
-    monkeypatch.setattr(triton_hash._State, "started", False)
-    monkeypatch.setattr(triton_hash._State, "running", None)
+    monkeypatch.setattr(prepare_triton._State, "started", False)
+    monkeypatch.setattr(prepare_triton._State, "running", {})
     yield state
     state.end.set()
 
 
 def test_a_launch_waits_for_the_thread_instead_of_computing_the_hash_again(computing):
-    triton_hash.wait()  # returns at once, as nothing was started
-    triton_hash.start()
-    triton_hash.start()
-    waiting = threading.Thread(target=triton_hash.wait)
+    prepare_triton.wait("hash", "driver")  # returns at once, as nothing was started
+    prepare_triton.start()
+    prepare_triton.start()
+    waiting = threading.Thread(target=prepare_triton.wait, args=("hash", "driver"))
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
@@ -45,10 +45,10 @@ def test_a_launch_waits_for_the_thread_instead_of_computing_the_hash_again(compu
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(computing):
-    triton_hash.start()
+    prepare_triton.start()
     child = os.fork()
     if child == 0:
-        triton_hash.wait()
+        prepare_triton.wait("hash", "driver")
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
@@ -62,12 +62,12 @@ def test_patch_model_starts_it_for_a_model_on_an_accelerator(computing, monkeypa
     model = model.to_empty(device="cpu")
     monkeypatch.setattr(patch.devices, "accelerators", lambda: accelerators)
     started = []
-    monkeypatch.setattr(triton_hash.background, "later", lambda seconds, call: started.append(call))
+    monkeypatch.setattr(prepare_triton.background, "later", lambda seconds, call: started.append(call))
     opmux.patch_model(model)
     opmux.unpatch_model(model)
-    assert len(started) == count
+    assert len(started) == count * len(prepare_triton.PARTS)
 
 
-def test_compute_without_triton_is_no_error(monkeypatch):
+def test_hash_files_without_triton_is_no_error(monkeypatch):
     monkeypatch.delattr(cache, "triton_key")
-    assert triton_hash.compute() is None
+    assert prepare_triton.hash_files() is None
