@@ -301,7 +301,7 @@ def main() -> None:
         row, mode, model = options.inside
         print(json.dumps(globals()[row](mode, model)))
         return
-    results = []
+    results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for row in options.only.split(","):
             if row in ("lengths", "host"):  # these rows measure calls after C++ is compiled
@@ -316,10 +316,14 @@ def main() -> None:
                     results.append({"row": row, "way": mode, "model": model, "caches": state, **figures})
                     words = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
                     print(f"{row:8} {model:11} {mode:8} {state:5} {words}", flush=True)
-    if options.json:
-        from about import about
+                    if options.json:
+                        write(options.json, results)
 
-        options.json.write_text(json.dumps({"about": about(), "rows": results}, indent=1) + "\n", encoding="utf-8")
+
+def write(file: Path, results: list[dict[str, Any]]) -> None:
+    from about import about
+
+    file.write_text(json.dumps({"about": about(), "rows": results}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
