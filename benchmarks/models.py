@@ -146,7 +146,7 @@ class Trainer:
 def turn(mode: str) -> None:
     opmux.disable()
     if mode in ("auto", "all"):
-        opmux.enable(mode=mode)
+        opmux.enable(mode=mode, wait=True)
 
 
 def wait() -> None:

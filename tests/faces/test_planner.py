@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 import opmux
@@ -87,3 +89,30 @@ def test_the_planner_can_be_disabled(as_at_start):
     as_at_start.setenv("OPMUX_PLANNER", "0")
     as_at_start.setattr(planner.launching, "drives", lambda: pytest.fail("was asked"))
     planner.use(True)
+
+
+def test_fewer_cores_do_not_restart_the_planner(as_at_start):
+    """Otherwise every launch record would be discarded when a program pins its threads."""
+    chip = types.SimpleNamespace(name="a GPU", arch="sm_90")
+    as_at_start.setattr(planner.devices, "chip_of", lambda kind: chip)
+    as_at_start.setattr(
+        planner.torch.cuda, "get_device_properties", lambda: types.SimpleNamespace(multi_processor_count=132)
+    )
+    as_at_start.setattr(planner.torch.cuda, "device_count", lambda: 1)
+    as_at_start.setattr(planner.torch.cuda, "get_device_name", lambda i: chip.name)
+    as_at_start.setattr(planner, "_start", lambda theirs, facts: started.append(facts) or Running())
+    for name in ("failed", "process", "socket", "knows"):
+        as_at_start.setattr(planner._PlannerState, name, getattr(planner._PlannerState, name))
+    started = []
+    for cores in (16, 1):
+        as_at_start.setattr(planner.background, "usable_cores", lambda cores=cores: cores)
+        planner._running()
+    planner._PlannerState.socket.close()
+    assert len(started) == 1
+
+
+class Running:
+    """A planner process that has not ended."""
+
+    def poll(self):
+        return None

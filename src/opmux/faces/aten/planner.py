@@ -112,7 +112,8 @@ def _running() -> socket.socket:
 
 
 def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[bytes]:
-    facts_json = json.dumps({**facts, "socket": theirs.fileno()})
+    workers = max(1, min(MOST_WORKERS, background.cores_of_rank() // 4))
+    facts_json = json.dumps({**facts, "workers": workers, "socket": theirs.fileno()})
     command = [sys.executable, "-c", PROGRAM.format(path=background.module_path()), facts_json]
     # The planner does not use the device, and each of its workers uses one core.
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -130,7 +131,11 @@ def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[byt
 
 
 def _facts() -> dict[str, Any]:
-    """What the planner must know: chip, cores, workers, and which overload each number in a request stands for."""
+    """What the planner's answers depend on: the chip, and which overload each number in a request stands for.
+
+    A planner with other facts must be restarted. The cores that this process may use are none of them: programs and
+    their libraries change them at any time.
+    """
     chip = devices.chip_of(DEVICE)
     properties = torch.cuda.get_device_properties()
     return {
@@ -138,7 +143,6 @@ def _facts() -> dict[str, Any]:
         "devices": [i for i in range(torch.cuda.device_count()) if torch.cuda.get_device_name(i) == chip.name],
         "cores": properties.multi_processor_count,
         "shared": getattr(properties, "shared_memory_per_block_optin", 0),
-        "workers": max(1, min(MOST_WORKERS, background.cores_of_rank() // 4)),
         "overloads": {slot: name for (device, name), slot in gate.slots().items() if device == DEVICE},
     }
 
