@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from opmux.core.held import HeldTensors
-from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.faces.aten import norm
-from opmux.faces.aten.overloads import fitted, table
-from opmux.specs import norm as specs
 
 FAMILY = "norm"
 aten = torch.ops.aten
@@ -207,20 +204,3 @@ def test_norms_leave_invalid_calls_to_torch(adapters):
     assert adapters.faults_are_no_refusals("_fused_rms_norm", x, [4], w, 1e-5)
     assert adapters.faults_are_no_refusals(backward, x, x, *rest)
     assert adapters.faults_are_no_refusals("_fused_rms_norm_backward", x, x, [4], rstd, w, [True, True])
-
-
-def test_an_impl_may_serve_atens_own_call_before_the_adapter():
-    """The impl also serves `out=`; if it returns None, the adapter serves the call."""
-    marks = [torch.full((2, 3), 7.0), torch.full((2, 1), 8.0), torch.full((2, 1), 9.0)]
-    of_one = lambda x, dims, weight, bias, eps: tuple(marks) if len(dims) == 1 else None
-    fields = dict(fn=specs.layer_norm.reference, aten={"native_layer_norm": of_one})
-    impl = OpImpl("opmux::layer_norm", "x", BackendImplKind.VENDOR, "x", **fields)
-    into = [torch.empty_like(t) for t in marks]
-    for name, more in (("native_layer_norm", {}), ("native_layer_norm.out", dict(zip(("out0", "out1", "out2"), into)))):
-        overload = table()[name]
-        run = fitted(overload.shape, specs.layer_norm.spec, overload.adapter, impl)
-        result = run(torch.randn(2, 3), [3], torch.ones(3), None, 1e-5, **more)
-        assert all(map(torch.equal, result, marks))
-    x = torch.randn(2, 3)
-    run = fitted(table()["native_layer_norm"].shape, specs.layer_norm.spec, table()["native_layer_norm"].adapter, impl)
-    torch.testing.assert_close(run(x, [2, 3], None, None, 1e-5)[0], torch.layer_norm(x, [2, 3]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -53,8 +53,6 @@ class OpImpl:
     below: Callable[..., Any] | None = None
     # into(out, *args) writes the result to `out`, cast to its dtype. For `out=` and in-place overloads.
     into: Callable[..., Any] | None = None
-    # Functions for single overloads of ATen, with ATen's signature. One may return None to leave a call to the adapter.
-    aten: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
     # Whether fn itself declines fake and wrapped tensors and active modes, so that the entry need not check for them.
     declines_tracers: bool = False
     # For a composition: the keys of the ops that it calls, each with a token for the impls that it prefers.
@@ -451,7 +449,6 @@ def impl(
     available: Available | None = None,
     below: Callable[..., Any] | None = None,
     into: Callable[..., Any] | None = None,
-    aten: Mapping[str, Callable[..., Any]] | None = None,
     declines_tracers: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Tag a function as an implementation of an op; the default manager registers it on the op's first use.
@@ -482,7 +479,6 @@ def impl(
             available=available,
             below=below,
             into=into,
-            aten=aten or {},
             declines_tracers=declines_tracers,
         )
         check_fit(spec, made)

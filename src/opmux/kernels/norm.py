@@ -7,7 +7,7 @@ the weight in registers. A second kernel sums these partial gradients in a fixed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,10 +21,9 @@ from .lib.column_sum import column_sum
 from .lib.config import Tiles, tunable
 from .lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, position_in_group, post
 from .lib.fp8 import ONE, cast_of, inverse_of_scale, note, put
-from .lib.harness import Launch, Plan, RowSizes, Step, Zeros, compiled, planned, strided
+from .lib.harness import Launch, Plan, RowSizes, Step, Zeros, planned, strided
 from .lib.launch import Launcher
 from .lib.norms import round_to, rounding, rstd_of_nothing
-from .lib.plans import plans
 from .lib.quant_tiles import blocks_launch, mx_launch, normed, put_blocks, row_blocks, strides
 from .lib.rows import OutputSpec, fits, inside, programs, wide_of
 
@@ -524,7 +523,6 @@ def _forward(
     *,
     centred: bool = False,
     fp8: torch.dtype | None = None,
-    keepdim: bool = False,
     casting: str = "gemma",
     stats: bool = False,
     blocks: Mapping[str, Any] | None = None,
@@ -534,7 +532,7 @@ def _forward(
     `blocks`: constants of `put_blocks`, with which y, an argument, is written as scaled blocks.
     """
     n, dtype, wide = x.shape[-1], x.dtype, wide_of(x.dtype)
-    column = OutputSpec.of((*x.shape[:-1], *([1] if keepdim else [])), opmath_dtype(dtype))
+    column = OutputSpec.of(x.shape[:-1], opmath_dtype(dtype))
     makes: dict[str, Any] = {"rstd": column}
     if not stats and blocks is None:
         makes["y"] = OutputSpec.of(x.shape, dtype if fp8 is None else torch.uint8)
@@ -652,46 +650,12 @@ def _backward(
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-@plans
-def _plan_aten(x: Tensor, weight: Tensor, bias: Tensor | None, centred: bool, n: int) -> Callable[..., Any] | None:
-    """ATen's norm over n columns as one launch; None for the CPU, several dtypes, or if it takes more launches.
-
-    The kernel's statistics have ATen's shape, with a last dimension of 1: a view would take 1 us.
-    """
-    affine = [t for t in (weight, bias) if t is not None]
-    if x.is_cpu or not x.numel() or x.shape[-1:] != (n,) or any(t.dtype is not x.dtype or t.dim() != 1 for t in affine):
-        return None
-    of = spec.layer_norm.spec if centred else spec.rms_norm.spec
-    named = dict(x=x, weight=weight, bias=bias) if centred else dict(x=x, weight=weight)
-    of.contract.check(named)
-    plan = _forward(x, weight, bias, centred=centred, keepdim=True)
-    return None if plan.single is None else compiled(of, plan, named)
-
-
-def _aten_rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-    if weight is None or len(normalized_shape) != 1:
-        return None
-    launch = _plan_aten.below(x, weight, None, False, normalized_shape[0])
-    if launch is None:
-        return None
-    return launch(x, weight, spec.TORCH_EPS.get(x.dtype, 0.0) if eps is None else float(eps), 0.0, "gemma")
-
-
-def _aten_layer_norm(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Any:
-    if weight is None or len(normalized_shape) != 1:
-        return None
-    launch = _plan_aten.below(x, weight, bias, True, normalized_shape[0])
-    return None if launch is None else launch(x, weight, bias, float(eps), 0.0)
-
-
-@planned(spec.rms_norm, aten={"_fused_rms_norm": _aten_rms_norm})
+@planned(spec.rms_norm, below=True)
 def rms_norm(x: Tensor, weight: Tensor, casting: str) -> Plan:
     return _forward(x, weight, casting=casting)
 
 
-@planned(spec.layer_norm, aten={"native_layer_norm": _aten_layer_norm})
+@planned(spec.layer_norm, below=True)
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Plan:
     return _forward(x, weight, bias, centred=True)
 

@@ -86,13 +86,12 @@ def layer_norm(
     if n == 0:
         raise NotSupported("empty rows")
     gamma = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
-    x, bias = input.reshape(*lead, n), _flat(bias, n)
-    y, mean, rstd = call(x, gamma, bias, eps, 0.0)
-    shape = (*lead, *(1 for _ in normalized_shape))
+    whole, shape = len(normalized_shape) == 1, (*lead, *(1 for _ in normalized_shape))
+    y, mean, rstd = call(input if whole else input.reshape(*lead, n), gamma, _flat(bias, n), eps, 0.0)
     mean, rstd = mean.reshape(shape), rstd.reshape(shape)
     if input.is_cpu and not wider:
         mean, rstd = mean.to(input.dtype), rstd.to(input.dtype)
-    return y.reshape(input.shape), mean, rstd
+    return y if whole else y.reshape(input.shape), mean, rstd
 
 
 @adapt("native_layer_norm_backward", over=norm.layer_norm_bwd)
@@ -144,9 +143,9 @@ def rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: T
     if n == 0 or (input.is_cpu and memory_format(input) is not torch.contiguous_format):
         raise NotSupported("empty rows, or channels-last ones")
     gamma = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
-    x = input.reshape(*lead, n)
-    y, rstd = call(x, gamma, eps, 0.0, "gemma")
-    return y.reshape(input.shape), rstd.reshape(*lead, *(1 for _ in normalized_shape))
+    whole = len(normalized_shape) == 1
+    y, rstd = call(input if whole else input.reshape(*lead, n), gamma, eps, 0.0, "gemma")
+    return y if whole else y.reshape(input.shape), rstd.reshape(*lead, *(1 for _ in normalized_shape))
 
 
 @adapt("_fused_rms_norm_backward", over=norm.rms_norm_bwd)

@@ -106,20 +106,16 @@ def fitted(shape: OverloadSchema, base: Spec, adapter: Adapter | None, impl: OpI
     when = when_of(base, impl)
     if when is not None:
         names["_f"] = _with_when(when, base, impl)
-    direct = None if adapter is None or when is not None else impl.aten.get(adapter.name)
     if impl.into is not None and shape.written and adapter is None and when is None:
         names["_into"] = impl.into
         call = f"_into({', '.join([shape.written[0], *_expressions(shape, base).values()])})"
     else:
         call = _by_name(shape, base) if adapter is None else f"_adapt(_f, {_for_adapter(shape, adapter)})"
-        if direct is not None and adapter is not None:
-            names["_direct"] = direct
-            call = f"(_made if (_made := _direct({_for_adapter(shape, adapter)})) is not None else {call})"
         if shape.written and shape.kind != "other":
             call = f"_store({call}, {', '.join(shape.outs or ('self',))})"
         elif adapter is None and _same_parameters(shape, base):
             return names["_f"]
-        elif adapter is not None and direct is None and _all_positional(shape, adapter):
+        elif adapter is not None and _all_positional(shape, adapter):
             return functools.partial(adapter.fn, names["_f"])
     names["_adapt"] = None if adapter is None else adapter.fn
     text = f"def {_identifier(shape.name)}({_parameters(shape)}):\n    return {call}\n"
