@@ -23,10 +23,31 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "__version__", "backends", "compare", "compat", "core", "digest", "disable", "empty_cache", "enable", "enabled_ops",
-    "explain", "functional", "integrations", "native", "nn", "ops", "patch_model", "policy", "register_attention",
-    "set_policy", "sync", "tex", "unpatch_model", "use",
-]  # fmt: skip
+    "__version__",
+    "backends",
+    "compare",
+    "compat",
+    "core",
+    "digest",
+    "disable",
+    "empty_cache",
+    "enable",
+    "enabled_ops",
+    "explain",
+    "functional",
+    "integrations",
+    "native",
+    "nn",
+    "ops",
+    "patch_model",
+    "policy",
+    "register_attention",
+    "set_policy",
+    "sync",
+    "tex",
+    "unpatch_model",
+    "use",
+]
 
 # The module of each public name, imported on first access: `import opmux` alone is cheap and has no side effects.
 _MODULE_OF = {"explain": "core.default", "policy": "core.default", "set_policy": "core.default"}

@@ -453,9 +453,13 @@ def _sum_args(d: Draw) -> dict[str, Any]:
     beta = d.option("beta", 1.0)
     return {
         "c": (c if beta else c.fill_(float("nan"))).to(_wider(d) if d.option("wider") else d.dtype),
-        "a": args["a"], "b": args["b"], "trans_a": args["trans_a"], "trans_b": args["trans_b"], "alpha": args["alpha"],
+        "a": args["a"],
+        "b": args["b"],
+        "trans_a": args["trans_a"],
+        "trans_b": args["trans_b"],
+        "alpha": args["alpha"],
         "beta": beta,
-    }  # fmt: skip
+    }
 
 
 SUM = Maker(
@@ -733,10 +737,17 @@ def _block_args(d: Draw) -> dict[str, Any]:
     rows = {"a": (d.option("ar", 1), m), "b": (d.option("br", BLOCK), args["b"].shape[0])}
     scale = lambda name: _drawn(d, f"{name} scale", (-(-rows[name][1] // rows[name][0]), -(-k // BLOCK))).float()
     return {
-        "a": args["a"], "b": args["b"], "a_scale": scale("a").abs(), "b_scale": scale("b").abs() * 0.1,
-        "a_dtype": args["a_dtype"], "b_dtype": args["b_dtype"], "bias": args["bias"],
-        "a_rows": rows["a"][0], "b_rows": rows["b"][0], "out_dtype": args["out_dtype"],
-    }  # fmt: skip
+        "a": args["a"],
+        "b": args["b"],
+        "a_scale": scale("a").abs(),
+        "b_scale": scale("b").abs() * 0.1,
+        "a_dtype": args["a_dtype"],
+        "b_dtype": args["b_dtype"],
+        "bias": args["bias"],
+        "a_rows": rows["a"][0],
+        "b_rows": rows["b"][0],
+        "out_dtype": args["out_dtype"],
+    }
 
 
 BLOCK_SCALED = Maker(

@@ -61,8 +61,11 @@ def rows(name: str, args: str, build: Callable[[Draw], dict[str, Any]], *cases: 
 IMAGES = (Case((2, 8, 6, 4)), Case((8, 6, 4), "t"))
 TABLE = (
     rows("copy", "self: Tensor, src: Tensor, non_blocking: bool = False", pair(lambda x: x)),
-    rows("_to_copy", f"self: Tensor, *, {FACTORY}, non_blocking: bool = False, memory_format: Any = None",
-         one(dtype=torch.float64)),
+    rows(
+        "_to_copy",
+        f"self: Tensor, *, {FACTORY}, non_blocking: bool = False, memory_format: Any = None",
+        one(dtype=torch.float64),
+    ),
     rows("clone", "self: Tensor, *, memory_format: Any = None", one()),
     rows("cat", "tensors: list[Tensor], dim: int = 0", several(dim=-1)),
     rows("stack", "tensors: list[Tensor], dim: int = 0", several(dim=1)),
@@ -71,8 +74,9 @@ TABLE = (
     rows("flip", "self: Tensor, dims: list[int]", one(dims=[0, -1])),
     rows("roll", "self: Tensor, shifts: list[int], dims: list[int] = []", one(shifts=[3, -1], dims=[0, 1])),
     rows("rot90", "self: Tensor, k: int = 1, dims: list[int] = [0, 1]", one(k=1)),
-    rows("repeat", "self: Tensor, repeats: list[int]",
-         lambda d: {"self": d.full(), "repeats": [2] * len(d.case.shape)}),
+    rows(
+        "repeat", "self: Tensor, repeats: list[int]", lambda d: {"self": d.full(), "repeats": [2] * len(d.case.shape)}
+    ),
     rows("tril", "self: Tensor, diagonal: int = 0", one(diagonal=1)),
     rows("triu", "self: Tensor, diagonal: int = 0", one(diagonal=-1)),
     rows("constant_pad_nd", "self: Tensor, pad: list[int], value: Number = 0", one(pad=[1, 2, 0, 3], value=1.5)),
@@ -93,29 +97,59 @@ TABLE = (
     viewed("unsqueeze_copy", "dim: int", dim=1),
     viewed("narrow_copy", "dim: int, start: int, length: int", dim=1, start=1, length=3),
     viewed("select_copy", "dim: int, index: int", dim=0, index=1),
-    viewed("slice_copy", "dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1",
-           dim=1, start=1, step=2),
+    viewed(
+        "slice_copy",
+        "dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1",
+        dim=1,
+        start=1,
+        step=2,
+    ),
     viewed("diagonal_copy", "offset: int = 0, dim1: int = 0, dim2: int = 1", offset=1),
     viewed("unfold_copy", "dimension: int, size: int, step: int", dimension=1, size=3, step=2),
-    rows("as_strided_copy", "self: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None",
-         one(size=[2, 3], stride=[3, 1], storage_offset=1), MATRICES[0]),
+    rows(
+        "as_strided_copy",
+        "self: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None",
+        one(size=[2, 3], stride=[3, 1], storage_offset=1),
+        MATRICES[0],
+    ),
     # copies with a part replaced; gradients of views
-    rows("select_scatter", "self: Tensor, src: Tensor, dim: int, index: int",
-         pair(lambda x: x.select(1, 2), dim=1, index=2)),
-    rows("slice_scatter", "self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, "
-         "end: int | None = None, step: int = 1", pair(lambda x: x[:, 1:4], dim=1, start=1, end=4)),
-    rows("diagonal_scatter", "self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1",
-         pair(lambda x: x.diagonal(1), offset=1)),
-    rows("as_strided_scatter", "self: Tensor, src: Tensor, size: list[int], stride: list[int], "
-         "storage_offset: int | None = None",
-         pair(lambda x: x[:2, :3], size=[2, 3], stride=[64, 1]), MATRICES[0]),
-    rows("select_backward", "grad_output: Tensor, input_sizes: list[int], dim: int, index: int",
-         gradient(lambda x: x.select(1, 2), dim=1, index=2)),
-    rows("slice_backward", "grad_output: Tensor, input_sizes: list[int], dim: int, start: int, end: int, step: int",
-         gradient(lambda x: x[:, 1:4], dim=1, start=1, end=4, step=1)),
-    rows("diagonal_backward", "grad_output: Tensor, input_sizes: list[int], offset: int, dim1: int, dim2: int",
-         gradient(lambda x: x.diagonal(1), offset=1, dim1=0, dim2=1)),
-)  # fmt: skip
+    rows(
+        "select_scatter",
+        "self: Tensor, src: Tensor, dim: int, index: int",
+        pair(lambda x: x.select(1, 2), dim=1, index=2),
+    ),
+    rows(
+        "slice_scatter",
+        "self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1",
+        pair(lambda x: x[:, 1:4], dim=1, start=1, end=4),
+    ),
+    rows(
+        "diagonal_scatter",
+        "self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1",
+        pair(lambda x: x.diagonal(1), offset=1),
+    ),
+    rows(
+        "as_strided_scatter",
+        "self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None",
+        pair(lambda x: x[:2, :3], size=[2, 3], stride=[64, 1]),
+        MATRICES[0],
+    ),
+    rows(
+        "select_backward",
+        "grad_output: Tensor, input_sizes: list[int], dim: int, index: int",
+        gradient(lambda x: x.select(1, 2), dim=1, index=2),
+    ),
+    rows(
+        "slice_backward",
+        "grad_output: Tensor, input_sizes: list[int], dim: int, start: int, end: int, step: int",
+        gradient(lambda x: x[:, 1:4], dim=1, start=1, end=4, step=1),
+    ),
+    rows(
+        "diagonal_backward",
+        "grad_output: Tensor, input_sizes: list[int], offset: int, dim1: int, dim2: int",
+        gradient(lambda x: x.diagonal(1), offset=1, dim1=0, dim2=1),
+    ),
+)
 
 
 def several_results(d: Draw) -> dict[str, Any]:

@@ -99,9 +99,18 @@ class DriverLauncher:
         return cls(compiled, kinds) if known and plain and metadata.num_ctas == 1 else None
 
     def __call__(
-        self, x: int, y: int, z: int, stream: int, function: int, packed: Any, notes: Any, enter: Any, leave: Any,
+        self,
+        x: int,
+        y: int,
+        z: int,
+        stream: int,
+        function: int,
+        packed: Any,
+        notes: Any,
+        enter: Any,
+        leave: Any,
         *args: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         given = [(kind, value) for kind, value in zip(self._kinds, args, strict=True) if kind != "constexpr"]
         if any(hasattr(value, "is_cuda") and not value.is_cuda for _, value in given):
             # Triton's launcher accepts pinned memory, and raises an error for other memory.

@@ -218,8 +218,10 @@ def _aten(use: AtenUse | None) -> str:
         )
         for g in use.groups
     )
-    rest = [f'<tr><td class="n" data-v="{n}">{n}</td><td class="wrap">{text(why)}</td></tr>' for why, n in
-            use.rest.most_common()]  # fmt: skip
+    rest = [
+        f'<tr><td class="n" data-v="{n}">{n}</td><td class="wrap">{text(why)}</td></tr>'
+        for why, n in use.rest.most_common()
+    ]
     more = _folded(
         f"{count(use.rest.total(), 'other overload')}: torch runs",
         "opmux does not compute them here",
