@@ -57,33 +57,9 @@ def copy(at, k, before, n_in, n_out, REFLECT: tl.constexpr):
         return there, (there >= 0) & (there <= last) & (there < n_out)
 
 
-def _pad(
-    x_ptr,
-    y_ptr,
-    n,
-    n_c,
-    n_z,
-    n_y,
-    n_x,
-    i_z,
-    i_y,
-    i_x,
-    x_sn,
-    x_sc,
-    x_sz,
-    x_sy,
-    x_sx,
-    p_z,
-    p_y,
-    p_x,
-    REFLECT: tl.constexpr,
-    RANK: tl.constexpr,
-    LAST: tl.constexpr,
-    TIGHT: tl.constexpr,
-    INDEX: tl.constexpr,
-    FULL: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _pad(x_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, x_sc, x_sz, x_sy, x_sx, p_z, p_y, p_x,
+         REFLECT: tl.constexpr, RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr,
+         FULL: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     o, inside = lanes(n, INDEX, FULL, BLOCK)
     b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     at = plane(b, c, x_sn, x_sc, TIGHT) + source(x, p_x, i_x, REFLECT) * x_sx

@@ -736,18 +736,9 @@ def _block_args(d: Draw) -> dict[str, Any]:
     m, k = d.case.shape
     rows = {"a": (d.option("ar", 1), m), "b": (d.option("br", BLOCK), args["b"].shape[0])}
     scale = lambda name: _drawn(d, f"{name} scale", (-(-rows[name][1] // rows[name][0]), -(-k // BLOCK))).float()
-    return {
-        "a": args["a"],
-        "b": args["b"],
-        "a_scale": scale("a").abs(),
-        "b_scale": scale("b").abs() * 0.1,
-        "a_dtype": args["a_dtype"],
-        "b_dtype": args["b_dtype"],
-        "bias": args["bias"],
-        "a_rows": rows["a"][0],
-        "b_rows": rows["b"][0],
-        "out_dtype": args["out_dtype"],
-    }
+    given = {name: args[name] for name in ("a", "b", "a_dtype", "b_dtype", "bias", "out_dtype")}
+    scales = {"a_scale": scale("a").abs(), "b_scale": scale("b").abs() * 0.1}
+    return {**given, **scales, "a_rows": rows["a"][0], "b_rows": rows["b"][0]}
 
 
 BLOCK_SCALED = Maker(

@@ -84,14 +84,15 @@ class Gate:
 
 # C++ launches the families of these overloads, but not these: gate.cpp has no entry for their signatures, so torch
 # calls them with a boxed stack, and they go to Python.
-RARE = frozenset({
-    "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_no_training",
-    "_weight_norm_interface", "_weight_norm_interface_backward", "addr_", "all.dims", "any.dims", "clamp.Tensor",
-    "clamp_.Tensor", "count_nonzero", "count_nonzero.dim_IntList", "cummax", "cummin", "cumprod_", "cumsum_",
-    "div_.Scalar_mode", "div_.Tensor_mode", "elu", "elu_", "elu_backward", "gelu_", "logit", "logit_", "logit_backward",
-    "mvlgamma_", "nan_to_num", "nan_to_num_", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype",
-    "polygamma", "polygamma_", "prod.dim_int", "round_.decimals",
-})  # fmt: skip
+RARE = frozenset(
+    """
+    _native_batch_norm_legit _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training
+    _weight_norm_interface _weight_norm_interface_backward addr_ all.dims any.dims clamp.Tensor clamp_.Tensor
+    count_nonzero count_nonzero.dim_IntList cummax cummin cumprod_ cumsum_ div_.Scalar_mode div_.Tensor_mode elu
+    elu_ elu_backward gelu_ logit logit_ logit_backward mvlgamma_ nan_to_num nan_to_num_ norm.ScalarOpt_dim
+    norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype polygamma polygamma_ prod.dim_int round_.decimals
+    """.split()
+)
 
 
 # C++ also launches these overloads of other families: models call them often, and the arguments determine the kernels.
