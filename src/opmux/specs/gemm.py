@@ -736,9 +736,9 @@ def _block_args(d: Draw) -> dict[str, Any]:
     m, k = d.case.shape
     rows = {"a": (d.option("ar", 1), m), "b": (d.option("br", BLOCK), args["b"].shape[0])}
     scale = lambda name: _drawn(d, f"{name} scale", (-(-rows[name][1] // rows[name][0]), -(-k // BLOCK))).float()
-    given = {name: args[name] for name in ("a", "b", "a_dtype", "b_dtype", "bias", "out_dtype")}
     scales = {"a_scale": scale("a").abs(), "b_scale": scale("b").abs() * 0.1}
-    return {**given, **scales, "a_rows": rows["a"][0], "b_rows": rows["b"][0]}
+    given = {**args, **scales, "a_rows": rows["a"][0], "b_rows": rows["b"][0]}
+    return {name: given[name] for name in "a b a_scale b_scale a_dtype b_dtype bias a_rows b_rows out_dtype".split()}
 
 
 BLOCK_SCALED = Maker(
