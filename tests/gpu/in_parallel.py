@@ -1,7 +1,10 @@
-"""Run the GPU's tests with several processes on one GPU: a process for each file, tests of speed alone at the end.
+"""Run the GPU's tests with several processes on one GPU; tests of speed run alone at the end.
+
+Each file is one run of pytest, or several: with --split 4, every fourth test of a file is in the same run.
 
     python tests/gpu/in_parallel.py                                   # every file, 6 at once
     python tests/gpu/in_parallel.py -n 4 --seconds 540 test_gpu_gate.py test_gpu_norms.py
+    python tests/gpu/in_parallel.py -n 15 --split 8 test_gpu.py test_gpu_spatial.py
     python tests/gpu/in_parallel.py --skip results/gpu_tests.json     # what passed there is left out
 
 At the time limit (--seconds) unfinished files are stopped and listed; their logs show how far they came.
@@ -25,22 +28,24 @@ SPEED = "speed"  # a test with this word in its name measures time, so it must r
 
 @dataclass
 class Run:
-    """One pytest process: either the speed tests of a file, or its other tests."""
+    """One pytest process: either the speed tests of a file, or a part of its other tests."""
 
     file: str
     speed: bool
     log: Path
+    part: str = ""  # "2/8": every eighth test from the second one on; "": all tests
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     output: IO[bytes] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
-        return f"{self.file} -k {SPEED}" if self.speed else self.file
+        return f"{self.file} -k {SPEED}" if self.speed else f"{self.file} {self.part}".strip()
 
     def start(self) -> None:
         chosen = SPEED if self.speed else f"not {SPEED}"
         command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--triton", "device", "-m", "gpu", "-k", chosen]
+        command += ["--part", self.part] if self.part else []
         self.started = time.monotonic()
         self.output = self.log.open("wb")
         # -p no:cacheprovider: the processes would all write the same cache file.
@@ -105,10 +110,18 @@ def has_speed_tests(file: Path) -> bool:
     return SPEED in file.name or re.search(rf"^def test_\w*{SPEED}", file.read_text(), re.MULTILINE) is not None
 
 
+def runs_of(name: str, split: int, logs: Path) -> list[Run]:
+    stem = name.removesuffix(".py")
+    parts = [f"{i + 1}/{split}" for i in range(split)] if split > 1 else [""]
+    runs = [Run(name, False, logs / f"{'-'.join([stem, *part.split('/')[:1]]).strip('-')}.log", part) for part in parts]
+    return [*runs, Run(name, True, logs / f"{stem}_speed.log")] if has_speed_tests(HERE / name) else runs
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="names of files beside this one; none: all")
     parser.add_argument("-n", type=int, default=6, help="processes at once (default: 6)")
+    parser.add_argument("--split", type=int, default=1, help="runs per file (default: 1)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit of the whole")
     parser.add_argument("--skip", type=Path, help="a file that --json wrote: skip what passed in it")
     parser.add_argument("--json", type=Path, help="write the results here")
@@ -121,12 +134,7 @@ def main() -> int:
     options.logs.mkdir(parents=True, exist_ok=True)
     before = json.loads(options.skip.read_text()) if options.skip else []
     passed = {r["name"]: r for r in before if r["ok"]}
-    runs = [
-        Run(name, speed, options.logs / f"{name.removesuffix('.py')}{'_speed' if speed else ''}.log")
-        for speed in (False, True)
-        for name in options.files or known
-        if not speed or has_speed_tests(HERE / name)
-    ]
+    runs = [run for name in options.files or known for run in runs_of(name, options.split, options.logs)]
     runs = [r for r in runs if r.name not in passed]
     # Start the files that took longest in the earlier run first, so that the last one to end is short.
     took = {r["name"]: r["seconds"] for r in before}
