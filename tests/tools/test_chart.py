@@ -221,12 +221,33 @@ def test_tables_quote_the_runs_of_the_chart(chart, performance, page):
         assert run in text
 
 
+def test_pages_quote_steps_with_changing_lengths(performance):
+    rows = performance.load("first_hour_2026-11-19_h200.json")["rows"]
+    auto, patched = (
+        next(r for r in rows if (r["row"], r["model"], r["way"]) == ("lengths", "llama", way))
+        for way in ("auto", "patched")
+    )
+    new, again = ([run[name] / run["native median"] for run, name in names] for names in (
+        ((auto, "pass 1 median"), (patched, "pass 1 median")),
+        ((auto, "planned median"), (patched, "pass 3 median")),
+    ))  # fmt: skip
+    means = [run["pass 1 mean"] / run["native mean"] for run in (auto, patched)]
+    table = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+    assert f"| 1 | {new[0]:.2f}; {again[0]:.2f} | {new[1]:.2f}; {again[1]:.2f} |" in table
+    assert f"need new kernels | 1 | {means[0]:.2f} | {means[1]:.1f} |" in table
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"patched Llama takes {new[1]:.2f} times torch's time; the mean is {means[1]:.1f} times" in readme
+    assert f"the median is {new[0]:.2f} times torch's" in readme
+    assert f"When the lengths repeat, it is {again[1]:.2f} and {again[0]:.2f} times." in readme
+
+
 def test_the_performance_page_quotes_its_files(performance):
     """The figures in the sentences about what is slower."""
     page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
-    models = performance.load(performance.MODELS)["runs"][0]["models"]
-    low, high = sorted(models[f"resnet {dtype}"]["auto"] for dtype in ("float32", "bfloat16"))
-    assert f"ResNet trains at {low:.2f} to {high:.2f} of torch's speed" in page
+    runs = performance.load(performance.MODELS)["runs"]
+    low, high = sorted(runs[0]["models"][f"resnet {dtype}"]["auto"] for dtype in ("float32", "bfloat16"))
+    (again,) = (r["models"]["resnet bfloat16"]["auto"] for r in runs if r["what"] == "vit and resnet once more")
+    assert f"ResNet trains at {low:.2f} to {high:.2f} of torch's speed, and at {again:.2f} when it was" in page
     rows: dict = {}
     for row in performance.load(performance.MEMORY_BOUND)["rows"]:
         rows.setdefault((row["key"], row["variant"], tuple(row["shape"])), {})[row["provider"]] = row["share"]
@@ -241,3 +262,10 @@ def test_the_performance_page_quotes_its_files(performance):
     ours = [performance.relative(call)[0].number for call in calls]
     assert f"reaches {min(ours):.2f} to {max(ours):.2f} of cuDNN's speed" in page
     assert {call["runs"] for call in calls} == {"vendor.nvidia.cudnn"}
+    rows = performance.load(performance.FIRST_HOUR)["rows"]
+    (new,) = (r for r in rows if (r["row"], r["model"], r["way"]) == ("lengths", "llama", "patched"))
+    assert "five times torch's time on average" in page and round(new["pass 1 mean"] / new["native mean"]) == 5
+    assert "the median step is faster than torch's" in page and new["pass 1 median"] < new["native median"]
+    native, *enabled = (r["median"] for r in rows if r["model"] == "llama-1.2b" and r["way"] in ("native", "auto"))
+    low, high = sorted(100 * ms / native - 100 for ms in enabled)
+    assert f"`enable()` was {low:.0f} to {high:.0f} % slower than torch on the Llama" in page
