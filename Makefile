@@ -104,7 +104,7 @@ opinfo: .venv/.ready  ## every sample of PyTorch's OpInfo through our interprete
 bench: .venv/.ready  ## measure the cost of a call through the dispatcher
 	$(BIN)/python benchmarks/dispatch.py
 
-docs: .venv/.ready  ## write the generated pages of docs/, and the chart
+docs: .venv/.ready  ## write the generated pages of docs/, and the charts
 	PYTHONPATH=src $(BIN)/python tools/docs.py
 	$(BIN)/python benchmarks/chart.py
 

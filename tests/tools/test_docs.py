@@ -1,10 +1,13 @@
 """The generated pages are up to date, a stale page is detected, and the site and `make bench` work."""
 
+import json
+import re
 import sys
 from pathlib import Path
 
 import docs
 import fresh
+import pytest
 import stubs
 
 from opmux.core import knobs
@@ -61,16 +64,51 @@ build(load_config(sys.argv[1], strict=True, site_dir=sys.argv[2]))
 """
 
 
-def test_the_site_builds_in_strict_mode(tmp_path):
-    """The site has rewritten links to files outside of docs/, highlighted code, and a home page."""
-    result = fresh.run([sys.executable, "-c", BUILD, str(ROOT / "mkdocs.yml"), str(tmp_path / "site")])
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site") / "site"
+    result = fresh.run([sys.executable, "-c", BUILD, str(ROOT / "mkdocs.yml"), str(folder)])
     assert result.returncode == 0, result.stderr
-    home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    return folder
+
+
+def pages(site: Path) -> list[Path]:
+    return [p for p in site.rglob("index.html") if "results" not in p.parts]
+
+
+def test_the_site_builds_in_strict_mode(site):
+    """The site has rewritten links to files outside of docs/, highlighted code, and a home page."""
+    home = (site / "index.html").read_text(encoding="utf-8")
     assert '<span class="kn">import</span>' in home
-    assert len(list((tmp_path / "site" / "results").glob("*.html"))) == 1
-    pages = [p for p in (tmp_path / "site").rglob("index.html") if "results" not in p.parts]
-    assert len(pages) == len(list((ROOT / "docs").glob("*.md")))
-    assert not any('href="../../src' in p.read_text(encoding="utf-8") for p in pages)
+    assert len(list((site / "results").glob("*.html"))) == 1
+    assert len(pages(site)) == len(list((ROOT / "docs").glob("*.md")))
+    assert not any('href="../../src' in p.read_text(encoding="utf-8") for p in pages(site))
+
+
+def test_pages_of_the_site_load_nothing_from_other_hosts(site):
+    loads = re.compile(r"<(?:link|script|img|iframe|source)\b[^>]*(?:href|src)=\"?((?:https?:)?//[^\"\s>]*)")
+    for page in pages(site):
+        assert loads.findall(page.read_text(encoding="utf-8")) == [], page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+def test_the_site_has_search_modes_and_a_logo(site):
+    """Search needs the index and the worker; both are files of the site."""
+    home = (site / "index.html").read_text(encoding="utf-8")
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert {"", "performance/", "ops/"} <= {entry["location"] for entry in index["docs"]}
+    (worker,) = re.findall(r'"search":\s*"([^"]+)"', home)
+    assert (site / worker).is_file()
+    modes = re.findall(r'<input[^>]*data-md-color-media="([^"]*)"[^>]*data-md-color-scheme="([^"]*)"', home)
+    assert modes == [
+        ("(prefers-color-scheme)", "default"),
+        ("(prefers-color-scheme: light)", "default"),
+        ("(prefers-color-scheme: dark)", "slate"),
+    ]
+    assert re.search(r'<link rel="icon" href="images/logo.svg">', home)
+    assert re.search(r'<img src="images/logo.svg" alt="logo">', home)
+    assert (site / "images" / "logo.svg").is_file()
 
 
 def test_the_dispatch_benchmark_runs(tmp_path):
