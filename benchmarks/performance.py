@@ -15,7 +15,7 @@ LOSSES = "losses_2026-11-16_h200.json"
 CHOICE = "choice_2026-11-18_h200.json"
 ENABLE = "enable_2026-11-17_h200.json"
 MODELS, MODELS_LATER = "models_2026-11-18_h200.json", "models_2026-11-19_h200.json"
-FIRST_HOUR = "first_hour_2026-11-19_h200_2.json"
+FIRST_HOUR = "first_hour_2026-11-19_h200_3.json"
 
 PROVIDERS = (("ours", "opmux"), ("torch", "torch"), ("library", "torch.compile"))
 
