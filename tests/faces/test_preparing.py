@@ -139,6 +139,22 @@ def test_overloads_are_registered_in_short_steps(preparing, monkeypatch, tmp_pat
         assert opmux.enabled_ops() == chosen and steps[:3] == [[], [], []]
 
 
+def test_the_planner_starts_before_the_last_step_in_another_thread(preparing, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto))
+    monkeypatch.setattr(switch.planner, "DEVICE", "cpu")
+    opmux.enable(wait=True)
+    opmux.disable()
+    started = []
+    note = lambda: started.append((threading.current_thread(), opmux.enabled_ops()))
+    monkeypatch.setattr(switch.planner, "start", note)
+    opmux.enable()
+    threading.Thread(target=preparing[0], args=("",)).start()
+    until(opmux.enabled_ops)
+    thread, enabled = started[0]
+    assert thread is not threading.main_thread() and not enabled
+
+
 def test_an_error_in_the_main_thread_is_logged(caplog):
     def fail():
         raise ValueError("by us")

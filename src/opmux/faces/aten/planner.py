@@ -52,18 +52,23 @@ class _PlannerState:
 
 def use(on: bool) -> None:
     """Start the planner and use it for auto mode's calls; with False, stop using it, but leave its process running."""
-    if not on or not _possible():
-        gate.plan(None)
-        return
+    planner_socket = start() if on else None
+    if planner_socket is not None:
+        launching.planned()
+    gate.plan(planner_socket)
+
+
+def start() -> socket.socket | None:
+    """Start the planner's process, unless it runs; None if it cannot be used, or not be started. In any thread."""
+    if not _possible():
+        return None
     with lock.held:
         try:
-            planner_socket = _running()
+            return _running()
         except (OSError, RuntimeError, TypeError) as error:
             _PlannerState.failed = True
             logger.warning("auto mode plans calls in this process, as no other one can be started: %s", error)
-            return
-        launching.planned()
-        gate.plan(planner_socket)
+            return None
 
 
 def _possible() -> bool:

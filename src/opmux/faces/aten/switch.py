@@ -84,6 +84,11 @@ class Selection:
         """Whether the chosen overloads are saved; only auto mode on a machine with an accelerator saves them."""
         return self.auto and self.recorder is None and bool(devices.accelerators()) and saved.usable()
 
+    def is_on(self, device: str) -> bool:
+        """Whether overloads are requested on a device type, as far as is known before `turn_on`."""
+        saved_names = {} if self._read is None else self._read[1]
+        return bool(self.requested.get(device) or saved_names.get(device))
+
     def takes_long(self) -> bool:
         """Whether `turn_on` would compile the native library."""
         accelerated = self.auto and self.recorder is None and bool(devices.accelerators())
@@ -248,9 +253,15 @@ def _prepare(selection: Selection) -> bool:
             background.later(0.5, lambda: background.in_main_thread(lambda: proceed(steps)))
         elif steps:
             steps[0]()
-            background.later(PAUSE, lambda: background.in_main_thread(lambda: proceed(steps[1:])))
+            background.later(PAUSE, lambda: schedule(steps[1:]))
         else:
             selection.turn_on(lambda: _set_base(selection), alone=not _stack)
+
+    def schedule(steps: list[Callable[[], None]]) -> None:
+        # The planner's process is started here, because starting it in the main thread would delay a training step.
+        if not steps and _base is selection and selection.is_on(planner.DEVICE):
+            planner.start()
+        background.in_main_thread(lambda: proceed(steps))
 
     def done(error: str) -> None:
         if error:
@@ -262,7 +273,7 @@ def _prepare(selection: Selection) -> bool:
                 steps = selection.prepare()
         except Exception as raised:  # `turn_on` raises it again in the main thread
             logger.debug("auto mode is not prepared in the background: %s", raised)
-        background.in_main_thread(lambda: proceed(steps))
+        schedule(steps)
 
     try:
         program = PREPARE.format(include=selection.include, exclude=selection.exclude)
@@ -398,7 +409,7 @@ def _apply() -> None:
     counting = bool(recording.live)  # if so, each call goes through Python, where the recorder calls `_left_to_torch`
     engine.STATE.auto = live is not None and live.auto and not counting
     engine.STATE.request(frozenset() if live is None else live.names if not counting else live.every())
-    planner.use(engine.STATE.auto and live is not None and bool(live.requested.get(planner.DEVICE)))
+    planner.use(engine.STATE.auto and live is not None and live.is_on(planner.DEVICE))
 
 
 def _record(live: Selection | None) -> None:
