@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import sysconfig
 from pathlib import Path
 
 import fresh
+import notebooks
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -253,3 +255,36 @@ def test_the_vendor_package_can_be_named_in_a_variable_without_installation(pack
 def test_the_example_package_has_no_build_files():
     left = [p for p in PLUGIN.rglob("*") if p.name in ("build", "dist") or p.name.endswith(".egg-info")]
     assert left == []
+
+
+@pytest.mark.slow
+def test_the_chip_example_passes_finds_the_wrong_kernel_and_passes_again(tmp_path):
+    output = run(sys.executable, EXAMPLES / "bring_up_chip.py", cwd=tmp_path, path=(SRC,), warm=True).stdout
+    ends = re.findall(r"^acme: \d+ checks? of .*?, (nothing failed|\d+ failed)", output, re.MULTILINE)
+    assert [end == "nothing failed" for end in ends] == [True, False, True], output
+    assert "expected" in output and "--check values" in output
+
+
+# ---- notebooks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_a_notebook_has_the_code_of_its_example(name):
+    cells = json.loads((EXAMPLES / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    program = ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"))
+    assert ast.dump(ast.parse(code)) == ast.dump(ast.Module(program.body[1:], []))  # without the docstring
+    assert len({cell["id"] for cell in cells}) == len(cells) > 3
+
+
+def test_notebooks_are_up_to_date(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["notebooks.py", "--check"])
+    assert notebooks.main() == 0, capsys.readouterr().out
+
+
+def test_a_stale_notebook_is_detected(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["notebooks.py", "--check"])
+    monkeypatch.setattr(notebooks, "EXAMPLES", tmp_path)
+    monkeypatch.setattr(notebooks, "NAMES", ("one",))
+    (tmp_path / "one.py").write_text('"""One."""\n\nx = 1\n')
+    assert notebooks.main() == 1 and "one.ipynb" in capsys.readouterr().out
