@@ -1,6 +1,7 @@
-"""No vendor file is a copy of one of our files, because fixes do not reach copies. It states only what differs on the
-vendor's chip. A file that shares more than half of its lines with another one counts as a copy; instead of copying a
-file, add an option to it.
+"""No vendor file is a copy of one of our files, because fixes do not reach copies.
+
+A vendor file states only what differs on the vendor's chip. It counts as a copy if it shares more than half of its
+lines with another file. Instead of copying a file, add an option to it.
 """
 
 import ast
@@ -44,7 +45,7 @@ def code_lines(text: str) -> Counter[str]:
 
 
 def heads(text: str) -> set[str]:
-    """Every line, and the part of it before each #: contains all code lines, without the cost of tokenizing."""
+    """Every line, and its parts before each #. All code lines are among them; finding them needs no tokenizing."""
     heads = set()
     for line in text.splitlines():
         end = len(line)
@@ -86,7 +87,7 @@ def test_no_vendor_file_is_a_copy_of_another_file():
     # Tokenize only likely candidates: tokenizing all files takes 10 s.
     lines = {name: heads(text) for name, text in texts.items()}
     likely = [name for name in texts if any(may_share(v, lines[name]) for v in vendors.values())]
-    # each vendor file matches at least itself
+    # `texts` includes the vendor files, so each of them matches at least itself
     assert {name for name, v in vendors.items() if v.total() >= SHORT} <= set(likely)
     assert forks(vendors, {name: code_lines(texts[name]) for name in likely}) == []
 

@@ -26,7 +26,7 @@ fail()
 
 @pytest.fixture(params=[False, True], ids=["ended early", "torn down"])
 def ended(request, monkeypatch):
-    """Run the test twice: programs end early, or with Python's teardown."""
+    """Run the test twice: programs end without Python's teardown, or with it."""
     monkeypatch.setattr(fresh, "torn_down", request.param)
 
 

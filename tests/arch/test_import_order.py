@@ -49,7 +49,7 @@ def imported(name: str, path: Path, known: dict[str, Path]) -> set[str]:
 
 
 def cycles(src: Path) -> list[str]:
-    """Find import cycles, and imports from outside a package of a submodule that the package itself imports."""
+    """Find import cycles, and submodules that both their own package and a file outside of it import."""
     known = modules(src)
     graph = {name: imported(name, path, known) for name, path in known.items()}
     cycles = []

@@ -8,7 +8,7 @@ import parsed
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "opmux"
-# Names with an underscore that other libraries define: methods of named tuples (public nevertheless) and of torch
+# Names with an underscore that other libraries define: methods of named tuples (which are public) and of torch
 # objects (a Library, forward AD, a tensor).
 NOT_OURS = ("_asdict", "_fields", "_make", "_replace", "_destroy", "_current_level", "_version")
 

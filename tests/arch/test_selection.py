@@ -71,7 +71,7 @@ def test_the_default_run_and_slow_rest_together_run_every_test(tmp_path):
 
 
 def test_no_test_reads_the_commit_or_the_date():
-    """A test could read them through git or a clock. Only `--touched` may read a commit."""
+    """A test could read the commit through git, or the date from a clock. Only `--touched` may read a commit."""
     suspects = re.compile(r"rev-parse|rev-list|TEST_TURN|datetime\.now|date\.today")
     suspicious = [t for t in (*TESTS, "tests/conftest.py") if suspects.search((ROOT / t).read_text(encoding="utf-8"))]
     assert suspicious == ["tests/arch/test_selection.py"]

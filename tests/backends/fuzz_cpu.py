@@ -253,9 +253,7 @@ def difference(draw: Draw, args: list[Any], got: Any, want: Any) -> str | None:
 
 
 def error_scale(draw: Draw, args: list[Any]) -> float:
-    """The factor of the absolute error of the erf approximation: the product over all arguments of the largest
-    magnitude.
-    """
+    """The factor of the erf approximation's absolute error: the product of the arguments' largest magnitudes."""
     if not draw.name.startswith("gelu") or draw.name.startswith("gelu_tanh"):
         return 0.0
     magnitude = 1.0

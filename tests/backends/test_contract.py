@@ -2,7 +2,7 @@
 
 The vendors here are written from strings to a temporary folder, as vendors in the tree or as plugins. Where their ops
 must run, their device type is `cpu`, so no chip is needed. Each case runs in a fork of one process that has imported
-opmux and called nothing: a fresh process in a few milliseconds.
+opmux and called nothing, which gives a fresh process in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -379,7 +379,7 @@ LIGER = {
         "        return geglu_backward_acme(*ctx.saved_tensors, dc)\n"
     ),
 }
-# Under its own name the class becomes a new function; under the name of an op it implements that op.
+# Exported under its own name, the class is a new function. Exported under an op's name, it implements the op.
 USE_LIGER = """
 a = torch.full((2,), 2.0, requires_grad=True)
 b = torch.full((2,), 3.0, requires_grad=True)
@@ -876,7 +876,7 @@ found["known"] = "acme" in vendors.known()
 
 
 def test_conform_lists_functions_that_implement_no_op(case):
-    """`opmux conform` has no reference to compare them with."""
+    """`opmux conform` has no reference with which to compare such functions."""
     code = """
 from opmux.tools.conform.target import DIRECT, ConformTarget
 from opmux.tools.conform.subject import extras_of, rows_of

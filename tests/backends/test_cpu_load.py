@@ -108,6 +108,6 @@ def test_calls_do_not_wait_for_the_compiler_and_a_forked_child_gets_the_kernels_
 
 
 def test_no_compilation_holds_the_core_lock():
-    """A plugin, an import or a signal handler may need that lock; a compilation would block them for seconds."""
+    """A plugin, an import or a signal handler may need the core lock; a compilation would block them for seconds."""
     answer = run(HELD)
     assert answer.count("True") >= 4 and "False" not in answer

@@ -56,9 +56,7 @@ class Case:
 
 @pytest.fixture(autouse=True)
 def bound():
-    """Call every op once to bind it, because the checks of an op's entry depend on the impl to which the entry is
-    bound.
-    """
+    """Call every op once, so that its entry is bound to an impl: the checks of the entry depend on that impl."""
     for spec in DIFFERENTIABLE:
         if not specs.entries[spec.key].bound:
             case = cases(spec, 1)[0]

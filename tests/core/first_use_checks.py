@@ -324,7 +324,7 @@ def run(name: str, part: float) -> dict:
     use, ready, faults = SCENARIOS[name]
     ready()
     gc.collect()
-    gc.freeze()  # children need not collect what exists now
+    gc.freeze()  # the children's garbage collector skips what exists now
     expected = fork(lambda: clean(use))
     if "failed" in expected:
         return {"faults": 0, "bad": [expected]}
@@ -341,7 +341,7 @@ def run(name: str, part: float) -> dict:
     for i in range(forks):
         result = fork(partial(after_fork, use, 1 + lines * i // forks))
         if "portrait" in result:
-            # The child cannot find a scope of a thread that only the parent has, nor know whether the scope has ended.
+            # At the fork, the parent's thread may be in a scope. The child cannot tell whether that scope has ended.
             result["portrait"]["scopes"] = 0
         if not same(result, expected) or result["mine"] != expected["result"]:
             report["bad"].append({"fork": True, **result})
@@ -349,8 +349,8 @@ def run(name: str, part: float) -> dict:
 
 
 def failed_impl(result: dict, expected: dict) -> bool:
-    """Whether the error was in an impl: a kernel's body, the check of its results, or a part that a composition called.
-    From then on the impl is skipped; nothing else may have changed.
+    """Whether the error was raised in a kernel, in the check of a result, or in a part that a composition called.
+    The impl is skipped from then on; nothing else may have changed.
     """
     if "portrait" not in result or result["result"] != expected["result"]:
         return False

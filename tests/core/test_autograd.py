@@ -1,4 +1,4 @@
-"""Forward and backward as a pair: any backward accepts any forward, and a fallback never loses a gradient."""
+"""Forward and backward: a backward accepts the results of any forward, and a fallback never loses a gradient."""
 
 from __future__ import annotations
 

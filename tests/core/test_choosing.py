@@ -103,7 +103,7 @@ def test_where_libraries_come_first_our_kernel_runs_first_only_if_measured_faste
 
 
 def test_a_compositions_token_for_its_parts_does_not_name_our_kernel():
-    """The token is not from the user's policy, so libraries still come first."""
+    """`part_token` does not come from the user's policy, so libraries still come first."""
     inside = replace(POLICY, part_token="flagos")
     assert order({}, inside, LIBRARIES) == order({}, POLICY, LIBRARIES) == [A, B, TORCH, OURS]
 
@@ -114,5 +114,5 @@ def test_a_call_without_a_class_gets_the_times_of_an_unknown_class(caplog):
     assert speeds.of_call((torch.ones(2),)) is known and speeds.of_call(()) is unknown
     with caplog.at_level("DEBUG", "opmux"):
         assert speeds.of_call(("no tensor",)) is unknown
-        assert Speeds(speeds.measured, lambda x: ([x],)).of_call((1,)) is unknown  # a class that cannot be a key
+        assert Speeds(speeds.measured, lambda x: ([x],)).of_call((1,)) is unknown  # a class that is not hashable
     assert "AttributeError" in caplog.text and "unhashable" in caplog.text

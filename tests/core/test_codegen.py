@@ -22,7 +22,7 @@ def test_generated_source_is_in_tracebacks_and_inspect():
     text = "".join(traceback.format_exception(caught.value))
     assert 'File "<opmux test half>", line 2, in half\n    return x / _two\n' in text
     assert inspect.getsource(half) == TEXT
-    linecache.checkcache()  # as `traceback` and pytest do; it must not drop generated sources
+    linecache.checkcache()  # `traceback` and pytest call it; generated sources must stay
     assert inspect.getsource(half) == TEXT
 
 

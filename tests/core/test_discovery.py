@@ -1,4 +1,4 @@
-"""Plugins: how they are found and loaded, completely or not at all, and reported."""
+"""Plugins: how they are found and reported, and that they load completely or not at all."""
 
 import importlib
 import importlib.metadata
@@ -60,10 +60,10 @@ class Site:
 
 @pytest.fixture(scope="module", autouse=True)
 def without_transformer_engine():
-    """Hide NVIDIA's layer, which an earlier test may have imported, unless the test installs one."""
+    """Hide NVIDIA's layer, because an earlier test may have imported it."""
     names = [n for n in sys.modules if n.partition(".")[0] in ("transformer_engine", "transformer_engine_torch")]
     removed = {n: sys.modules.pop(n) for n in names}
-    finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # this one provides our tex
+    finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # provides our tex
     sys.meta_path[:] = [f for f in sys.meta_path if f not in finders]
     grants, given_before = imports.finder.grants, dict(imports.finder.given)
     imports.finder.keep(lambda grant: False)
@@ -213,8 +213,7 @@ def import_marker(site):
 
 
 NAMES = ["Acme-Ops", "acme-ops", "acme_ops", "acme.ops", "ACME__OPS", "other, acme-ops"]
-# The names of the entry point and of its modules. The lists must not match these, because any distribution may use
-# them.
+# Names of the entry point and of its modules. The lists ignore these names, because any distribution may use them.
 INSIDE = ["acme-plug", "acme_plug", "pack_top.plug", "pack_top", "ACME-PLUG"]
 
 

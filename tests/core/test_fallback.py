@@ -1,4 +1,4 @@
-"""Fallback, strict, quarantine, snapshots: what happens when an impl fails."""
+"""What happens when an impl fails: fallback, strict mode, quarantine, snapshots."""
 
 from __future__ import annotations
 
@@ -489,9 +489,7 @@ def test_after_a_declining_when_all_others_run_once_and_errors_name_the_right_im
 
 
 def test_not_supported_from_another_op_counts_as_a_failure():
-    """The outer impl may have written before the inner op raises NotSupported, so this cannot count as a declined
-    call.
-    """
+    """The outer impl may have written before the inner op raises NotSupported, so the error counts as a failure."""
     state = {"inner": True}
 
     def inner(x):
@@ -520,7 +518,7 @@ def test_a_meta_tensor_selects_the_accelerators_impl(monkeypatch):
 
     monkeypatch.setattr(machine, "_machine", FakeMachine(None, ("cuda",)))
     manager = manager_of("own_op", (VENDOR, lambda x: "chip", {"devices": {"cuda"}}), (REFERENCE, lambda x: "ref"))
-    assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # a meta tensor counts as one on the chip
+    assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # meta tensors count as tensors on the chip
     assert manager.call("own_op", torch.ones(1)) == "ref"
 
 
@@ -609,7 +607,7 @@ def test_errors_can_be_pickled():
 @pytest.mark.parametrize("buffer", [None, torch.zeros(3, 4)], ids=["no buffer", "buffer"])
 @pytest.mark.parametrize("op", ["an_op_without_a_spec", "rms_norm", "rmsnorm_fwd"])
 def test_a_when_is_checked_even_for_proven_calls(op, buffer):
-    """Proven calls are stored by dtype and shape, but a `when` may check anything: in this test, the numbers."""
+    """Proven calls are stored by dtype and shape, but a `when` may check anything; here it checks numbers."""
     small = lambda x, *rest: bool(x[0, 0] < 6) or "too large"
     manager = manager_of(op, (VENDOR, lambda *a: "vendor", {"when": small}), (REFERENCE, lambda *a: "ref"))
     x, w = torch.zeros(3, 4), torch.ones(4)
@@ -673,7 +671,7 @@ def test_an_impl_proven_without_written_arguments_is_not_proven_with_them():
 
 
 def test_calls_by_name_without_a_spec_always_recover():
-    """A proven impl skips checks for its dtypes and shapes; a call of another form is checked completely."""
+    """A proven impl skips checks for its dtypes and shapes; a call with others is checked completely."""
     registry, calls, broken = OpRegistry(), [], []
 
     def first(*args, **kwargs):

@@ -55,7 +55,7 @@ def together(*works):
     return problems or results
 """
 
-# Imports that take long and are not a use of opmux. test_any_two_entry_points_may_be_used_at_once runs without them.
+# Slow imports that do not count as a use of opmux. test_any_two_entry_points_may_be_used_at_once runs without them.
 MODULES = """
 import opmux
 for name in ("ops", "faces.aten.switch", "faces.tex.interface", "tools.listing", "tools.doctor", "tools.explain"):
@@ -542,8 +542,7 @@ def test_any_entry_point_may_be_the_first(vendor, tmp_path, slow):
         write(tmp_path / "site" / "acme_chip" / "ops" / "__init__.py", ACME_OPS)
         distribution(tmp_path / "site", "acme_chip", acme="acme_chip")
     env = {"TRITON_INTERPRET": "1"} if vendor else {}
-    # acme has the device type of ascend. The vendor that registers later, here acme from an installed package, must
-    # win.
+    # acme and ascend have the same device type. The vendor that registers later, the package acme, must win.
     step = f"STEP = {1 if vendor or slow else 3}\n"
     result = run(step + (SIMULATED if vendor else PLAIN) + FIRST + MODULES + LOOP, tmp_path, **env)
     assert result["bad"] == {}, result["stderr"][-3000:]

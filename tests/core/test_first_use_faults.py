@@ -1,4 +1,4 @@
-"""An error, or a fork, at any line of a first use: the next use works, and the failed one leaves nothing behind."""
+"""After an error or a fork at any line of a first use, the next use works, and the failed use leaves nothing behind."""
 
 import json
 import os

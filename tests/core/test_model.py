@@ -165,7 +165,7 @@ def check(impls, policy, by_name):
     manager = OpManager(registry)
     per_op = {} if policy["order"] is None else {"MODEL_OP": policy["order"]}
     chosen = SelectionPolicy(policy["prefer"], policy["strict"], per_op, policy["deny"], policy["allow"])
-    # A token may name an impl that this registry lacks: in settings that is not an error.
+    # As in settings, a token may name an impl that is not registered.
     chosen = chosen.relaxed()
     x = torch.zeros(2)
     quarantined: frozenset = frozenset()

@@ -230,13 +230,13 @@ def tex_norm(x, w):
 
 def test_a_composition_lists_its_parts():
     assert set(specs.find("layernorm_bwd").parts) == {"opmux::layer_norm_bwd"}
-    # rmsnorm_fwd also lists parts of the functions that it calls: its own source does not mention quantizing.
+    # The list includes parts of called functions: the source of rmsnorm_fwd itself does not mention quantizing.
     assert {"opmux::rms_norm", "opmux::rms_norm_fp8", "opmux::fp8_cast_into"} < set(specs.find("rmsnorm_fwd").parts)
 
 
 def test_a_composition_gets_the_impls_of_its_parts(add_impl):
-    """A vendor that implements the primitive thereby implements tex's op. Choosing the reference binds references at
-    every level.
+    """A vendor that implements the primitive also implements tex's op. If the policy prefers the reference, the
+    parts are references too.
     """
     calls = []
 
@@ -312,7 +312,7 @@ def test_explain_returns_data_and_prints_one_screen(add_impl):
         assert rows["vendor.bolt"] == ("refused", "when", "odd")
         assert rows["reference.torch"][0] == "chosen"
         assert opmux.explain("rms_norm", x[:, :0], w[:0]).chosen.impl_id == "vendor.bolt"
-        # no tensor is given, so no dtype is unsupported
+        # without tensors, no impl is refused for its dtypes
         assert opmux.explain("rms_norm").chosen.impl_id == "vendor.acme"
         add_impl(
             "rms_norm", "vendor.cut", VENDOR, lambda *a: a, vendor="cut", priority=9, when=lambda x, *a: x.shape[9]
@@ -327,7 +327,7 @@ def test_explain_returns_data_and_prints_one_screen(add_impl):
 
 
 def test_selections_are_logged(caplog):
-    with opmux.policy("reference"):  # the default manager logs its first line here, not below
+    with opmux.policy("reference"):  # makes the default manager log its first line now, not below
         pass
     registry = OpRegistry()
     registry.register_impl(OpImpl("own", "a", REFERENCE, None, lambda x: x))

@@ -1,4 +1,4 @@
-"""Policies in scopes: blocks, decorators, threads, tasks, generators; and the cost of live scopes for others."""
+"""Policies in scopes: blocks, decorators, threads, tasks, generators. Ended scopes cost nothing."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_full_policy_replaces_and_a_layer_adds(manager, monkeypatch):
     reset_global_policy()
     assert which(manager) == "bolt"
     with opmux.policy(strict=True):
-        assert which(manager) == "bolt"  # a layer does not set an order
+        assert which(manager) == "bolt"  # the layer keeps the environment's order
     with opmux.policy("reference"):
         assert which(manager) == "reference"  # a scope's preference beats the environment's order
     with policy_context(SelectionPolicy()):
@@ -335,7 +335,7 @@ def test_a_registration_applies_to_a_live_scope(manager):
 
 
 def test_many_policies_are_evicted_from_the_cache(manager):
-    """Policies created in a loop are evicted; a live scope still follows registrations."""
+    """The cache evicts policies that a loop creates. A live scope still follows registrations."""
     with opmux.policy("vendor"):
         for n in range(80):
             with opmux.policy(deny=[f"x{n}"]):
@@ -372,7 +372,7 @@ def test_the_policy_of_the_forward_selects_the_backward(add_impl):
 
 
 def test_the_error_for_a_non_tensor_names_the_argument_inside_a_scope(add_impl):
-    """An impl for one dtype makes the call check the dtype first, in a function that the scope's policy selects."""
+    """One impl supports one dtype only, so the call first checks dtypes, in a function that depends on the policy."""
     add_impl(
         "rms_norm", "vendor.acme", BackendImplKind.VENDOR, lambda *a: a, vendor="acme", supported_dtypes={torch.half}
     )

@@ -366,7 +366,7 @@ def test_a_registered_backend_runs(setenv, add_impl):
 
 
 def test_a_backend_with_only_a_primitive_runs(setenv, add_impl):
-    """A composition gets an impl from the impls of its parts; this impl counts for a backend setting like any other."""
+    """acme implements only a primitive. A setting that names acme selects it even for the tex op over it."""
     add_impl("rms_norm", "vendor.acme", VENDOR, fake_norm, vendor="acme")
     setenv(TE_FL_PREFER="reference")
     assert not call_tex()[0].eq(7).any()
@@ -526,8 +526,8 @@ def test_known_names_give_no_warning(setenv, add_impl, caplog):
 
 @contextmanager
 def quiet():
-    """The logger as in a program that has not configured logging. Tests call this themselves, because pytest adds its
-    handlers before a test.
+    """The logger as in a program that has not configured logging. It is no fixture, because pytest adds its handlers
+    after the fixtures.
     """
     with pytest.MonkeyPatch.context() as m:
         m.setattr(logging.root, "handlers", [])

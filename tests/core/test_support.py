@@ -1,4 +1,4 @@
-"""Rules in the annotations of an implementation: which calls it declines, and what it says."""
+"""An implementation's annotations contain rules: it declines calls that break a rule, and says why."""
 
 from __future__ import annotations
 

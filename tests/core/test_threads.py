@@ -121,7 +121,7 @@ def test_freeing_a_scope_does_not_hide_a_new_one():
 
 
 def test_ctrl_c_while_a_scope_is_entered_does_not_hide_a_later_one(monkeypatch):
-    """The traceback of Ctrl-C keeps the first scope alive; the second scope must be registered nevertheless."""
+    """The traceback of Ctrl-C keeps the first scope alive; the second scope must still be registered."""
     interrupted = []
 
     def watch(live):
@@ -170,9 +170,7 @@ def run(script: str) -> str:
 
 @needs_fork
 def test_a_fork_while_another_thread_registers_is_safe():
-    """At the fork, a thread that does not exist in the child holds the lock. The child works nevertheless. Repeated
-    several times.
-    """
+    """At the fork, another thread holds the lock. That thread does not exist in the child, but the child must work."""
     out = run(
         """
         import os, threading, sys

@@ -62,7 +62,7 @@ def rand(*shape: int, grad: bool = False) -> Tensor:
 
 @contextmanager
 def ours(*overloads: str, times: int | None = None) -> Iterator[KernelCallCounter]:
-    """Enable our kernels, and assert that they served each of these overloads; without names, that they served none."""
+    """Enable our kernels, and assert that they served each of these overloads. Without names, they must serve none."""
     with KernelCallCounter() as count, opmux.use(mode="all"):
         yield count
     missing = [n for n in overloads if n not in count.served]

@@ -395,10 +395,10 @@ def compare(
 
 
 def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], index: int, rtol: float, atol: float) -> bool:
-    """Whether x is at most twice as far as y from the truth, which is native's result in float64.
+    """Whether the error of x is at most twice the error of y. The truth is native's result in float64.
 
-    Two kinds of ops need this: ops that torch decomposes, because it rounds after each step, and sums in another order,
-    in which elements that nearly cancel may have the error of the largest element.
+    Two kinds of ops need this. In an op that torch decomposes, torch rounds after each step. In a sum with another
+    order, an element whose terms nearly cancel may have the error of the largest element.
     """
     right = attempt(lambda: leaves(truth())[index].detach())
     if right.error is not None or right.value.shape != y.shape:
@@ -749,7 +749,7 @@ def name_of(op: Any) -> str:
 
 
 def one_dtype(op: Any) -> tuple[torch.dtype, ...]:
-    """The dtype in which a quick run tests an op: float32 or another, alternately. Only every third op has one."""
+    """The dtype in which a quick run tests an op: every third op has one, alternately float32 and another dtype."""
     turn, left = divmod(place_of(op), 3)
     if left:
         return ()

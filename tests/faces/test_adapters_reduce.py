@@ -50,7 +50,7 @@ def calls(name):
     """Arguments after the first: all combinations, or an evenly spread subset."""
     own = aten.overload(name)._schema.arguments[1:]
     every = list(itertools.product(*map(choices, own)))
-    step = -(-len(every) // MANY) | 1  # odd, to reach both values of an option that alternates
+    step = -(-len(every) // MANY) | 1  # an even step could miss one value of an option that alternates
     for chosen in every[::step]:
         named = dict(zip((a.name for a in own), chosen, strict=True))
         kwargs = {a.name: named.pop(a.name) for a in own if a.kwarg_only}
@@ -102,15 +102,15 @@ def test_nan_and_infinity_propagate_as_in_torch(name):
     nan, inf = math.nan, math.inf
     x = torch.tensor([[1.0, nan, 3.0, nan], [inf, 1.0, inf, 0.0], [-inf, -inf, -inf, -inf], [0.0, -0.0, 0.0, 0.0]])
     if "_mean." in name:
-        x = x[::3]  # torch's var_mean, by its summation order, has a NaN mean for an early infinity
+        x = x[::3]  # torch's order of summation gives a NaN mean if infinity comes early
     args, kwargs = plainest(name)
     assert agrees(name, x, *args, **kwargs)
-    assert agrees(name, x[1:], *args, **kwargs)  # without the row with NaN, for full reductions
+    assert agrees(name, x[1:], *args, **kwargs)  # in a full reduction, the NaN in row 0 would hide the other rows
 
 
 @pytest.mark.parametrize("name", MINE)
 def test_results_are_contiguous_on_any_device_as_ours_are(name):
-    """Checked with meta tensors, because the code for their strides is shared by all of torch's devices."""
+    """Uses meta tensors, because all of torch's devices compute strides by the same code."""
     args, kwargs = plainest(name)
     x = torch.empty(5, 4, 3, 2, device="meta").permute(2, 1, 3, 0)
     assert all(y.is_contiguous() for y in aten.as_list(aten.overload(name)(x, *args, **kwargs)))

@@ -72,7 +72,7 @@ def test_nan_and_infinity_propagate_as_in_torch(name):
 
 @pytest.mark.parametrize("name", sorted({*MINE} - {"_logcumsumexp"}))  # torch has no meta kernel for it
 def test_results_are_contiguous_on_any_device_as_ours_are(name):
-    """Checked with meta tensors, because the code for their strides is shared by all of torch's devices."""
+    """Uses meta tensors, because all of torch's devices compute strides by the same code."""
     x = torch.empty(5, 4, 3, device="meta").permute(2, 0, 1)
     assert all(y.is_contiguous() for y in aten.as_list(aten.overload(name)(x, 1)))
 

@@ -27,7 +27,7 @@ TYPES = {
     "mistral": dict(sliding_window=WINDOW),
     "gemma2": dict(sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=8),
     "gpt_oss": dict(sliding_window=WINDOW, **EXPERTS),
-    # Its layers do not pass the window to attention, so only the mask contains the window.
+    # phimoe's layers do not pass the window to attention, so only the mask contains the window.
     "phimoe": dict(sliding_window=WINDOW, **EXPERTS),
     "llama4_text": dict(attention_chunk_size=WINDOW, intermediate_size_mlp=48, **EXPERTS),
     "gpt2": dict(n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
@@ -124,8 +124,8 @@ def test_greedy_generation_gives_the_same_tokens(kind, padded, cache, monkeypatc
     assert torch.equal(model.generate(**batch, **more), want)
     if cache == "dynamic" and kind != "llama4_text":
         full = {"mistral": 0, "phimoe": 0, "gemma2": 1, "gpt_oss": 1}.get(kind, 2)  # number of layers without a window
-        # Each layer has a decoding call for each token after the first. If a batch is padded, only layers with a window
-        # do, because the padding has left the window.
+        # Each layer makes a decoding call for each token after the first. If a batch is padded, only layers with a
+        # window do, because their windows no longer contain padding.
         assert calls.decoded == 5 * (2 - full if padded else 2)
 
 

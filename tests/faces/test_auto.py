@@ -135,8 +135,8 @@ def test_with_the_gate_each_call_is_decided_by_its_size(measured):
 
 
 def test_unmeasured_overloads_use_the_times_of_their_functional_overload(measured, monkeypatch):
-    """Exceptions: torch's functional overload copies and then calls the in-place overload (masked_fill), or our `out`
-    overload needs a copy (softmax).
+    """`masked_fill_` does not, because torch's functional overload copies and then calls it. `_softmax.out` does not,
+    because our kernel needs a copy for it.
     """
     monkeypatch.setattr(gate, "may_launch", lambda device, shape, family: True)
     fast, slow = speed(0.5, 0.5, 0.5, host=(5, 5), native=LONG), speed(1.5, 1.5, 1.5, host=(5, 5), native=LONG)

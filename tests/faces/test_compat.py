@@ -48,7 +48,7 @@ def test_installed_names_are_served_until_uninstalled():
         compat.uninstall()
     left = {n for n in set(sys.modules) - before if n.startswith("transformer_engine") and "fl_torch" not in n}
     left = {n for n in left if n.startswith(("transformer_engine_torch", "transformer_engine.plugin"))}
-    # If something imported NVIDIA's layer, the layer keeps the names that it depends on.
+    # If NVIDIA's layer was imported, the names that it depends on stay.
     left -= {n for n in left if any(n.startswith(grant.names) for grant in finder.grants)}
     assert not left and compat.installed() == ()
 
@@ -92,7 +92,7 @@ HOLDERS = """
 
 
 def test_each_installer_only_undoes_its_own_install(script):
-    """`import opmux.te` is T, `compat.install` is C, in any order; lower case letters undo them."""
+    """T is `import opmux.te`, and C is `compat.install`; lower case letters undo them. Tests several orders."""
     if importlib.util.find_spec("transformer_engine") is None:
         pytest.skip("needs opmux[te]")
     orders = ["TCct", "TCtc", "CTct", "CTtc", "CTTtc"]

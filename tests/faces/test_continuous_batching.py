@@ -133,7 +133,7 @@ def test_requests_longer_than_a_block_table_give_the_same_tokens(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_padded_batches_give_the_same_tokens(kind, monkeypatch):
-    """CUDA graphs pad batches with empty requests, and with tokens of no request, whose output is undefined."""
+    """CUDA graphs pad batches with empty requests and tokens outside of all requests. Their output is undefined."""
     before, packed = ModelRunner.__init__, paged.attention
     undefined = []
 

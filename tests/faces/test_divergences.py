@@ -200,7 +200,7 @@ def test_losses_compile_without_graph_breaks(fused):
     x, w, labels = torch.randn(6, H, requires_grad=True), torch.randn(V, H, requires_grad=True), LABELS[:6].clone()
     if fused == "jsd":
         fn = lambda x, w: ours.fused_linear_jsd(x, w, x.detach() + 1, w.detach(), labels)
-    elif fused == "composed":  # gradients of both arguments, and of only one where our kernels compute it
+    elif fused == "composed":  # jsd and kl_div with gradients of both arguments, tvd with one gradient
         fn = lambda x, w: ours.jsd(x, w[:6], labels) + ours.kl_div(x, w[:6], "none").sum() + ours.tvd(w[:6], x.detach())
     else:
         fn = lambda x, w: sum(ours.fused_linear_scaled_cross_entropy(x, w, labels, 0.5, return_entropy=True)).sum()

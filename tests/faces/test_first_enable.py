@@ -1,6 +1,6 @@
 """The first `enable()` on a machine without a compiler, with a failing compiler, or without a writable cache.
 
-The programs train a small model on a simulated device. Each program must warn exactly once what it lacks without C++.
+The programs train a small model on a simulated device. If C++ cannot be compiled, a program must warn exactly once.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class FakeDevice:
 
     def __init__(self):
         self.from_python, self.from_cpp = [], []
-        self.status = 0  # after `does` launches the driver returns this status
+        self.status = 0  # the driver returns this status after `does` launches
         self.does = 0
         self.extra = None  # called by every override with its first tensor
         self.names = list(FUNCTION)
@@ -281,7 +281,7 @@ def auto(fake_device):
 
 @pytest.mark.parametrize("size, runs_in", [(2048, "python"), (512, "torch"), (8, "torch")])
 def test_a_call_that_cannot_be_launched_is_ours_if_python_is_fast_enough(fake_device, size, runs_in):
-    """Also for a call that has not been recorded yet."""
+    """This holds even for a call that has not been recorded yet."""
     gate.select(frozenset(fake_device.names), lambda name, device: (*LIMITS, False))
     x = torch.rand(size)
     torch.exp(x)
@@ -597,7 +597,7 @@ def new_sizes(planned, *rows):
         x = torch.rand(n, 8)
         y = torch.exp(x)
         results.append(not torch.equal(y, x))  # the fake kernel copies
-        # Computed by `math`: the gate would request a plan for a call of torch.
+        # Uses `math`, because the gate would request a plan for torch.exp.
         expected = [math.exp(a) if results[-1] else a for a in x.flatten().tolist()]
         assert y.flatten().tolist() == pytest.approx(expected, rel=1e-5)
     return results
@@ -640,7 +640,7 @@ def test_a_size_class_launches_sizes_that_were_never_planned(planned):
     launched = len(planned.fake_device.from_cpp)
     assert new_sizes(planned, 32, 32) == [False, False] and len(planned.fake_device.from_cpp) == launched + 2
     assert not torch.equal(torch.exp(x := torch.rand(32, 9)), x)  # the class requires size 8 here
-    assert not torch.equal(torch.exp(x := torch.rand(8, 32).T), x)  # and these strides
+    assert not torch.equal(torch.exp(x := torch.rand(8, 32).T), x)  # the class requires these strides, too
     assert not planned.fake_device.from_python
 
 
@@ -880,7 +880,7 @@ def test_a_record_counts_calls_that_cpp_would_launch(fake_device, monkeypatch):
         assert len(fake_device.from_cpp) == 2 and len(fake_device.from_python) == 3
         (counted,) = [json.loads(line) for line in out.getvalue().splitlines()]
         assert counted["overload"] == "_softmax" and counted["impl"] == "test.copies" and counted["count"] == 3
-        for _ in range(CALLS_TO_RECORD):  # records are cleared: they may be of another implementation
+        for _ in range(CALLS_TO_RECORD):  # leaving the block has cleared the launch records
             call()
         assert len(fake_device.from_cpp) == 2
         call()

@@ -93,7 +93,7 @@ def test_reading_the_loss_computes_no_logits(computed):
 
 @pytest.mark.parametrize("before", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
 def test_gradients_flow_through_logits_that_are_read(before):
-    """A second loss on the logits (distillation) needs this, even if a metric has read them without a gradient."""
+    """A second loss on the logits (distillation) needs gradients, even if a metric has read the logits before."""
 
     def gradient(model):
         model.zero_grad()
@@ -110,7 +110,7 @@ def test_gradients_flow_through_logits_that_are_read(before):
 
 
 def test_reading_logits_of_an_earlier_step_raises():
-    """It raises because the logits would be computed with the updated weight."""
+    """Without the error, the logits would be computed with the updated weight."""
     model = llama()
     opmux.patch_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

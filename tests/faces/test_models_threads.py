@@ -1,4 +1,4 @@
-"""patch_model: what a forward passes to its head stays in this call, and each copy of a module uses its own weights."""
+"""patch_model: a forward passes values only to the head of its own call, and module copies use their own weights."""
 
 import asyncio
 import copy

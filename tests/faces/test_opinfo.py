@@ -1,6 +1,6 @@
 """PyTorch's own op samples through our kernels on a simulated device (see opinfo.py).
 
-Without --slow, it runs one sample of every third op.
+Without --slow, one sample of every third op runs.
 """
 
 import json

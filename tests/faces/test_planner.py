@@ -92,7 +92,7 @@ def test_the_planner_can_be_disabled(as_at_start):
 
 
 def test_fewer_cores_do_not_restart_the_planner(as_at_start):
-    """Otherwise every launch record would be discarded when a program pins its threads."""
+    """A restart would discard every launch record when a program pins its threads."""
     chip = types.SimpleNamespace(name="a GPU", arch="sm_90")
     as_at_start.setattr(planner.devices, "chip_of", lambda kind: chip)
     as_at_start.setattr(

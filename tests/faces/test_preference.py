@@ -372,7 +372,7 @@ def test_grpo_averages_over_the_tokens_of_all_processes(monkeypatch):
         torch.testing.assert_close(loss_of(num_items_in_batch=items), alone * MASK.sum() / 20)
 
 
-LIGER_GRPO = {  # format as LIGER; only luspo has padding, as Liger's other losses ignore the mask
+LIGER_GRPO = {  # same format as LIGER; only luspo has padding, because Liger's other losses ignore the mask
     ("grpo", "token"): ([0.342162, 0.258841, 0.198198, 0.070085], [0.67454, 0.3]),
     ("grpo", "sequence"): ([0.362662, 0.622209, 1.525623, 0.590867], [0.235707, 0.2]),
     ("dapo", "token"): ([0.229385, 0.237979, 0.210008, 0.077884], [0.67454, 0.3]),
@@ -510,7 +510,7 @@ def test_distillation_matches_the_formula(kind, beta, parts):
     assert all(torch.equal(a, b) for a, b in zip(originals, (*d.leaves, *d.ref), strict=True))
 
 
-LIGER_DISTILLATION = {  # format as LIGER; cosine has no ignored labels, as Liger would count them
+LIGER_DISTILLATION = {  # same format as LIGER; cosine has no ignored labels, because Liger would count them
     ("jsd", 0.0): ([1.587983, 1.663295, 1.231933, 0.499806], [0.32438, 4.536388]),
     ("jsd", 0.3): ([1.407082, 1.627343, 0.874057, 0.256682], [0.065951, 4.536388]),
     ("jsd", 1.0): ([1.593565, 1.595369, 1.13644, 0.459849], [0.332355, 4.536388]),
@@ -767,7 +767,7 @@ def test_kto_rejects_a_wrong_number_of_kl_values():
 
 
 def test_log_probs_of_transposed_and_contiguous_logits_agree():
-    """They agree within the rounding errors of a sum, because torch sums non-contiguous rows in another order."""
+    """torch sums non-contiguous rows in another order, so results differ by the rounding errors of a sum."""
     d, transposed = Data(), wave(B, V, T).transpose(1, 2).requires_grad_()
     straight = transposed.detach().contiguous().requires_grad_()
     tol = 8 * torch.finfo(transposed.dtype).eps * math.log2(V)

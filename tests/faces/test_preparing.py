@@ -114,7 +114,7 @@ def test_errors_of_a_background_process_are_reported():
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_overloads_are_registered_in_short_steps(preparing, monkeypatch, tmp_path, replaced):
-    """No overload is enabled before all are registered; none stays if the selection is replaced meanwhile."""
+    """No overload is enabled before all are registered. If `disable` is called meanwhile, none stays registered."""
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(decisions, "measured", lambda chip: dict.fromkeys(("_softmax", "glu", "_log_softmax"), FAST))
     monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto))

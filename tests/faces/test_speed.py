@@ -91,7 +91,7 @@ def test_arguments_that_must_fit_together_are_not_generated_from_the_schema():
     assert not any("backward" in n or n.startswith("_embedding_bag") for n in generated)
     tensors = {n: sum("Tensor" in str(a.type) for a in table()[n].shape.arguments) for n in generated}
     assert {table()[n].family for n, count in tensors.items() if count > 1} == {"pointwise"}
-    assert min(tensors.values()) == 1  # no factories: without a tensor argument, the schema does not tell the device
+    assert min(tensors.values()) == 1  # excludes factories: the device comes from a tensor argument
 
 
 @pytest.mark.parametrize("name", ["_cdist_backward", "_pdist_backward", "_segment_reduce_backward", "gelu_backward"])

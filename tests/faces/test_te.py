@@ -310,7 +310,7 @@ def quantizers(te):
 
 
 def test_master_weights_of_all_kinds_are_quantized_together(te, quantizers):
-    """Each weight is quantized from a shard of its master weight, or from all of it if the layer needs that."""
+    """Each weight is quantized from a shard of its master weight; pairs of kinds need the whole master weight."""
     from transformer_engine.pytorch.tensor.utils import quantize_master_weights
 
     names = [name for name in quantizers if name != "current and mxfp8"]  # the layer lacks this kind
@@ -552,7 +552,7 @@ def test_the_version_of_an_uninstalled_source_tree_is_found(installer, monkeypat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: spec)
     finder = GrantFinder()
     monkeypatch.setattr(installer, "finder", finder)
-    monkeypatch.setattr(sys, "meta_path", [PathFinder])  # now, as `add` changes it
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])  # patched before `add` changes it
     finder.add(installer.grant(None))
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert importlib.metadata.version("transformer_engine") == installer.layer_version() == "2.20.0.dev0"

@@ -35,7 +35,7 @@ def python(text, **env):
 
 @pytest.mark.slow
 def test_the_layer_and_packages_that_look_for_it_work_without_an_import_of_opmux():
-    """accelerate, peft and Trainer look for the layer and import it; only this import imports modules of opmux."""
+    """accelerate, peft and Trainer look for the layer and import it. Looking for it imports no module of opmux."""
     result = python(
         BEFORE
         + """
@@ -95,7 +95,7 @@ def test_nvidias_own_extension_has_precedence(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("has_plugins", [False, True])
 def test_plugins_are_served_with_nvidias_own_build(tmp_path, has_plugins):
-    """opmux does not serve them if the installed layer has its own `plugins` package."""
+    """opmux does not serve `plugins` if the installed layer has its own package of this name."""
     import opmux_startup
     from opmux.imports import finder
 

@@ -1,4 +1,4 @@
-"""Each test checks that opmux does not have a defect of the TE-FL plugin, found by running its reference backend."""
+"""Each test covers a defect that running the TE-FL plugin's reference backend showed, and that opmux must not have."""
 
 import os
 import sys

@@ -145,7 +145,7 @@ def test_a_weight_gradient_accumulates_into_float32(dtype):
 
 @pytest.mark.parametrize("beta", [None, 0.0, 0.5, 1.0])
 def test_beta_applies_to_a_product_of_empty_operands(beta):
-    """The same as for a product that is zero."""
+    """The product counts as zero, so D becomes beta * D."""
     A, B = torch.zeros(0, 4), torch.zeros(3, 0)
     D = torch.full((3, 4), 2.0)
     got, *_ = call(A, B, "NN", out=D, accumulate=True, beta=beta)
@@ -305,7 +305,7 @@ def test_one_operand_may_be_quantized():
 
 
 def test_gemm_uses_the_data_if_the_transpose_is_missing_or_stale():
-    """Also tests the reverse: it uses the transpose if the data is missing."""
+    """Also tests that gemm uses the transpose if the data is missing."""
     A, B = factors("NN", BF16, 32, 48, 64)
     a, b = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (A, B))
     want = call(a, b, "NN", to=F32)[0].double()

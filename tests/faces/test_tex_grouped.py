@@ -1,4 +1,4 @@
-"""tex's grouped tensors: each member equals the tensor quantized alone, and products equal products of the members."""
+"""tex's grouped tensors: members equal tensors quantized alone, and grouped products equal the members' products."""
 
 import importlib.util
 import os

@@ -1,11 +1,11 @@
 """Run the GPU's tests with several processes on one GPU; tests of speed run alone at the end.
 
-Each file is one run of pytest, or several: with --split 4, every fourth test of a file is in the same run.
+Each file is one run of pytest. With --split 4 it is four runs, and each run has every fourth test of the file.
 
     python tests/gpu/in_parallel.py                                   # every file, 6 at once
     python tests/gpu/in_parallel.py -n 4 --seconds 540 test_gpu_gate.py test_gpu_norms.py
     python tests/gpu/in_parallel.py -n 15 --split 8 test_gpu.py test_gpu_spatial.py
-    python tests/gpu/in_parallel.py --skip results/gpu_tests.json     # what passed there is left out
+    python tests/gpu/in_parallel.py --skip results/gpu_tests.json     # skip the runs that passed there
 
 At the time limit (--seconds) unfinished files are stopped and listed; their logs show how far they came.
 """
@@ -136,7 +136,7 @@ def main() -> int:
     passed = {r["name"]: r for r in before if r["ok"]}
     runs = [run for name in options.files or known for run in runs_of(name, options.split, options.logs)]
     runs = [r for r in runs if r.name not in passed]
-    # Start the files that took longest in the earlier run first, so that the last one to end is short.
+    # Start with the files that took longest in the earlier run, so that the last files are short.
     took = {r["name"]: r["seconds"] for r in before}
     runs.sort(key=lambda r: -took.get(r.name, (HERE / r.file).stat().st_size / 1000))
     deadline = time.monotonic() + options.seconds

@@ -141,8 +141,8 @@ def batched(model, prompts, **options):
 
 
 def gaps(model, prompts, answers):
-    """For each prompt, the largest gap of its generated tokens: how far a token's logit is below the largest logit, in
-    standard deviations. `model` computes the logits on the whole sequence. A gap of 1 is an error.
+    """For each prompt, the largest gap of a generated token. The gap is the distance of the token's logit from the
+    largest logit, in standard deviations. `model` computes the logits on the whole sequence. A gap of 1 is an error.
     """
     for before, after in zip(prompts, answers):
         assert len(after) == 80

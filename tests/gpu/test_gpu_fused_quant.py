@@ -230,7 +230,7 @@ def test_quantized_gradients_of_gated_units_equal_texs_two_passes(kind, shape):
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
 def test_delayed_scaled_activations_also_write_the_transpose(shape):
-    """The bytes equal those of the ops that only cast."""
+    """The bytes equal those of the ops that write no transpose."""
     names = {"gelu": ("act_fp8", "gelu_tanh"), "dsilu": ("act_bwd_fp8", "silu"), "swiglu": ("glu_fp8", "silu"),
              "dswiglu": ("glu_bwd_fp8", "silu")}  # fmt: skip
     for name, (fn, args) in of_functions(shape).items():

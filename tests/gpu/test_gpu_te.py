@@ -92,9 +92,7 @@ def test_offloading_activations_gives_the_same_gradients(te, monkeypatch, backen
 
 
 def test_master_weights_of_different_quantizers_are_quantized(te):
-    """The weights are one with current scaling, one that is not quantized, and one whose row-wise and column-wise
-    quantizers differ.
-    """
+    """One weight has current scaling, one is not quantized, one has different row-wise and column-wise quantizers."""
     from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
     from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
     from transformer_engine.pytorch.tensor.utils import quantize_master_weights
@@ -175,8 +173,8 @@ def test_triton_kernels_of_the_layers_are_not_replaced_on_cuda(te):
 
 @pytest.mark.parametrize("recipe", [None, "current", "block"])
 def test_te_linear_can_be_compiled(te, recipes, recipe):
-    """From torch 2.13 on it compiles into one graph. Earlier versions break the graph, because opaque constants need
-    torch's metaclass.
+    """From torch 2.13 on, te.Linear compiles into one graph. Earlier versions break the graph, because opaque constants
+    need torch's metaclass.
     """
     if recipe is not None and recipe not in recipes:
         pytest.skip("the layer says that this GPU has no such fp8")

@@ -17,7 +17,7 @@ NORM, MLP = modeling_llama.LlamaRMSNorm, modeling_llama.LlamaMLP
 
 
 def function_module(func):
-    """A function as `kernels` makes it a module (`use_kernel_forward_from_hub`)."""
+    """Wrap a function in a module, as `kernels` does (`use_kernel_forward_from_hub`)."""
 
     class Func(nn.Module):
         kernel_layer_name = "rotary_pos_emb"
@@ -30,7 +30,7 @@ def function_module(func):
 
 @pytest.fixture
 def rotary(monkeypatch):
-    """transformers as it is imported if a supported version of `kernels` is installed."""
+    """Make the rotary embedding a module, as transformers does if it supports the installed `kernels`."""
     made = function_module(modeling_llama.apply_rotary_pos_emb)
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", made)
     return made
@@ -41,7 +41,7 @@ def test_a_rotary_embedding_that_kernels_made_a_module_is_replaced(rotary):
     report = opmux.patch_model(model)
     assert "rope" in {row.name for row in report.replaced}
     close(step(model), expected)
-    rotary.forward = lambda q, k, cos, sin: (q * 0, k * 0)  # as `kernelize` sets it: it is called
+    rotary.forward = lambda q, k, cos, sin: (q * 0, k * 0)  # as `kernelize` does; the model must call it
     assert step(model)[0] != expected[0]
     del rotary.forward
     torch._dynamo.reset()
@@ -54,7 +54,7 @@ def test_a_rotary_embedding_that_kernels_made_a_module_is_replaced(rotary):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """The package, with Llama's classes prepared for it, also for a transformers that does not support its version."""
+    """The package, with Llama's classes prepared for it even if transformers does not support its version."""
     package = pytest.importorskip("kernels", reason="needs Hugging Face's kernels")
     if not hasattr(package, "use_kernel_mapping"):
         pytest.skip("this version of kernels has no mapping")

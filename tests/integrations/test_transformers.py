@@ -91,7 +91,7 @@ def test_torch_compile_runs_the_patched_model(tmp_path):
         return graph
 
     torch._dynamo.reset()
-    torch._dynamo.register_backend(recording, name="ofi")  # accelerate has a list of names; torch has no such backend
+    torch._dynamo.register_backend(recording, name="ofi")  # a name that accelerate accepts; torch has no such backend
     ours = trainer(tmp_path, callback(), torch_compile=True, torch_compile_backend="ofi")
     ours.evaluate()  # compiles the unpatched model
     assert called and not any("opmux" in name for name in called)

@@ -17,7 +17,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skip the tests of files for another mode, because pytest collects a file that the command line names."""
+    """Skip tests of other modes: pytest collects them if the command line names their file."""
     mode = config.getoption("--triton")
     for item in items:
         wants = getattr(item.module, "MODE", None)

@@ -122,8 +122,8 @@ def test_kernels_over_all_elements_are_wide_and_spill_nothing(op, shape, size, l
 
 @pytest.mark.parametrize("op, shape, size, last, algorithm", on_hopper, ids=name)
 def test_no_reduction_follows_a_merge_of_dimensions(op, shape, size, last, algorithm, monkeypatch):
-    """Triton before 3.7 compiles such reductions wrongly for some layouts (lib/layouts.py), and only its own TTGIR
-    shows for which ones.
+    """For some layouts, Triton before 3.7 compiles a reduction of merged dimensions wrongly (lib/layouts.py). Only the
+    TTGIR of that version shows the layouts.
     """
     for kernel in build(op, shape, size, last, algorithm, bf16, "sm_90", monkeypatch).values():
         merged = re.findall(

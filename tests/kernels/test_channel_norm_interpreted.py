@@ -91,7 +91,7 @@ def test_batch_norm_agrees_with_the_reference(by, layout, algorithm):
     running = (torch.randn(shape[1]), torch.rand(shape[1]) + 0.5)
     _, mean, rstd, _, _ = agree("batch_norm", (x, w, b, *running, 0.3, 1e-5))
     agree("batch_norm_bwd", (dy, x, w, mean, rstd))
-    if algorithm == "shares":  # the only algorithm for these two
+    if algorithm == "shares":  # these two ops have no other algorithm
         agree("batch_norm_infer", (x, *running, w, b, 1e-5))
         agree("batch_norm_infer_bwd", (dy, x, *running, w, 1e-5))
 
@@ -132,7 +132,7 @@ def test_a_large_mean_loses_no_precision(by, layout, algorithm):
     want, true_mean, *_ = specs.find("batch_norm").reference(x.double())
     torch.testing.assert_close(y.double(), want, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(mean.double(), true_mean, rtol=1e-6, atol=0)
-    same = x - 1e3 * torch.arange(shape[1]).view(1, -1, *(1,) * (len(shape) - 2))  # whole groups far from zero
+    same = x - 1e3 * torch.arange(shape[1]).view(1, -1, *(1,) * (len(shape) - 2))  # every channel has the mean 1e3
     y, *_ = channel_norm.group_norm(same, 2, None, None, 1e-5)
     torch.testing.assert_close(
         y.double(), specs.find("group_norm").reference(same.double(), 2)[0], rtol=1e-2, atol=1e-2

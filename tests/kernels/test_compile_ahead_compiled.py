@@ -81,8 +81,8 @@ def test_missing_kernels_are_listed_compiled_and_then_found():
 
 @pytest.mark.parametrize("passes, too_large", [(1, 1), (2, 0)])
 def test_kernels_that_do_not_fit_on_the_chip_are_counted_if_no_other_pass_follows(passes, too_large):
-    """If a kernel does not fit, the caller launches another kernel instead, which only a second pass finds. So a kernel
-    that does not fit counts as too large only if no second pass follows.
+    """If a kernel does not fit, the caller launches another kernel, which only a second pass finds. If a second pass
+    follows, the first kernel does not count as too large.
     """
     forget()
     target_chip = At(Chip.of_arch("sm_90"), -1, 132, False)  # a chip on which nothing fits

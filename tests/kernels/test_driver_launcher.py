@@ -1,4 +1,4 @@
-"""A new kernel is launched through the driver until its launcher is compiled, by Triton before 3.7 on an NVIDIA GPU."""
+"""On NVIDIA GPUs with Triton before 3.7, a new kernel is launched through the driver until its launcher is compiled."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def compiled_kernel(**metadata):
 
 
 class Cuda:
-    """The two functions of libcuda.so.1 that are used: records launches; `status` is what they return."""
+    """The two functions of libcuda.so.1 that opmux calls. They record launches, and return `status`."""
 
     def __init__(self):
         self.launches, self.status = [], 0
@@ -87,7 +87,7 @@ def cuda(monkeypatch):
 
 @pytest.fixture
 def compile_it(monkeypatch):
-    """`compile_it(seconds, **metadata)`: a kernel that Triton has compiled in that time, and the driver."""
+    """`compile_it(seconds, **metadata)` pretends that Triton compiles for `seconds`; returns kernel and driver."""
     monkeypatch.setattr(driver_launcher, "_is_needed", lambda: True)
     driver = CudaDriver()
     monkeypatch.setattr(type(triton.runtime.driver), "active", property(lambda self: driver), raising=False)
@@ -109,7 +109,7 @@ def compile_it(monkeypatch):
 
 @pytest.fixture
 def theirs(monkeypatch):
-    """Triton's launcher: `theirs.ready` says when its C code is compiled, `theirs.calls` lists its launches."""
+    """Triton's launcher. It counts as compiled once `theirs.ready` is set; `theirs.calls` lists its launches."""
     theirs = types.SimpleNamespace(ready=threading.Event(), calls=[])
 
     def compile_launcher(compiled):

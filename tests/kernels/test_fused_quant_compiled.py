@@ -178,7 +178,7 @@ def order_of_sums(kernel):
 @pytest.mark.parametrize("n", [64, 1024, 4096, 14336])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_a_quantized_norm_sums_rows_in_the_same_order(name, n):
-    """Only then the statistics and bytes equal those of a norm that is stored first and then quantized."""
+    """With another order, statistics and bytes would differ from those of a norm that is stored and then quantized."""
     x = (meta(512, n), meta(n), *([meta(n)] if name == "layer_norm" else []))
     with compiling_for("sm_90") as built:
         IMPLS[f"opmux::{name}"](*x, 1e-6, 0.0, *(["gemma"] if name == "rms_norm" else []))

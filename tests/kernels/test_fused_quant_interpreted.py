@@ -224,7 +224,7 @@ def test_current_scaled_activations_equal_two_passes(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_delayed_scaled_activations_equal_two_passes(form):
-    """The bytes, and their transpose, equal those of the op that only casts."""
+    """The bytes equal those of the op without a transposed result; the transpose has the same bytes."""
     x, dy, gated = operands(form)
     scale, amaxes = torch.full((1,), 3.0), [torch.zeros(1), torch.zeros(1)]
     name = ("glu" if gated else "act") + ("_bwd_fp8" if dy is not None else "_fp8")

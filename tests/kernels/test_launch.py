@@ -115,7 +115,7 @@ def test_a_launch_is_recorded_for_its_thread():
 def test_a_launch_hook_falls_back(quick, name):
     getattr(quick.hooks, name).calls.append(print)
     quick.call()
-    setattr(quick.hooks, name, Chain())  # a new chain that replaces the known one
+    setattr(quick.hooks, name, Chain())  # a chain that the launch does not know
     quick.call()
     assert not quick.entered and len(quick.stood_back) == 2
 

@@ -101,7 +101,7 @@ def test_views_are_written_in_place():
 
 @pytest.mark.parametrize("op", [spec.moe_pad_into, spec.moe_unpad_into])
 def test_invalid_arguments_raise_and_nothing_is_written(op):
-    """Tests all invalid arguments except those that are neither a tensor nor a list: dispatch rejects these."""
+    """Tests all invalid arguments of the right types; dispatch rejects wrong types."""
     kinds = (torch.Tensor, torch.Tensor, list, list)
     for bad in (b for b in op.spec.errors(CPU) if all(map(isinstance, b.args, kinds))):
         before = bad.args[1].clone()

@@ -90,7 +90,7 @@ def test_tiles_use_wide_loads_and_stores(layout):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["special_legendre_polynomial_p", "igamma", "special_zeta"])
 def test_reducing_functions_get_a_block_from_scalar_arguments(name):
-    """An expanded number and a Python number are scalars in the kernel; the function must get blocks nevertheless."""
+    """An expanded number and a Python number are scalars in the kernel, but the function must get blocks."""
     args = (meta(1, dtype=torch.float32).expand(5), meta(dtype=torch.float32))
     compiled(name, args, "sm_90")
 

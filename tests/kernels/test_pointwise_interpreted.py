@@ -32,8 +32,8 @@ OWN = [n for n, r in spec.ROWS.items() if not r.alias]
 OTHER_STRIDES = {"log_sigmoid"}
 NAN_ON_CUDA = set("hardswish_backward elu_backward hardtanh_backward softshrink_backward hardshrink_backward".split())
 # For these ops ATen's result depends on the processor, and on whether the vector loop or the scalar tail computes an
-# element. Which of two zeros is the larger varies, so signs of zeros are not compared. Which infinity -0.0 gives
-# varies, so -0.0 is not used.
+# element. The maximum of 0.0 and -0.0 may be either zero, so signs of zeros are not compared. The result for -0.0 may
+# be either infinity, so -0.0 is not used.
 EITHER_ZERO = set("relu relu6 fmax fmin maximum minimum".split())
 EITHER_INFINITY = {"logit_backward"}
 
@@ -402,7 +402,7 @@ def test_out_agrees_with_torch(layout):
 
 
 def test_out_of_another_dtype_falls_back_to_torch():
-    """For some ops torch rejects such an `out`, and ops round to it in different ways."""
+    """Some ops of torch reject an `out` of another dtype, and others round to it in different ways."""
     x = torch.randn(40).half()
     for name, args, dtype in (("add", full("add", x, x), torch.float32), ("lt", full("lt", x, 0), torch.float32)):
         out = torch.full((40,), NAN, dtype=dtype)

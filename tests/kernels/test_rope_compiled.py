@@ -100,8 +100,8 @@ def test_q_and_k_take_one_launch_with_wide_loads(name):
             getattr(kernels, name)(q, k, table, table, "bhsd", "bshd", False, False)
         (kernel,) = built
         lines = kernel.asm["ptx"].splitlines()
-        # 128 threads store q, which has many heads, in 16 bytes each, and k in 4 bytes each, both in two halves per
-        # head
+        # Each of 128 threads stores 16 bytes of q and 4 bytes of k (which has fewer heads), once for each half of a
+        # head.
         assert [sum(f"st.global.{width}" in line for line in lines) for width in ("v4.b32", "b32")] == [2, 2]
         assert kernel.spills() == 0
         assert not any("ld.global.b16" in line or "st.global.b16" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Calls in the main thread on behalf of another thread: not during an import, and not while it holds a lock."""
+"""Calls in the main thread for another thread: not during an import, and not while the main thread holds a lock."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_damaged_tuning_file_loses_at_most_two_entries(name, cache):
         moved_aside = [p.read_bytes() for p in file.parent.glob("*.damaged-*")]
         if moved_aside:
             assert moved_aside == [damaged] and not entries_before
-        else:  # a flipped bit damages one entry; in a key, it may give the key of another entry, which is then lost too
+        else:  # a flipped bit loses one entry, or two if it turns a key into the key of another entry
             assert len(lost(entries)) <= 2
         assert temporary(file.parent) == []
 
@@ -187,7 +187,7 @@ def test_a_damaged_library_or_record_is_compiled_again(suffix, change, fake_libr
     file = fake_library.build().with_suffix(suffix)
     whole, library = file.read_bytes(), file.with_suffix(".so")
     if suffix == ".log":
-        whole = whole.partition(b"\n")[0]  # the rest of the log is not read by the program
+        whole = whole.partition(b"\n")[0]  # the program reads only the first line
     kind = ("library" if suffix == ".so" else "record") + (" cut" if change is cut else ", a bit flipped")
     for i, where in enumerate(faults(kind), 2):
         file.write_bytes(change(whole, where))
@@ -353,8 +353,8 @@ def test_a_folder_of_another_user_is_not_used(cache, fake_library, monkeypatch, 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_library_planted_by_another_user_is_not_loaded(cache, fake_library):
-    """Other users can compute the library's name and record, and in a sticky folder the first user to create `build`
-    owns it.
+    """Other users can compute the library's name and record. In a sticky folder, a user who creates `build` first owns
+    it.
     """
     library = fake_library.build()
     for path in (library.parent, *library.parent.iterdir()):

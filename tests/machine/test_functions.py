@@ -255,7 +255,7 @@ def test_forward_and_backward_are_launched_from_cpp(fake_device):
 
 
 def test_new_sizes_are_recorded_at_their_first_call_after_some_others(fake_device):
-    """So a new batch length takes the Python path in one layer of a model, not in all."""
+    """A new batch length then runs from Python in one layer of a model, not in all layers."""
     fake_device.take("rms_norm")
     w = leaf(8)
     call = lambda x: grads(rms(x, w), (x, w), torch.ones_like(x))
@@ -290,7 +290,7 @@ def test_every_differentiable_op_of_these_families_matches_its_reference(fake_de
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-        # Without scales, no kernel computes one of the backward's results; C++ does not support this case.
+        # Without scales, one result of the backward comes from no kernel, so C++ does not launch the backward.
         if outs and all(t.numel() for t in (*inputs, *outs)) and "no_scales" not in sample.id:
             assert {spec.name, spec.gradient.backward.name} <= {*fake_device.from_cpp}, sample.id
 
@@ -607,7 +607,7 @@ def test_a_policy_block_sends_calls_to_python(fake_device):
     assert not fake_device.from_cpp and not fake_device.from_python
     y = rms(x, w)
     with opmux.policy("reference"):
-        close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # our backward, as the forward had no policy
+        close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # runs our backward, because the forward ran without a policy
     assert fake_device.from_cpp == ["rms_norm"] and fake_device.from_python == ["rms_norm_bwd"]
 
 

@@ -77,7 +77,7 @@ def test_with_an_untested_torch_nothing_is_compiled(new, caplog):
     (warning,) = said(caplog, lambda: [native_library.available() for _ in range(3)])
     assert "tested with torch 1.0 to 1.13" in warning and "auto mode takes few ops" in warning
     assert native_library.loaded() is None and gate.make("cpu", OverloadSchema("exp"), "CPU") is None
-    assert cpu_kernels.available() is True  # they only use torch's public headers
+    assert cpu_kernels.available() is True  # the CPU's kernels only use torch's public headers
 
 
 def test_with_an_untested_triton_nothing_is_launched_from_cpp(monkeypatch, caplog):
@@ -96,9 +96,7 @@ def test_without_python_headers_the_error_says_what_to_install(new, caplog, tmp_
 
 
 def test_the_cost_of_missing_cpp_is_logged_once(new, caplog):
-    """The overrides log it, or an op with a gradient that waits for a background build, whichever is first to notice
-    it.
-    """
+    """The overrides log it, or an op with a gradient that waits for a background build, whichever is first."""
 
     def fail(*args, **kwargs):
         raise build.NoCompiler("there is no C++ compiler")

@@ -1,4 +1,4 @@
-"""RMS norms in half precision round where the models round after which the castings are named."""
+"""In half precision, each casting of an RMS norm rounds where the model of the same name rounds."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_forward_and_backward_are_linked_by_name(spec):
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_fused_norms_return_the_norms_statistics(name, few):
-    """The amax of the norm's result replaces the passed amax if it is larger, never if it is smaller."""
+    """The passed amax rises to the amax of the norm's result; it never falls."""
     spec = specs.by_key[f"opmux::{name}_stats"]
     for sample in each_sample(spec, few):
         arguments = dict(zip(spec.names, sample.args, strict=True))

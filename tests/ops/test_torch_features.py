@@ -124,7 +124,7 @@ def test_mixed_dtypes_raise_without_autocast():
     with pytest.raises(BadArgument, match="silu_mul: b must be bfloat16, the dtype of a; got float32"):
         opmux.ops.silu_mul(X.to(HALF), X)
     with torch.autocast("cpu", dtype=HALF), pytest.raises(BadArgument, match="must be"):
-        opmux.ops.silu_mul(X.double(), X)  # autocast leaves float64 alone
+        opmux.ops.silu_mul(X.double(), X)  # autocast does not cast float64
     with torch.autocast("cpu", dtype=HALF), pytest.raises(BadArgument, match="must"):
         opmux.ops.silu_mul(X.to(HALF), X[:2])  # here the shapes are wrong, not the dtypes
 

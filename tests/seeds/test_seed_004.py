@@ -77,7 +77,7 @@ def test_the_alias_and_the_full_path_are_the_same_module():
 
 
 def test_every_documented_module_exists():
-    """Policies do not redirect the functions in `cpp_extensions`, which are those of one backend."""
+    """The functions in `cpp_extensions` are those of one backend: policies do not redirect them."""
     modules = ["", ".base", ".registry", ".backends", ".backends.template"]
     for folder, file in (("nvidia", "nvidia"), ("flaggems", "flaggems"), ("torch_backend", "torch_backend")):
         modules += [f".backends.{folder}", f".backends.{folder}.{file}"]
@@ -186,7 +186,7 @@ def test_the_example_is_unavailable_without_its_library():
 
 
 def test_a_copy_of_the_template_is_a_new_backend(tmp_path):
-    """Copies and renames the template, adds a guarded import, selects the copy; a second vendor lacks its library."""
+    """Copies and renames the template, imports the copy in a `try`, selects it. A second vendor's import fails."""
     shutil.copytree(SRC, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     backends = tmp_path / "src" / "opmux" / "faces" / "tex" / "backends"
     text = (backends / "template.py").read_text()
@@ -356,7 +356,7 @@ def test_set_backend_overrides_an_order_from_the_environment(library, setenv):
 
 
 def test_after_a_failure_all_functions_report_the_fallback(library):
-    """If a backend's only function fails, it is skipped for this shape, and not preferred until it works again."""
+    """If its only function fails, a backend is skipped for this shape. It is not preferred until the function works."""
     hygon()
     tex.set_backend("hygon")
 

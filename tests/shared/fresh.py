@@ -6,10 +6,10 @@ and module path of a new process, runs the program as `__main__`, and ends as Py
 (the import of torch itself, options of the interpreter, a `sitecustomize`) need `subprocess`.
 
 It takes three seconds more to import every op family with its kernels, and the parts of torch that most programs need.
-`run(..., warm=True)` forks from a process that has imported these (everything.py). It has done nothing else: it has
-loaded no plugin, probed no device, and read no setting. Use it for programs that do not test what an import does.
+`run(..., warm=True)` forks from a process that has imported these (everything.py) and done nothing else: it has loaded
+no plugin, probed no device, and read no setting. Use it for programs that do not test what an import does.
 
-Python's own teardown, which destroys such a process object by object, takes 0.3 to 1.5 s of CPU time, as long as most
+Python's own teardown destroys such a process object by object. It takes 0.3 to 1.5 s of CPU time, as long as most
 programs. It runs only with --slow (`torn_down`); otherwise a program ends after its threads and its `atexit` functions.
 """
 

@@ -21,9 +21,7 @@ NONE = {
 
 
 def without(sources: Sources, numel: int) -> set[str]:
-    """The overloads none of whose cases torch's own kernel accepts, except overloads that reuse the cases of another
-    one.
-    """
+    """The overloads without a case that torch's own kernel accepts, except overloads that reuse another one's cases."""
     return {n for n, o in table().items() if functional(o) is None and not _has_case(sources, n, numel)}
 
 

@@ -145,7 +145,7 @@ def test_buffers_are_as_before():
 
 @pytest.mark.parametrize("at", [1, 5, 9, 30])
 def test_after_an_error_all_is_as_before(at):
-    """The model raises in some step: the first one, a patched one, one that is timed."""
+    """The model raises in the first step, in a patched step, or in a timed step."""
     model, count = llama(), 0
 
     def fails(module, args, kwargs):

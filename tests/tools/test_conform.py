@@ -1,5 +1,5 @@
-"""`opmux conform` reports every mistake of a fake vendor that makes one of each kind. Also tests arguments, known gaps
-and the page.
+"""`opmux conform` reports every mistake; a fake vendor makes one of each kind. Also tests arguments, known gaps and the
+page.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ def test_explain_works_for_every_op(cli, spec):
 
 
 def test_explain_uses_the_first_sample_if_an_op_has_fixed_shapes(cli):
-    """For one op, `samples` has no `at`; for the other, `at` needs more than a shape."""
+    """The samples of one op do not take a shape; those of the other op need more than a shape."""
     for name in ("tex::multi_tensor_scale", "tex::fused_multi_row_padding"):
         first = next(iter(specs.find(name).samples(torch.float32, torch.device("cpu"))))
         data = json.loads(cli("explain", name, "--shape", "3x5", "--device", "cpu", "--json").stdout)
@@ -421,7 +421,7 @@ def test_explain_works_for_torchs_ops_on_the_command_line(cli):
 
 def test_explain_gives_one_verdict_for_an_op_that_is_not_enabled(cli, register):
     """Our kernel would be chosen, but the op is not enabled: only torch's own kernel is marked as running."""
-    engine.choosable()  # an implementation that is registered after this must be taken into account too
+    engine.choosable()  # implementations that are registered after this call must count too
     x = torch.randn(4, 8)
     fn = opmux.ops.softmax.reference
     register(

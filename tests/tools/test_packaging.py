@@ -40,7 +40,7 @@ def build(what: str, tree: Path, to: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
-    """The sdist, built from a copy of the tree: building writes into it."""
+    """The sdist, built from a copy of the tree, because a build writes into its tree."""
     tree = tmp_path_factory.mktemp("tree")
     for file in ROOT.iterdir():
         if file.is_file() and not file.is_symlink():
@@ -85,7 +85,7 @@ def test_the_sdist_has_the_build_backend_and_no_tests(sdist):
 
 
 def test_the_wheel_has_every_source_file_and_nothing_else(wheel):
-    """No tests, no files of a build. The only tests are those of the template for vendors' packages."""
+    """The wheel has no files of a build, and no tests except those of the template for vendors' packages."""
     names = {n for n in wheel.namelist() if ".dist-info/" not in n}
     assert names - sources() == {"opmux_startup.pth"}
     assert sources() - names == set()
@@ -140,7 +140,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", TOP_PAGES)
 def test_links_of_the_top_pages_lead_somewhere(name):
-    """mkdocs checks the links of docs/, but not those of README and its neighbours."""
+    """mkdocs checks the links of docs/, but not those of the pages beside README."""
     for link in LINK.findall((ROOT / name).read_text(encoding="utf-8")):
         if link.startswith(("https://", "http://")):
             continue

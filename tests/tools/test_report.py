@@ -36,7 +36,7 @@ SMALL = {
 
 
 class Page(HTMLParser):
-    """A page's text, ids, links, and tables, as rows of the texts of their cells; it fails if tags do not balance."""
+    """A page's text, ids, links and tables (as rows of cell texts). Fails if tags do not balance."""
 
     def __init__(self, html: str):
         super().__init__()
@@ -83,7 +83,7 @@ def written(tmp_path_factory):
     """A report about this machine and one about an assumed chip, and what doctor and list say."""
     folder = tmp_path_factory.mktemp("report")
     (folder / "config.json").write_text(json.dumps(SMALL))
-    # Without the interpreter, which could not list kernels.
+    # Turn the interpreter off, because it cannot list kernels.
     env = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONIOENCODING": "utf-8", "TRITON_INTERPRET": "0"}
 
     def run(*words: str) -> str:
@@ -121,7 +121,7 @@ def test_the_page_is_well_formed_and_loads_nothing(written, name):
 
 def test_the_machine_is_what_doctor_says(here, chip, written):
     said = written[1]
-    for shown in (here, chip):  # also with an assumed chip: the machine is the real one
+    for shown in (here, chip):  # the machine is the real one, even if a chip is assumed
         for value in [*said["versions"].values(), *said["cpp"].values(), said["policy"]]:
             assert value in shown.text
         assert shown.table("device", "name", "arch") == [[d["device"], d["name"], d["arch"]] for d in said["devices"]]
@@ -184,8 +184,8 @@ def test_auto_mode_on_an_assumed_chip_is_decided_by_its_measured_times(chip, wri
     assert by_why["it is at least as fast on sm_90"][1] == "enabled"
     assert by_why["it is not measured on sm_90"][1] == "torch runs"
     (total,) = re.findall(r"opmux has kernels for (\d+) overloads of ATen on cuda", chip.text)
-    assert sum(number for number, _ in by_why.values()) >= int(total) - 5  # a group of one is "1 overload"
-    assert "torch has no kernel for it on this device" not in by_why  # this torch cannot tell
+    assert sum(number for number, _ in by_why.values()) >= int(total) - 5  # the pattern misses groups of "1 overload"
+    assert "torch has no kernel for it on this device" not in by_why  # this build of torch does not know that
 
 
 def test_the_assumed_chip_is_forgotten():

@@ -112,12 +112,12 @@ USES_NOT = "import json; print('opmux' in sys.modules)"
 
 
 def test_processes_that_a_program_starts_get_the_same_modules(script, capfd, monkeypatch):
-    """Other processes do not get them. `opmux_startup` is what the .pth file imports."""
+    """A process that uses none of these modules does not import opmux. The .pth file imports `opmux_startup`."""
     monkeypatch.setenv("PYTHONPATH", str(SRC))
     assert command.run([script(PARENT), USES, USES_NOT], ["liger_kernel"], True, False) == 0
     assert capfd.readouterr().out.split() == ["opmux.faces.liger.norms", "False"]
     assert "OPMUX_RUN_AS" not in os.environ and "liger_kernel" not in sys.modules
-    monkeypatch.setenv("OPMUX_RUN_AS", "flag_gems")  # a run in a process of another run
+    monkeypatch.setenv("OPMUX_RUN_AS", "flag_gems")  # as if another `opmux run` had started this process
     script("import os; print(os.environ['OPMUX_RUN_AS'])", "shows.py")
     assert command.run(["shows.py"], ["liger_kernel"], True, False) == 0
     assert command.run(["shows.py"], [], False, False) == 0

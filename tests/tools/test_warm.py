@@ -70,7 +70,7 @@ class Shell:
 
     def start(self, *words):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-        # A shell starts background jobs with SIGINT ignored, and this program would inherit that.
+        # If the tests run as a background job, the shell ignores SIGINT, and this program would inherit that setting.
         pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen([sys.executable, *words], env=self.env, cwd=self.folder, **pipes)
 
