@@ -1,5 +1,4 @@
-"""ATen's matrix products: one product of two matrices or two batches of matrices, with an optional addend; products of
-scaled FP8 and of int8; grouped products, with groups of rows, of columns or of K.
+"""ATen's matrix products: plain and batched, with an optional addend; scaled FP8; int8; grouped by rows, columns or K.
 
 Left to torch: complex numbers and integers other than int8; factors of different dtypes; `_scaled_mm` with an FP8
 result, or with MXFP8 or NVFP4 scales; dot products, which torch computes in one kernel and we would compute in two.

@@ -133,8 +133,8 @@ def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[byt
 def _facts() -> dict[str, Any]:
     """What the planner's answers depend on: the chip, and which overload each number in a request stands for.
 
-    A planner with other facts must be restarted. The cores that this process may use are none of them: programs and
-    their libraries change them at any time.
+    A planner with other facts must be restarted. The facts do not include the cores that this process may use, because
+    programs and their libraries change these at any time.
     """
     chip = devices.chip_of(DEVICE)
     properties = torch.cuda.get_device_properties()

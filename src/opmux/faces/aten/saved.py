@@ -154,7 +154,7 @@ def _triton() -> str:
 
 @functools.cache
 def _code() -> str:
-    """A digest of the names, sizes and times of opmux's files."""
+    """A digest of the names, sizes and modification times of opmux's files."""
     root = Path(__file__).parents[2]
     digest = hashlib.blake2b(digest_size=12)
     for folder, folders, files in os.walk(root):
