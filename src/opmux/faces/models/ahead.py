@@ -1,8 +1,8 @@
 """`patch_model(model, example=batch)`: a background process compiles the kernels that a step on the batch needs.
 
 The process (tools/warm/beside.py) gets the model without its weights, runs the step on meta tensors, and compiles the
-launched kernels into Triton's cache, on all cores. The program does not wait. If it needs a kernel before that is
-compiled, both processes compile the kernel and write the same files.
+launched kernels into Triton's cache, on all cores. The program does not wait. If it needs a kernel that is not compiled
+yet, both processes compile the kernel and write the same files.
 """
 
 from __future__ import annotations
