@@ -209,7 +209,7 @@ def batch_norm_backward(
 
 
 def _check_weight(v: Tensor, g: Tensor, dim: int) -> None:
-    """ATen's fused kernels support the first and the last dimension of contiguous tensors of one dtype."""
+    """Decline unless v and g are contiguous and of one dtype, and dim is first or last: ATen's kernels need that."""
     if v.dtype is not g.dtype or dim not in (0, v.dim() - 1) or not v.dim():
         raise NotSupported(f"v {v.dtype}, g {g.dtype}, dim {dim} are left to torch")
     if not (v.is_contiguous() and g.is_contiguous() and v.numel()):

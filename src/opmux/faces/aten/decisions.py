@@ -45,8 +45,8 @@ NOISE = 1.01  # two measurements of the same kernel may differ by this factor
 PYTHON_US = 40.0
 CLEAR_US = 5.0  # a Python override that saves this much host time in a loop also saves time in a model's step
 COMPOSITIONS = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
-# The dispatch key of functional ops that torch composes either from their `out=` form, which must then have a kernel
-# (structured ops), or from other ops (`view_copy`).
+# The dispatch key of functional ops that torch composes: structured ops from their `out=` form, which needs a kernel;
+# the others (`view_copy`) from other ops.
 FROM_OTHERS = "CompositeExplicitAutogradNonFunctional"
 
 # Ops that read few elements of the first tensor, whatever its size: embedding reads one row for each token.
@@ -282,7 +282,7 @@ def _copies(overload: Overload) -> bool:
 
 
 def has_kernel(overload: Overload, key: str) -> bool:
-    """Whether torch has a kernel or a composition for a dispatch key that neither raises nor copies to the CPU."""
+    """Whether torch has a kernel or composition for a dispatch key, and it neither raises nor copies to the CPU."""
     shape, keys = overload.shape, (key, *COMPOSITIONS)
     if not native.exists(shape, key):
         return False

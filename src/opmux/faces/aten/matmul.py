@@ -195,7 +195,8 @@ def grouped_mm(call: Fn, self: Tensor, mat2: Tensor, offs: Tensor | None, bias: 
     """Grouped matrix products, by the dimensions of self and mat2.
 
     2D and 3D: each group of rows of self times one matrix of mat2. 3D and 2D: each matrix of self times one group of
-    columns of mat2. 2D and 2D: one product per group of K. 3D and 3D: a batched product without groups.
+    columns of mat2. 2D and 2D: one product for each group of K (columns of self and rows of mat2). 3D and 3D: a batched
+    product without groups.
     """
     if self.dtype is not torch.bfloat16 or mat2.dtype is not self.dtype or out_dtype not in (None, self.dtype):
         raise NotSupported(f"grouped products of {self.dtype} and {mat2.dtype} are left to torch")

@@ -44,7 +44,7 @@ PROGRAM = "import sys; sys.path[:] = {path!r}; from opmux.tools.planning import 
 class _PlannerState:
     process: subprocess.Popen[bytes] | None = None
     socket: socket.socket | None = None
-    ended: list[subprocess.Popen[bytes]] = []  # stopped processes that may still run
+    ended: list[subprocess.Popen[bytes]] = []  # stopped processes that have not exited yet
     knows: dict[str, Any] = {}  # the result of `_facts` with which the process was started
     errors: IO[bytes] | None = None  # the process's stderr
     failed = False

@@ -257,7 +257,7 @@ class LigerModule(nn.Module):
                 self.check()
 
             cls.__init__ = cls.settings.describe(init, None, "self")
-            if hasattr(base, "__signature__"):  # otherwise inspect.signature returns the base's
+            if hasattr(base, "__signature__"):  # inspect.signature would return this one
                 cls.__signature__ = cls.settings.signature()  # pyright: ignore[reportAttributeAccessIssue]
 
     def check(self) -> None:

@@ -84,7 +84,7 @@ def _arguments(model: nn.Module) -> list[str]:
 
 
 def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
-    """Pickle the model without its weights, and the example. None if that fails; the log says why."""
+    """Pickle the model without its weights, and the example. None if that fails or is useless; the log says why."""
     kinds = () if devices.assumed() else devices.accelerators()
     if "cuda" not in kinds:
         where = f"on {kinds[0]}" if kinds else "without a GPU"

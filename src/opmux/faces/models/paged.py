@@ -62,7 +62,7 @@ def attend(
         attention_mask: must be None with a cache: a query attends to the keys of its request, up to its own.
         dropout: must be 0 with a cache.
         scaling: multiplies the scores; by default 1 / sqrt(dim).
-        is_causal: without a cache it is False (a layer of an encoder).
+        is_causal: without a cache it must be False (a layer of an encoder).
         softcap: scores become softcap * tanh(score / softcap).
         s_aux: [heads], an extra score per head in the softmax, which has no row of `value` (GPT-OSS).
         cache: transformers' `PagedAttentionCache`; modified.

@@ -159,8 +159,8 @@ def patch_model(
     These parts are replaced: RMS norms ("rms_norm"), a residual sum and the norm after it ("add_rms_norm"), gated MLPs
     ("glu"), rotary embeddings ("rope"), attention of one new token in `generate` ("attention"), and experts ("moe").
     Training also skips a causal mask that torch's attention does not need ("mask"), and computes the loss without
-    logits ("loss"): logits are computed only if `outputs.logits` is read. If the loss needs logits, our cross entropy
-    computes it from them ("cross_entropy").
+    logits ("loss"): logits are computed only if `outputs.logits` is read. Where logits are needed anyway, our cross
+    entropy computes the loss from them ("cross_entropy").
 
     A part is replaced only if its source is known to compute the same as our function. If a model or a version of
     `transformers` computes something else, its own code runs, and the report says so. Parameters and state dicts do not
@@ -276,7 +276,7 @@ def _known(cls: type[nn.Module]) -> Known:
 
 
 MASK = Replacement("mask", without_mask, ())
-# Parts wrap the forward in this order, so the last part is the outermost and gets a call first.
+# `_forward` applies the parts of a class in order, so the last part is the outermost, and gets a call first.
 LOSS = Replacement("loss", loss.without_logits, LOSS_OPS, ("lm_head",))
 CROSS_ENTROPY = Replacement("cross_entropy", loss.of_logits, LOSS_OPS)
 

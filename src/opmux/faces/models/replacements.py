@@ -371,7 +371,7 @@ def rotating(original: Forward) -> Replacement | None:
 
 
 def function_of(value: Any) -> Any:
-    """A function, also if Hugging Face `kernels` has made it a module that `kernelize` can replace; else None."""
+    """The function `value`, or the function that Hugging Face `kernels` has wrapped in a module `value`; else None."""
     if isinstance(value, nn.Module) and hasattr(value, "kernel_layer_name"):
         value = inspect.getclosurevars(type(value).forward).nonlocals.get("func")
     return value if inspect.isfunction(value) else None

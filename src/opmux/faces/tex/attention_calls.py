@@ -153,7 +153,7 @@ class AttentionArguments(NamedTuple):
     gaps: tuple[bool, bool] = (False, False)  # whether there is padding between sequences: in q; in k and v
 
     def bounds(self) -> tuple[int, int] | None:
-        """The window arguments of `attention_general` if it supports this call without options, else None."""
+        """The window (left, right) for `attention_general`; None if the call has options that it does not support."""
         mask = self.mask
         if mask.bias != NO_BIAS or self.softmax != VANILLA or mask.dropped:
             return None

@@ -3,7 +3,7 @@
 A quantizer is recognized by its class name, and its tensor class is looked up in the module of that class, so
 Transformer Engine is not imported here. Both kinds have the same attributes.
 
-An argument `call` has the ops of `CASTS` as attributes, which `adapt` binds.
+The argument `call` of a function here has the ops of `CASTS` as attributes; `adapt` binds it.
 """
 
 import functools

@@ -30,7 +30,7 @@ def samples(*args: Any, loose: bool = False) -> Callable[..., Iterable[Sample]]:
 def get_cublasLt_version() -> int:
     """120900, whatever is installed.
 
-    From 130300 on Transformer Engine uses GroupedTensors for expert gemms, whose sizes are on the device; our gemms
+    From 130300 on Transformer Engine uses GroupedTensors for expert gemms. Their sizes are on the device, and our gemms
     would read them on the host. For older versions it uses lists of gemms. FP8 needs at least 120103.
     """
     return 120900
