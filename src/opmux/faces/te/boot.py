@@ -216,7 +216,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _placeholders() -> Iterator[None]:
-    """In this block, `sys.modules` has placeholders for missing packages; any use of one raises ImportError."""
+    """In this block, `sys.modules` has placeholders for missing packages; a later call of one raises ImportError."""
     missing = [name for name in OPTIONAL if name not in sys.modules and importlib.util.find_spec(name) is None]
     for name in missing:
         sys.modules[name] = Placeholder(name)

@@ -84,7 +84,7 @@ def _two_passes_are_faster(kind: str, act: str, gated: bool, backward: bool) -> 
 def act_quantized(
     call: Any, quantizer: Any, x: Tensor, dy: Tensor | None, act: str, gated: bool, dbias: Tensor | None = None
 ) -> Any:
-    """Quantize f(x), or its gradient if dy is given, and write column sums to dbias. None if two passes are faster."""
+    """Quantize f(x), or its gradient if dy is given; write column sums to dbias. None: use two passes instead."""
     kind = kind_of(quantizer)
     if kind not in ("delayed", "current", "block", "mxfp8") or not x.dim():
         return None

@@ -261,7 +261,7 @@ def forward_of(
 def plain_options(
     args: AttentionArguments, bounds: tuple[int, int], cu_q: Tensor | None, cu_k: Tensor | None
 ) -> tuple[Any, ...]:
-    """The arguments of `attention_general` after q, k and v (backward: after lse), without options."""
+    """The arguments of `attention_general` after q, k and v (backward: after lse), with only mask, window and scale."""
     no_bias = (None, None, None, None)  # bias, slopes, sink, seed
     longest = (0, 0) if cu_q is None else (args.sq, args.sk)
     return *no_bias, cu_q, cu_k, None, None, *longest, *bounds, True, 0.0, 0.0, args.mask.scale, False, False

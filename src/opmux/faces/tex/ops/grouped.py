@@ -164,7 +164,7 @@ def group_for(
     last_dims: Tensor | None,
     tensor_offsets: Tensor | None,
 ) -> Any:
-    """An uninitialized group whose members have the shapes of `parts`."""
+    """A group of zeros whose members have the shapes of `parts`."""
     offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
     dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
     return empty_group(quantizer, tensor, shapes_of(parts), **dims)
