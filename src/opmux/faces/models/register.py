@@ -92,7 +92,7 @@ def _slides(config: Any) -> bool:
 
 
 def _without_masks(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Wraps the check for flash attention: ours passes it, so that transformers reserves no memory for masks.
+    """Wraps the check for flash attention: our attention passes it, so that no memory is reserved for masks.
 
     transformers also enables CUDA graphs and asynchronous batches for flash attention. It does so by other checks,
     which our attention does not pass: both stay disabled.

@@ -273,7 +273,7 @@ ORDERS = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3)}
 
 
 def can_be_transposed(op: str, inputs: Any, original_format: str, outputs: Any) -> None:
-    """Inputs and outputs may be None. An output may have a longer last dimension than its input."""
+    """Inputs may be None; then their outputs are not read. An output's last dimension may exceed the input's."""
     dtypes = (torch.float16, torch.bfloat16, torch.uint8)
     check_list(op, "inputs", inputs, lambda at, t: check_tensor(op, at, t, dtypes=dtypes, dims=4, optional=True))
     check_list(op, "outputs", outputs, lambda at, t: None, len(inputs) if outputs else None)
