@@ -115,7 +115,7 @@ def installed() -> tuple[str, ...]:
 
 
 def _boot(shadow: bool) -> None:
-    """Install NVIDIA's Python layer over our tex if it lacks its C++ extension; if already installed, keep it."""
+    """Install NVIDIA's Python layer over our tex if it already is, if `shadow`, or if its C++ extension is missing."""
     from .te import boot
     from .tex.backends.nvidia import nvidia
 

@@ -2,9 +2,9 @@
 
 If ATen has no kernel of an op for a device (`_fused_rms_norm` on the CPU), it calls other ops, and autograd
 differentiates these calls. If we registered a kernel only on the device's key, torch would use the op's own gradient
-formula, which may call an op that has no kernel on the device, even after `disable()`. So we override such an op above
-autograd. The override calls the primitive, which has its own gradient; if the primitive has none, the override takes
-only calls that need no gradient. All other calls run ATen's composition.
+formula. That formula may call an op for which the device has no kernel: a backward after `disable()` would fail. So we
+override such an op above autograd. The override calls the primitive, which has its own gradient. If the primitive has
+no gradient, the override takes only calls that need none. All other calls run ATen's composition.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _native_after(error: Exception, row: AtenRow, logged: set[str], otherwise: C
         except Exception:
             raise error from None
     finally:
-        del error  # for the reason see `Chain.run`
+        del error  # its traceback references this frame: the cycle would keep the call's tensors
     if reason not in logged:
         logged.add(reason)
         logger.warning("aten::%s: '%s' failed (%s), using ATen's own", row.overload, row.impl_id, reason)

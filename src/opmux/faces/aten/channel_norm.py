@@ -1,11 +1,11 @@
 """ATen's group norm, batch norm and weight norm, and their gradients.
 
-Statistics are float32 (float64 for float64 inputs). As in ATen, they are half precision for half-precision inputs of
-group norm, and of batch norm on the CPU, unless the parameters are wider. Inputs must be contiguous, or channels-last
-for ops whose ATen kernel keeps that format; torch runs calls with other strides.
+Statistics are float32 (float64 for float64 inputs). Exception, as in ATen: group norm, and batch norm on the CPU, have
+half-precision statistics if the input is half precision and no parameter is wider. Inputs must be contiguous, or
+channels-last for ops whose ATen kernel keeps that format; torch runs calls with other strides.
 
-Left to torch: `cudnn_batch_norm` and `miopen_batch_norm` (their backward may run after our override is disabled, and
-reads a reserve tensor that only their forward writes); the steps of synchronised batch norm, because no primitive
+Left to torch: `cudnn_batch_norm` and `miopen_batch_norm`, because their backward may run after our override is disabled
+and needs a tensor that only their own forward writes; the steps of synchronised batch norm, because no primitive
 computes only statistics; the gradient of batch norm in evaluation mode, where usually only dx is needed. ATen composes
 `_native_batch_norm_legit_functional` and `instance_norm` from the ops here.
 """
@@ -209,7 +209,7 @@ def batch_norm_backward(
 
 
 def _check_weight(v: Tensor, g: Tensor, dim: int) -> None:
-    """ATen's fused kernels support the first and the last dimension of contiguous tensors of one dtype."""
+    """Decline unless v and g are contiguous and of one dtype, and dim is first or last: ATen's kernels need that."""
     if v.dtype is not g.dtype or dim not in (0, v.dim() - 1) or not v.dim():
         raise NotSupported(f"v {v.dtype}, g {g.dtype}, dim {dim} are left to torch")
     if not (v.is_contiguous() and g.is_contiguous() and v.numel()):

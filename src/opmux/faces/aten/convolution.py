@@ -1,8 +1,7 @@
-"""ATen's depthwise convolutions, computed by our `convolution`. ATen composes the entry points (`conv1d` to
-`conv_transpose3d`).
+"""ATen's depthwise convolutions, computed by our `convolution`.
 
-Left to torch: the ops that call cuDNN, MIOpen and oneDNN (`cudnn_convolution`, ...), and `_convolution`, which only
-chooses among them.
+ATen composes the entry points (`conv1d` to `conv_transpose3d`) from `convolution`. Left to torch: the ops that call
+cuDNN, MIOpen and oneDNN (`cudnn_convolution`, ...), and `_convolution`, which only chooses one of those ops.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ def depthwise(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Any:
-    """One group per channel. Declines inputs without a batch dimension, and a kernel size unlike the weight's."""
+    """One group per channel. Declines an input without a batch dimension, or a kernel_size that is not the weight's."""
     if self.dim() != weight.dim() or list(kernel_size) != list(weight.shape[2:]):
         raise NotSupported("a tensor without a batch, or a kernel size that is not the weight's")
     none = [0] * len(kernel_size)

@@ -1,9 +1,10 @@
 """Which overloads `mode="auto"` enables: those measured to be at least as fast as torch's own kernel on this chip.
 
-`opmux tune --aten` measures. A vendor's arch folder ships its results (`aten_speed.json`); results in the user's cache
-override them. A decision depends on dtype and size: host time dominates small calls, and torch's is shorter. The C++
-gate applies the size limits. Without the gate, each call of an overridden op goes through Python, so auto mode then
-enables an op only if it saves time on the shipped model traces (`model_traces.json`) and is slower on none of them.
+`opmux tune --aten` measures the times. Times of some chips are shipped in their vendor's arch folder
+(`aten_speed.json`); times in the user's cache override them. A decision depends on dtype and size: host time dominates
+small calls, and torch's host time is shorter than ours. The C++ gate applies the size limits. Without the gate, each
+call of an overridden op goes through Python. Auto mode then enables an op only if our kernel saves time on the shipped
+model traces (`model_traces.json`) and is slower on none of them.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ TRACES = Path(__file__).with_name("model_traces.json")
 NEVER = -1  # a size limit that means: no call runs our kernel
 
 DTYPES = tuple(sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str))
-SAME_SPEED = {torch.float16: torch.bfloat16}  # dtype -> the dtype whose times it uses: same kernels and traffic
-# Our host time is hidden if torch's own kernel takes at least this many times as long on the device.
+SAME_SPEED = {torch.float16: torch.bfloat16}  # dtype -> the dtype whose times apply: same kernels and traffic
+# The device hides our host time if torch's own kernel takes at least this many times our host time.
 HIDDEN = 2.0
 NOISE = 1.01  # two measurements of the same kernel may differ by this factor
 # Extra host time of a Python override in a model's step. Measured on the host of an H200: 4 us in a loop, but 43 us in
@@ -44,8 +45,8 @@ NOISE = 1.01  # two measurements of the same kernel may differ by this factor
 PYTHON_US = 40.0
 CLEAR_US = 5.0  # a Python override that saves this much host time in a loop also saves time in a model's step
 COMPOSITIONS = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
-# The dispatch key of functional ops that torch composes either from their `out=` form, which must then have a kernel
-# (structured ops), or from other ops (`view_copy`).
+# The dispatch key of functional ops that torch composes: structured ops from their `out=` form, which needs a kernel;
+# the others (`view_copy`) from other ops.
 FROM_OTHERS = "CompositeExplicitAutogradNonFunctional"
 
 # Ops that read few elements of the first tensor, whatever its size: embedding reads one row for each token.
@@ -104,7 +105,7 @@ class Speed:
             wins += 1
         if not wins:
             return NEVER
-        if any(b.numel <= a.numel for a, b in itertools.pairwise(known)):  # the sizes do not grow with the work
+        if any(b.numel <= a.numel for a, b in itertools.pairwise(known)):  # size does not measure the work
             hidden = self.host[1] <= self.host[0] or known[0].native >= HIDDEN * self.host[1]
             return 0 if wins == len(known) and hidden else NEVER
         first = 0 if wins == len(known) else known[-wins].numel
@@ -142,8 +143,8 @@ class Decision:
 
     why: str
     limits: Mapping[torch.dtype, int] = field(default_factory=dict)
-    by_size: bool = False  # whether the limits need the C++ gate, which applies them
-    by_python: Mapping[torch.dtype, int] | None = None  # limits of calls that C++ cannot launch; None: `limits`
+    by_size: bool = False  # whether only the C++ gate can apply the limits
+    by_python: Mapping[torch.dtype, int] | None = None  # limits of calls that C++ cannot launch; None: same as `limits`
 
     @property
     def taken(self) -> bool:
@@ -173,8 +174,8 @@ ALWAYS = dict.fromkeys(DTYPES, 0)
 def thresholds(name: str, device: str) -> tuple[Mapping[torch.dtype, int], Mapping[torch.dtype, int], bool]:
     """The limits for the C++ gate: dtype -> smallest size of the first tensor for which our kernel runs (-1: never).
 
-    Returns the limits of calls that C++ launches, the limits of calls that go to Python, and whether Python may run
-    only frequent calls (false if torch has no kernel, or a vendor provides one). A dtype without a limit runs torch's
+    Returns the limits of calls that C++ launches, the limits of calls that go to Python, and whether Python runs only
+    frequent calls (false if our kernel or a vendor's must run every call). Calls of a dtype without a limit run torch's
     kernel.
     """
     decision = _known.get((name, device))
@@ -216,7 +217,7 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
 
 
 def by_times(overload: Overload, device: str, gated: bool) -> Decision:
-    """How auto mode uses an overload if torch has a kernel for it on this device: by the chip's measured times."""
+    """Decide by the chip's measured times how auto mode uses an overload that torch can also run on this device."""
     if device in overload.rows:
         return Decision("its vendor provides a function for it", ALWAYS)
     if overload.shape.packet.startswith("_foreach_"):
@@ -281,7 +282,7 @@ def _copies(overload: Overload) -> bool:
 
 
 def has_kernel(overload: Overload, key: str) -> bool:
-    """Whether torch has a kernel or a composition for a dispatch key that neither raises nor copies to the CPU."""
+    """Whether torch has a kernel or composition for a dispatch key, and it neither raises nor copies to the CPU."""
     shape, keys = overload.shape, (key, *COMPOSITIONS)
     if not native.exists(shape, key):
         return False
@@ -302,8 +303,9 @@ def _from(limits: Mapping[torch.dtype, int]) -> str:
 
 
 def gains(name: str, speed: Speed) -> tuple[str, float]:
-    """Return (trace, microseconds). If some trace is slower with this overload called through Python: that trace and
-    its (negative) saving. Else "" and the saving on all traces.
+    """The saving in microseconds if this overload is called through Python: ("", the saving on all traces).
+
+    If one trace becomes slower: (that trace, its negative saving).
     """
     host, total = speed.host[0], 0.0
     python = max(speed.host[1], host + PYTHON_US)

@@ -44,7 +44,7 @@ class State:
         self.on: Any = frozenset()
         self.requested: frozenset[str] = frozenset()
         self.auto = False  # auto mode: the C++ gate runs our kernels only for calls that `decisions` selects
-        self.inside: set[int] = set()  # threads that run a reference; overrides are disabled on them
+        self.inside: set[int] = set()  # threads that run a reference implementation: there overrides are disabled
         self.counts: Counter[str] | None = None  # counts calls of enabled overloads inside `counted()`
 
     def request(self, names: frozenset[str]) -> None:
@@ -55,7 +55,7 @@ class State:
 
 
 class WatchedState:
-    """Replaces the set `State.on` while calls are counted, or a thread runs a reference (with overrides disabled)."""
+    """Replaces the set `State.on` while calls are counted, or while a thread runs a reference implementation."""
 
     def __init__(self, names: frozenset[str], inside: set[int], counts: Counter[str] | None):
         self._names, self._inside, self._counts = names, inside, counts
@@ -327,7 +327,7 @@ def _form(overload: Overload) -> CallingConvention:
 
 _devices: dict[str, DeviceOverrides] = {}
 _chosen: dict[str, dict[str, Overload]] = {}
-_outside: frozenset[tuple[str, str]] = frozenset()  # (op, id) of implementations from outside, at the last choice
+_outside: frozenset[tuple[str, str]] = frozenset()  # (op, id) of impls that are not opmux's, at the last choice
 _generation = 0  # incremented when registrations become stale: overrides removed, vendors changed
 
 
@@ -357,7 +357,7 @@ def choosable() -> dict[str, dict[str, Overload]]:
                         if isinstance(entry, Deferred):
                             table()[entry.shape.name].natives[name] = entry.native
         with lock.held:
-            if name in _chosen:  # false if another thread has just found other implementations
+            if name in _chosen:  # false if another thread has just cleared `_chosen`
                 choice[name] = _chosen[name]
     return choice
 
@@ -411,7 +411,7 @@ def _with_delegates(names: Iterable[str]) -> set[str]:
 
 
 def leftovers(names: Mapping[str, Iterable[str]]) -> bool:
-    """Whether other overloads are overridden; if so, each of their calls goes through Python, even if disabled."""
+    """Whether overloads outside `names` have an override: their calls go through Python, even if it is disabled."""
     return any(not set(d.entries) <= _with_delegates(names.get(n, ())) for n, d in _devices.items())
 
 

@@ -1,4 +1,4 @@
-"""Registers with core so that `explain` accepts torch's overloads, even before `enable()`.
+"""Tells core about torch's overloads, so that `explain` accepts their names even before `enable()`.
 
 Core imports this module when it first reads a setting, so the module imports the other ATen modules on demand.
 """
@@ -95,7 +95,7 @@ def _reason(name: str) -> str:
 
 
 def _of_torch_native(key: str, device: str) -> str:
-    """Lists overrides that torch itself has registered (`torch._native`, torch >= 2.13); `native` runs them."""
+    """Lists torch's own overrides (`torch._native`, torch >= 2.13); the implementation `native` runs them."""
     registry: Any = sys.modules.get("torch._native.registry")
     if registry is None:
         return ""

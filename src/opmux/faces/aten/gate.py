@@ -5,8 +5,9 @@ installed in front of each override on its dispatch key. Without the library the
 cannot choose by size.
 
 On CUDA the gate also launches kernels. In auto mode another process (planner.py) computes what a call launches; it sees
-only the call's key: dtypes, shapes, strides, numbers. Otherwise the sixth call with a key is recorded; if the override
-only allocated memory and launched Triton kernels, the gate launches later calls with this key (cpp/launching.py).
+only the call's key: dtypes, shapes, strides, numbers. Without that process, the sixth call with a key is recorded. If
+that call only allocated memory and launched Triton kernels, the gate launches later calls with the same key
+(cpp/launching.py).
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Gate:
         return result
 
 
-# C++ launches the families of these overloads, but not these: gate.cpp has no entry for their signatures, so torch
-# calls them with a boxed stack, and they go to Python.
+# Overloads that go to Python although C++ launches their families: gate.cpp has no entry for their signatures, so torch
+# calls them with a boxed stack.
 RARE = frozenset(
     """
     _native_batch_norm_legit _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training
@@ -134,7 +135,7 @@ def make(device: str, shape: OverloadSchema, key: str, family: str = "") -> Gate
 Limits = Mapping[torch.dtype, int]
 Thresholds = Callable[[str, str], tuple[Limits, Limits, bool]]
 
-_made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # contents -> C data; C++ has pointers to it
+_made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # limits -> C data; kept: C++ has pointers
 _selections: dict[tuple[frozenset[str], Thresholds | None, int], Any] = {}  # cache, keyed by the arguments of `select`
 
 
@@ -220,6 +221,6 @@ def allow(share: float = SHARE, seconds: float = MOST) -> None:
 
 
 def inside(by: int) -> None:
-    """Enter (1) or leave (-1) a reference on this thread; inside references, ATen's kernels run."""
+    """Enter (1) or leave (-1) a reference implementation on this thread; inside it, ATen's kernels run."""
     if (library := native_library.loaded()) is not None:
         library.gate_inside(by)

@@ -1,5 +1,6 @@
-"""ATen's layout ops and factories whose signatures differ from our ops'. Nearly all overloads are derived from
-`specs.layout` and `specs.creation` instead, which have ATen's names and signatures.
+"""ATen's `trace`, computed as the sum of the diagonal.
+
+Other layout ops and factories need no adapter: `specs.layout` and `specs.creation` have ATen's names and signatures.
 """
 
 from collections.abc import Callable

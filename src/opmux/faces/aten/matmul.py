@@ -1,5 +1,4 @@
-"""ATen's matrix products: one product of two matrices or two batches of matrices, with an optional addend; products of
-scaled FP8 and of int8; grouped products, with groups of rows, of columns or of K.
+"""ATen's matrix products: plain and batched, with an optional addend; scaled FP8; int8; grouped by rows, columns or K.
 
 Left to torch: complex numbers and integers other than int8; factors of different dtypes; `_scaled_mm` with an FP8
 result, or with MXFP8 or NVFP4 scales; dot products, which torch computes in one kernel and we would compute in two.
@@ -196,7 +195,8 @@ def grouped_mm(call: Fn, self: Tensor, mat2: Tensor, offs: Tensor | None, bias: 
     """Grouped matrix products, by the dimensions of self and mat2.
 
     2D and 3D: each group of rows of self times one matrix of mat2. 3D and 2D: each matrix of self times one group of
-    columns of mat2. 2D and 2D: one product per group of K. 3D and 3D: a batched product without groups.
+    columns of mat2. 2D and 2D: one product for each group of K (columns of self and rows of mat2). 3D and 3D: a batched
+    product without groups.
     """
     if self.dtype is not torch.bfloat16 or mat2.dtype is not self.dtype or out_dtype not in (None, self.dtype):
         raise NotSupported(f"grouped products of {self.dtype} and {mat2.dtype} are left to torch")

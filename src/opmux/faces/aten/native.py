@@ -17,8 +17,8 @@ _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 _PASSED_ON = (Tensor, type(None))  # None is an undefined tensor, for example an absent bias
 _NOT_PROMOTING = ("condition", "mask")  # tensors that do not affect type promotion
 
-# Op -> the op that its ATen kernel calls with a number as a tensor on the device. torch cannot pass such a tensor to a
-# Python override of the other op. So we also override these ops, and our overrides pass the number.
+# Op -> the op that its ATen kernel calls, with the number argument converted to a device tensor. torch cannot pass this
+# tensor to a Python override of the called op. So we override the calling op too, and its override passes the number.
 DELEGATES = {
     "pow.Scalar": "pow.Tensor_Tensor",
     "pow.Scalar_out": "pow.Tensor_Tensor_out",
@@ -88,7 +88,7 @@ def _with_numbers(boxed: Any, keys: Any, shape: OverloadSchema, args: tuple, kwa
     choosing = [i for i in slots if shape.arguments[i].name in _NOT_PROMOTING]
     tensors = [args[i] for i in slots if isinstance(args[i], Tensor) and i not in choosing]
     flat = bool(tensors) and all(t.dim() == 0 for t in tensors)
-    if flat:  # promotion treats all 0-dim tensors alike, so give the original ones one dimension
+    if flat:  # give the caller's 0-dim tensors one dimension, so that they outrank the number in type promotion
         positional = [a.view(1) if isinstance(a, Tensor) and a.dim() == 0 else a for a in positional]
         named = {k: v.view(1) if isinstance(v, Tensor) and v.dim() == 0 else v for k, v in kwargs.items()}
     for i in slots:
@@ -96,14 +96,14 @@ def _with_numbers(boxed: Any, keys: Any, shape: OverloadSchema, args: tuple, kwa
             device = tensors[0].device if shape.packet in _ON_ONE_DEVICE else None
             positional[i] = torch.full((), args[i], dtype=_dtype_for(args[i], tensors), device=device)
     result = boxed(keys, *positional, **named)
-    if shape.written:  # return the written arguments
+    if shape.written:
         outs = [kwargs[n] for n in shape.outs] or [args[0]]
         return tuple(outs) if len(outs) > 1 else outs[0]
     return result.view(()) if flat else result
 
 
 def _dtype_for(number: Any, tensors: list[Tensor]) -> torch.dtype:
-    """The dtype for a 0-dim tensor that makes it promote like this number, next to tensors with dimensions."""
+    """The dtype with which a 0-dim tensor promotes like this number, beside tensors that have dimensions."""
     kind = type(number)
     for t in tensors:
         category = complex if t.dtype.is_complex else float if t.dtype.is_floating_point else int

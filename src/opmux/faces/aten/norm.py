@@ -1,8 +1,8 @@
 """ATen's layer norm and RMS norm, and their gradients. The normalized dimensions are flattened for the primitives.
 
-ATen's statistics keep the normalized dimensions with size 1. They are float32 (float64 for float64), except for a
-half-precision layer norm on the CPU, where they are half precision unless the weight is wider. Only the CPU supports a
-weight wider than the input. If there is no weight, a cached tensor of ones is passed.
+ATen's statistics keep the normalized dimensions with size 1. They are float32 (float64 for float64). Exception: on the
+CPU, layer norm has half-precision statistics if the input is half precision and the weight is not wider. Only the CPU
+supports a weight wider than the input. If there is no weight, a cached tensor of ones is passed.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Every overload of ATen that we can compute, derived by one loop from the table of pointwise ops and the adapters.
+"""Every overload of ATen that we can compute, derived from our ops' specs and the adapters.
 
 An `Overload` is an op whose candidates are, in this order: a vendor's functions, our kernels, and ATen's original
 kernel (`native`). Functional overloads are derived from a spec or an adapter. `out=` and in-place overloads are derived
@@ -173,7 +173,7 @@ def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
 
 
 def declining_numbers(shape: OverloadSchema, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a vendor's function so that it declines if it fails because a number is passed for a tensor (`x + 1`)."""
+    """Wrap a vendor's function: if a number is passed for a tensor (`x + 1`) and the function fails, decline."""
     if len(shape.slots) < 2:
         return call
 
@@ -270,8 +270,8 @@ def _make_table() -> dict[str, Overload]:
     """All overloads that we compute, except composite ops, which ATen composes from ops of this table."""
     _load_adapters()
     by_name: dict[str, Overload] = {}
-    for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # adapters override the table of pointwise ops
-        writes_itself = shape.kind != "other" or adapter is not None  # kind "other" writes neither self nor out
+    for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # the first entry of a name wins: adapters before specs
+        writes_itself = shape.kind != "other" or adapter is not None  # kind "other" writes arguments besides self, out
         if shape.name not in by_name and not shape.composite and writes_itself:
             by_name[shape.name] = _overload(shape, bases, adapter)
     return by_name

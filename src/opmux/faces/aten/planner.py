@@ -44,7 +44,7 @@ PROGRAM = "import sys; sys.path[:] = {path!r}; from opmux.tools.planning import 
 class _PlannerState:
     process: subprocess.Popen[bytes] | None = None
     socket: socket.socket | None = None
-    ended: list[subprocess.Popen[bytes]] = []  # stopped processes that may still run
+    ended: list[subprocess.Popen[bytes]] = []  # stopped processes that have not exited yet
     knows: dict[str, Any] = {}  # the result of `_facts` with which the process was started
     errors: IO[bytes] | None = None  # the process's stderr
     failed = False
@@ -138,8 +138,8 @@ def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[byt
 def _facts() -> dict[str, Any]:
     """What the planner's answers depend on: the chip, and which overload each number in a request stands for.
 
-    A planner with other facts must be restarted. The cores that this process may use are none of them: programs and
-    their libraries change them at any time.
+    A planner with other facts must be restarted. The facts do not include the cores that this process may use, because
+    programs and their libraries change these at any time.
     """
     chip = devices.chip_of(DEVICE)
     properties = torch.cuda.get_device_properties()

@@ -368,7 +368,7 @@ def randint_like(
 
 @adapt("native_dropout", over=random.philox_dropout_mask)
 def native_dropout(call: Fn, input: Tensor, p: float, train: bool | None) -> Any:
-    """Declines if p drops nothing or everything, because then no random numbers are needed."""
+    """Declines if `train` is False or p is 1, because then no random numbers are needed."""
     if train is False or not 0 <= p < 1 or input.dtype not in DIGITS:
         raise NotSupported("no random numbers are needed, or a dtype is left to torch")
     return random.laid(input, lambda x: call(x, seed(x, None), p))

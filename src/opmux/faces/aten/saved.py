@@ -2,8 +2,8 @@
 
 To choose the overloads, auto mode loads the specs and kernels of every family, which takes 2 to 3 s. The file name is a
 digest of everything that the choice depends on: opmux's code, the versions of Python, torch and Triton, the chips,
-settings and measured times. Only processes without plugins, and without an implementation or policy set in code, use
-the file.
+settings, the policy and measured times. The digest does not cover plugins, nor vendors and implementations that code
+has registered: processes that have some do not use the file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Selected = dict[str, dict[str, Taken]]  # device type -> overload -> how it is u
 
 
 def usable() -> bool:
-    """Whether saved selections may be used: no code in this process changes what auto mode chooses."""
+    """Whether saved selections may be used: auto mode's choice depends on nothing outside the digest."""
     if (
         not native_library.available()
         or plugins_are_named()
@@ -154,7 +154,7 @@ def _triton() -> str:
 
 @functools.cache
 def _code() -> str:
-    """A digest of the names, sizes and times of opmux's files."""
+    """A digest of the names, sizes and modification times of opmux's files."""
     root = Path(__file__).parents[2]
     digest = hashlib.blake2b(digest_size=12)
     for folder, folders, files in os.walk(root):

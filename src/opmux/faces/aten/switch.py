@@ -307,7 +307,7 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """A block that may call `enable` and `disable`. After it, the selections from before are on again."""
+    """A block that may call `enable` and `disable`; at its end, the earlier selections are enabled again."""
     base, stack = _base, list(_stack)
     try:
         yield

@@ -1,6 +1,7 @@
-"""`flag_gems.fused`: fused ops that both FlagGems and opmux have, with FlagGems' arguments, and with gradients.
+"""`flag_gems.fused`: fused ops that both FlagGems and opmux have, with FlagGems' arguments.
 
-All of them compute in float32 (float64 for float64) and round once.
+All except `fused_add_rms_norm` have gradients. They compute in float32 (float64 for float64) and round once;
+`skip_layer_norm` also rounds x + residual.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class GemsSiluAndMul(nn.Module):
 
 
 class GemsRMSNorm(nn.Module):
-    """RMS norm over the last dimensions. With a residual: the norm of x + residual; the residual becomes that sum."""
+    """RMS norm over the last dimensions. With a residual: writes x + residual to it, and the norm of the sum to x."""
 
     def __init__(
         self,

@@ -103,7 +103,7 @@ def functions() -> dict[str, tuple[str, ...]]:
 def selected(requested: Iterable[str]) -> tuple[list[str], list[str]]:
     """Resolve names to overloads; returns them, and hints for names that match no overload.
 
-    A name is one of FlagGems' functions, or an ATen overload or op (FlagGems itself does not accept the latter).
+    A name is one of FlagGems' functions, an ATen overload or an ATen op. FlagGems itself accepts only its functions.
     """
     known, matches, unknown = functions(), [], []
     all_keys = [key for keys in known.values() for key in keys]

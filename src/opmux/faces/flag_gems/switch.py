@@ -123,7 +123,7 @@ def all_registered_ops() -> list[str]:
 
 
 def flagtune(include: Names = None) -> None:
-    """In FlagGems this enables a larger search of tile sizes. Here it only warns: use `opmux tune` instead."""
+    """In FlagGems this enables a larger search of tile sizes. Here it sets FLAGTUNE_INCLUDE, and warns."""
     listed = [include] if isinstance(include, str) else list(include or ())
     os.environ["FLAGTUNE_INCLUDE"] = ",".join(listed)
     warnings.warn("flag_gems.flagtune has no effect: run `opmux tune` to search for tiles", stacklevel=2)

@@ -38,8 +38,8 @@ class LigerArguments:
     ) -> LigerArguments:
         """Parse text such as "x, weight, eps=1e-6".
 
-        A name without a default gets the default of a parameter of `like`: the one that `names` maps it to, else the
-        one of the same name. "=required" means no default.
+        A name without a default gets the default that its parameter has in `like`. `names` maps the name to this
+        parameter's name if they differ. "=required" means no default.
         """
         known = {} if like is None else like.by_name(like.defaults)
         defaults = {}
@@ -132,7 +132,7 @@ class LigerFunction:
 
     @classmethod
     def call(cls, args: dict[str, Any]) -> Any:
-        """Compute the result from Liger's arguments by name. Subclasses override it if not only names differ."""
+        """Compute the result from Liger's arguments by name. Subclasses override it if more than the names differ."""
         return cls.calls(**cls.passed(args))
 
     @classmethod
@@ -257,7 +257,7 @@ class LigerModule(nn.Module):
                 self.check()
 
             cls.__init__ = cls.settings.describe(init, None, "self")
-            if hasattr(base, "__signature__"):  # otherwise inspect.signature returns the base's
+            if hasattr(base, "__signature__"):  # inspect.signature would return this one
                 cls.__signature__ = cls.settings.signature()  # pyright: ignore[reportAttributeAccessIssue]
 
     def check(self) -> None:

@@ -189,7 +189,7 @@ class Served(types.ModuleType):
         self.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         self.__all__ = sorted(
             n for n in homes if not n.startswith("_") and homes[n] != "auto_model"
-        )  # `import *` of a name in auto_model would import transformers
+        )  # without names from auto_model: `import *` would import transformers
         self.__dict__["homes"], self.__dict__["resolved"] = homes, set()
 
     def __getattr__(self, name: str) -> Any:

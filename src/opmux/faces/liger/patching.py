@@ -1,7 +1,7 @@
 """`liger_kernel.transformers`: `apply_liger_kernel_to_<model>`, implemented by `opmux.patch_model`.
 
-If a model is given, only that model is patched. Otherwise the library's classes are patched, for models created later.
-`opmux.unpatch_model` undoes both. A part is replaced only if opmux knows its source code.
+If a model is given, only that model is patched. Otherwise the classes of `transformers` are patched, for models that
+are created later. `opmux.unpatch_model` undoes both. A part is replaced only if opmux knows its source code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`patch_model(model, example=batch)`: a background process compiles the kernels that a step on the batch needs.
 
 The process (tools/warm/beside.py) gets the model without its weights, runs the step on meta tensors, and compiles the
-launched kernels into Triton's cache, on all cores. The program does not wait. If it needs a kernel before that is
-compiled, both processes compile the kernel and write the same files.
+launched kernels into Triton's cache, on all cores. The program does not wait. If it needs a kernel that is not compiled
+yet, both processes compile the kernel and write the same files.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _arguments(model: nn.Module) -> list[str]:
 
 
 def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
-    """Pickle the model without its weights, and the example. None if that fails; the log says why."""
+    """Pickle the model without its weights, and the example. None if that fails or is useless; the log says why."""
     kinds = () if devices.assumed() else devices.accelerators()
     if "cuda" not in kinds:
         where = f"on {kinds[0]}" if kinds else "without a GPU"

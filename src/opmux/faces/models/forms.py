@@ -21,7 +21,7 @@ DECORATING = ("transformers", "torch")
 
 
 def form(fn: Callable[..., Any], owner: type | None = None) -> str | None:
-    """The form of a function, or of a method of class `owner`; None if it has no source, or a user's decorator.
+    """The form of a function, or of a method of class `owner`; None without a source, or with a user's decorator.
 
     Only parsed sources are cached: a user may replace a function or a helper at any time.
     """
@@ -104,7 +104,7 @@ def _canonical(fn: Any, owner: type | None, above: tuple[str, ...]) -> str | Non
 
 
 def _text(node: Any) -> str:
-    """A syntax tree as text that does not depend on the Python version (that of `ast.dump` and `ast.unparse` does)."""
+    """A syntax tree as text, equal in all Python versions (unlike the text of `ast.dump` and `ast.unparse`)."""
     if isinstance(node, list):
         return ",".join(map(_text, node))
     if not isinstance(node, ast.AST):

@@ -39,8 +39,8 @@ def with_globals(original: Any, values: Values) -> Forward:
     result: Any = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, closure)
     result.__kwdefaults__ = original.__kwdefaults__
     functools.update_wrapper(result, original)
-    # `update_wrapper` has set `__wrapped__` to the original, but `closure` no longer contains the original, and a copy
-    # of this copy would search `closure` for it.
+    # `update_wrapper` has set `__wrapped__` to the original. A copy of this copy would search `closure` for the
+    # original, which `closure` no longer contains.
     del result.__wrapped__
     if copy is not None:
         result.__wrapped__ = copy

@@ -84,7 +84,7 @@ def attend(
         brief = Brief(None)
     else:
         brief = Brief(None, getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        if brief.causal and keys > queries:  # a prompt in a static cache, whose later keys are not valid
+        if brief.causal and keys > queries:  # a prompt in a static cache: keys after the prompt are undefined
             key, value = key[:, :, :queries], value[:, :, :queries]
             position_bias = None if position_bias is None else position_bias[..., :queries]
     o = attention(
@@ -159,8 +159,9 @@ def mask(
         kv_length: the number of keys.
         attention_mask: bool [batch, keys], False for padding.
         local_size: the size of a sliding window or of a chunk.
-        allow_is_causal_skip: the mask is causal, within `local_size` if that is given, and may be None.
-        allow_is_bidirectional_skip: the mask hides only padding and keys outside `local_size`, and may be None.
+        allow_is_causal_skip: the mask is causal (within `local_size` if given), and None may be returned for it.
+        allow_is_bidirectional_skip: the mask hides only padding and keys outside `local_size`, and None may be
+            returned for it.
         dtype: the dtype of the bias in the summary.
         config: the model's config; it says whether `local_size` is the size of a window.
         kwargs: more arguments of transformers' `sdpa_mask`.
@@ -196,7 +197,7 @@ def mask(
 
 
 def _bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A bias with -inf where the mask is False. Dimensions that the mask has expanded keep size 1."""
+    """A bias with -inf where the mask is False. Dimensions in which the mask is expanded have size 1."""
     if allowed is None:
         return None
     allowed = allowed[tuple(slice(None if step else 1) for step in allowed.stride()[:3])]

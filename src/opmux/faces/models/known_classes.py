@@ -7,7 +7,7 @@ with the installed transformers.
 
 from __future__ import annotations
 
-# Part -> the classes, of the tested model types, in which we replace the part.
+# Part -> the classes in which we replace the part. Only classes of the tested model types are listed.
 _NAMES = {
     "rms_norm": """
         DeepseekV2RMSNorm DeepseekV3RMSNorm Exaone4RMSNorm Gemma2RMSNorm Gemma3RMSNorm Gemma4RMSNorm GemmaRMSNorm

@@ -242,4 +242,4 @@ def _reader(cls: type) -> type:
         "__repr__": lambda self: f"{cls.__name__}({', '.join(f'{k}={v!r}' for k, v in self.items())})",
         "__module__": __name__,
     }
-    return type(f"Late{cls.__name__}", (cls,), members)  # torch registers pytree classes by name
+    return type(f"Late{cls.__name__}", (cls,), members)  # not cls's name: torch registers pytree classes by name

@@ -2,9 +2,9 @@
 
 The model's own forward runs with a stand-in for `self`. The stand-in's head returns `LateLogits`, and the stand-in's
 loss function accepts them. Nothing is stored on the model: only the forward's own variables contain the late logits. So
-calls on other threads, in replicas, interleaved calls and failing calls do not interfere. Hooks that gather the head's
-weight before its forward (FSDP, ZeRO-3) also gather the weight for our loss. Other losses (of routers) and other
-outputs of the model are unchanged.
+calls do not interfere with each other, even on other threads, in replicas, interleaved, or after an error. Hooks that
+gather the head's weight before its forward (FSDP, ZeRO-3) also gather the weight for our loss. Other losses (of
+routers) and other outputs of the model are unchanged.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from .interface import attend as dense
 
 PREFIXED = "paged|opmux"
 FULL, SLIDING = "full_attention", "sliding_attention"
-STEP = 256  # read index tables are padded to a multiple of this width: each new width needs a new plan
+STEP = 256  # the width of the table of key positions is a multiple of this: each new width needs a new plan
 
 
 class LayerCache(NamedTuple):
@@ -62,7 +62,7 @@ def attend(
         attention_mask: must be None with a cache: a query attends to the keys of its request, up to its own.
         dropout: must be 0 with a cache.
         scaling: multiplies the scores; by default 1 / sqrt(dim).
-        is_causal: without a cache it is False (a layer of an encoder).
+        is_causal: without a cache it must be False (a layer of an encoder).
         softcap: scores become softcap * tanh(score / softcap).
         s_aux: [heads], an extra score per head in the softmax, which has no row of `value` (GPT-OSS).
         cache: transformers' `PagedAttentionCache`; modified.
@@ -131,7 +131,7 @@ def attend(
 
 
 def _layer(cache: Any, index: int) -> LayerCache:
-    if hasattr(cache, "layer_to_allocator"):  # 5.23
+    if hasattr(cache, "layer_to_allocator"):  # transformers 5.23
         allocator = cache.layer_to_allocator[index]
         k, v = allocator._kv_token_views[index]  # both views end at the end of one buffer; k comes first
         window = getattr(allocator, "sliding_window", None)
@@ -146,7 +146,7 @@ def _layer(cache: Any, index: int) -> LayerCache:
 
 def _sizes(kwargs: dict[str, Any], kind: str) -> tuple[Tensor, int, int]:
     """For a kind of layer: where each request starts in the keys, and the maximum lengths of queries and keys."""
-    name = "max_length" if "max_length_q" in kwargs else "max_seqlen"  # 5.23, 5.17
+    name = "max_length" if "max_length_q" in kwargs else "max_seqlen"  # transformers 5.23, else 5.17
     starts, longest = kwargs["cu_seq_lens_k"], kwargs[f"{name}_k"]
     if isinstance(starts, dict):
         starts, longest = starts[kind], longest[kind]
@@ -162,7 +162,7 @@ def _key_positions(read: Tensor, write: Tensor, starts: Tensor, lengths: Tensor,
 
 def _updated(cache: Any, key: Tensor, value: Tensor, index: int, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Write the new keys and values to the cache; return all keys and values of the requests, [keys, kv_heads, dim]."""
-    if hasattr(cache, "layer_to_allocator"):  # 5.23 modifies its arguments
+    if hasattr(cache, "layer_to_allocator"):  # transformers 5.23 modifies its arguments
         k, v = cache.update(key_states=key, value_states=value, layer_idx=index, kwargs=dict(kwargs))
         return k[0].transpose(0, 1), v[0].transpose(0, 1)
     read, write = kwargs["read_index"], kwargs["write_index"]

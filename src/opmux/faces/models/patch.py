@@ -157,10 +157,10 @@ def patch_model(
     """Replace parts of a model of `transformers` with fused functions, in place.
 
     These parts are replaced: RMS norms ("rms_norm"), a residual sum and the norm after it ("add_rms_norm"), gated MLPs
-    ("glu"), rotary embeddings ("rope"), attention of one new token in `generate` ("attention"), and experts ("moe"). In
-    training also: a causal mask that torch's attention does not need ("mask"), and the loss ("loss"), which needs no
-    logits: these are computed only if `outputs.logits` is read. If logits are needed, only the loss is fused
-    ("cross_entropy").
+    ("glu"), rotary embeddings ("rope"), attention of one new token in `generate` ("attention"), and experts ("moe").
+    Training also skips a causal mask that torch's attention does not need ("mask"), and computes the loss without
+    logits ("loss"): logits are computed only if `outputs.logits` is read. Where logits are needed anyway, our cross
+    entropy computes the loss from them ("cross_entropy").
 
     A part is replaced only if its source is known to compute the same as our function. If a model or a version of
     `transformers` computes something else, its own code runs, and the report says so. Parameters and state dicts do not
@@ -172,8 +172,8 @@ def patch_model(
         include: replace only these parts.
         exclude: do not replace these parts.
         example: a batch, as a dict of arguments of the model's forward, or as ids of shape [batch, length]. Other
-            processes then compile the kernels of a step on the batch into Triton's cache, with gradients if the model
-            is in training. The call does not wait for them. Without a GPU the batch is only checked.
+            processes then compile the kernels of a step on the batch into Triton's cache (of a training step if the
+            model is in training). The call does not wait for them. Without a GPU the batch is only checked.
 
     Returns:
         A report: which modules were replaced and by what, which implementation will run, and what was not replaced
@@ -276,7 +276,7 @@ def _known(cls: type[nn.Module]) -> Known:
 
 
 MASK = Replacement("mask", without_mask, ())
-# Parts wrap the forward in this order, so the last part is the outermost and gets a call first.
+# `_forward` applies the parts of a class in order, so the last part is the outermost, and gets a call first.
 LOSS = Replacement("loss", loss.without_logits, LOSS_OPS, ("lm_head",))
 CROSS_ENTROPY = Replacement("cross_entropy", loss.of_logits, LOSS_OPS)
 

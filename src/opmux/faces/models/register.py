@@ -92,10 +92,10 @@ def _slides(config: Any) -> bool:
 
 
 def _without_masks(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Wraps the check for flash attention so that ours counts as flash attention and no memory is reserved for masks.
+    """Wraps the check for flash attention: our attention passes it, so that no memory is reserved for masks.
 
-    transformers also enables CUDA graphs and asynchronous batches for flash attention. Other checks decide about these,
-    so both stay disabled for ours.
+    transformers also enables CUDA graphs and asynchronous batches for flash attention. It does so by other checks,
+    which our attention does not pass: both stay disabled.
     """
 
     def requested(config: Any = None, *args: Any, **kwargs: Any) -> bool:

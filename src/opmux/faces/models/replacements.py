@@ -1,7 +1,8 @@
 """Replacements for those forwards of `transformers` that have a known form.
 
-Each wraps the original forward, which still runs if ours would compute something else (for example, because the weight
-has another dtype). Submodules are called as before, so that hooks, adapters (PEFT) and sharded parameters (FSDP) work.
+Each replacement wraps the original forward, which still runs if ours would compute something else (for example, because
+the weight has another dtype). Submodules are called as before, so that hooks, adapters (PEFT) and sharded parameters
+(FSDP) work.
 """
 
 from __future__ import annotations
@@ -111,13 +112,13 @@ def _fused(module: nn.Module, x: Tensor) -> tuple[Any, ...] | None:
 
 
 def _passed_on(original: Forward) -> dict[str, Any]:
-    """The arguments after hidden_states, which a layer passes to its attention, with their defaults."""
+    """The arguments of a layer after hidden_states, with defaults. The layer passes them to its attention."""
     parameters = list(inspect.signature(original).parameters.values())[2:]
     return {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
 
 
 def pre_norm_layer(original: Forward) -> Forward:
-    """x + attention(norm(x)), then y + mlp(norm(y))."""
+    """y + mlp(norm(y)), where y = x + attention(norm(x))."""
     defaults = _passed_on(original)
 
     @functools.wraps(original)
@@ -136,7 +137,7 @@ def pre_norm_layer(original: Forward) -> Forward:
 
 
 def sandwich_layer(original: Forward) -> Forward:
-    """x + norm(attention(norm(x))), then y + norm(mlp(norm(y)))."""
+    """y + norm(mlp(norm(y))), where y = x + norm(attention(norm(x)))."""
     defaults = _passed_on(original)
 
     @functools.wraps(original)
@@ -370,7 +371,7 @@ def rotating(original: Forward) -> Replacement | None:
 
 
 def function_of(value: Any) -> Any:
-    """A function, also if Hugging Face `kernels` has made it a module that `kernelize` can replace; else None."""
+    """The function `value`, or the function that Hugging Face `kernels` has wrapped in a module `value`; else None."""
     if isinstance(value, nn.Module) and hasattr(value, "kernel_layer_name"):
         value = inspect.getclosurevars(type(value).forward).nonlocals.get("func")
     return value if inspect.isfunction(value) else None
@@ -450,7 +451,7 @@ def _masks_made(original: Any) -> list[str]:
 
 
 def without_mask(original: Forward) -> Forward:
-    """In training on whole sequences, skip the mask and tell torch's attention and ours that they are causal.
+    """In training on whole sequences, skip the mask: torch's attention and ours are causal without one.
 
     transformers does the same, but not under torch.compile, where it cannot check whether the positions belong to one
     sequence. We skip the mask only if no positions are passed.

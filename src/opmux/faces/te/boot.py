@@ -1,4 +1,4 @@
-"""Imports `transformer_engine` over our tex: the finder in `imports.py` changes the layer's modules when it loads them.
+"""Imports `transformer_engine`, NVIDIA's Python layer, over our tex. The finder in `imports.py` changes its modules:
 
 | module | what happens when it is imported |
 |---|---|
@@ -136,7 +136,7 @@ def grant(chip: SubstituteDevice | None) -> Grant:
 
 
 def _sources(context: Any) -> Iterator[importlib.metadata.Distribution]:
-    """The package metadata of a source tree that is not installed; the layer queries its own version."""
+    """The package metadata of a source tree that is not installed, because the layer queries its own version."""
     name = getattr(context, "name", None)
     if name is None or name.replace("-", "_") != LAYER:
         return
@@ -216,7 +216,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _placeholders() -> Iterator[None]:
-    """In this block, `sys.modules` has placeholders for missing packages; any use of one raises ImportError."""
+    """In this block, `sys.modules` has placeholders for missing packages; a later call of one raises ImportError."""
     missing = [name for name in OPTIONAL if name not in sys.modules and importlib.util.find_spec(name) is None]
     for name in missing:
         sys.modules[name] = Placeholder(name)

@@ -1,8 +1,8 @@
 """A replacement for `torch.cuda` in Transformer Engine's sources, for machines without CUDA.
 
-`torch` is not changed: `rewrite` makes only those sources use this. If torch has a module for the device (`torch.npu`),
-its functions are called. Functions that the module lacks, and all functions on a CPU, are no-ops that return, for
-example, an idle stream or a completed event.
+`torch` is not changed: `rewrite` makes only Transformer Engine's sources use the replacement. If torch has a module for
+the device (`torch.npu`), its functions are called. Functions that the module lacks, and all functions on a CPU, are
+no-ops that return, for example, an idle stream or a completed event.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class IdleStream:
 
 
 class CUDAGraph:
-    """It is never instantiated; the layer only inspects the class."""
+    """Never instantiated: the layer only inspects the class."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         raise NotSupported("CUDA graphs need a CUDA device; this machine has none. Call the module without a graph")

@@ -88,7 +88,7 @@ class _Rewriter(ast.NodeTransformer):
         return super().visit(node)
 
     def _expression(self, node: ast.AST, text: str, part: ast.expr | None = None) -> Any:
-        """Parse `text`, give it the location of `node`, which it replaces, and replace PART in it by `part`."""
+        """Parse `text` to an expression that replaces `node`, at the same location; `part` replaces PART in it."""
         expression = ast.parse(text, mode="eval").body
         for new in ast.walk(expression):
             if hasattr(new, "lineno"):

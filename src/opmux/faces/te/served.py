@@ -1,8 +1,8 @@
 """Replacements for the Triton kernels of Transformer Engine's Python layer, for machines without CUDA.
 
-NVIDIA's kernels run only on CUDA. When a module of the layer is imported, `replace` replaces those of its functions
-that launch kernels with ours. The layer's public functions, autograd functions and checks are not replaced. A function
-that has parameters unknown to us is not replaced either.
+NVIDIA's kernels run only on CUDA. When a module of the layer is imported, `replace` replaces its functions that launch
+kernels with ours. The layer's public functions, autograd functions and checks are not replaced, and neither are
+functions with parameters that ours lack.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """tex: functions with the names, signatures and results of NVIDIA's `transformer_engine_torch`, through the dispatcher.
 
 `opmux.tex` (and `transformer_engine_fl_torch`) is the module itself. It has every public name, because callers use
-`import *` and store the functions. A function chooses its backend at each call. Its files:
+`import *` and store the functions. A function chooses its backend at each call. The files of this package:
 
 | file | what |
 |---|---|

@@ -73,10 +73,10 @@ SoftmaxNumber = Annotated[Any, member(NVTE_Softmax_Type)]
 def check_options(
     lengths: tuple[Any, Any], p: Any, window: Any, dtype: Any, quantizers: tuple[Any, ...], generator: Any = None
 ) -> None:
-    """Raise if one of the arguments that no later check reads is invalid. The dispatcher then checks the full contract,
-    and its error names the argument.
+    """Check the arguments that no later check reads; raise if one is invalid.
 
-    This check takes 3 us; checking the contract of all 33 arguments takes 20 us.
+    Then the dispatcher checks all arguments, and its error names the invalid one. This check takes 3 us; checking all
+    33 arguments takes 20 us.
     """
     right = min(map(index, lengths)) >= 0 and 0 <= p <= 1 and min(map(index, window)) >= -1 and dtype in FLOATS
     right = right and all(q is None or format_of(q) is not None for q in quantizers)
@@ -150,10 +150,10 @@ class AttentionArguments(NamedTuple):
     softmax: int
     cu_q: Tensor | None = None
     cu_kv: Tensor | None = None
-    gaps: tuple[bool, bool] = (False, False)  # whether sequences of (q, k and v) have padding between them
+    gaps: tuple[bool, bool] = (False, False)  # whether there is padding between sequences: in q; in k and v
 
     def bounds(self) -> tuple[int, int] | None:
-        """The window arguments of `attention_general` if it supports this call without options, else None."""
+        """The window (left, right) for `attention_general`; None if the call has options that it does not support."""
         mask = self.mask
         if mask.bias != NO_BIAS or self.softmax != VANILLA or mask.dropped:
             return None
@@ -286,7 +286,7 @@ def bias_of(op: str, args: AttentionArguments, bias: Any, q: Tensor, heads: int,
 
 
 def sink_of(op: str, args: AttentionArguments, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
-    """The sink of each head: a score that only enters the softmax's denominator. Off-by-one softmax: 0."""
+    """The sink of each head: a score that only enters the softmax's denominator; 0 for the off-by-one softmax."""
     if args.softmax == VANILLA:
         return None
     off_by_one = args.softmax == OFF_BY_ONE

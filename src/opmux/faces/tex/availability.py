@@ -9,7 +9,7 @@ from ...core.spec import Spec, specs
 
 
 def vendors(manager: OpManager) -> list[OpImpl]:
-    """Vendor -> its impl with the highest priority, among impls of tex's ops and of their primitives."""
+    """Each vendor's impl with the highest priority, among impls of tex's ops and of their primitives."""
     best_of: dict[str, OpImpl] = {}
     for key in {key for spec in _specs() for key in (spec.key, *spec.parts)}:
         for impl in manager.registry.impls(key):
@@ -24,7 +24,7 @@ def refusal(manager: OpManager, token: str, policy: SelectionPolicy | None = Non
 
     Without a policy, only this machine is checked. With a policy, the policy's vendor lists and failures of earlier
     calls are checked too. A vendor whose library for tex cannot be loaded is unavailable even if it has other impls.
-    Flagos, and vendors that have no library for tex, run tex's ops through their impls of the primitives.
+    Our own kernels, and vendors that have no library for tex, run tex's ops through impls of the primitives.
     """
     manager.prepare()
     device, reason = default_device(), None

@@ -16,7 +16,7 @@ BLOCK = 16
 
 
 def global_scale(amax: Tensor, e4m3_max: float = 448.0) -> Tensor:
-    """The scale that maps amax to the largest product of an E4M3 scale and an E2M1 number; 1 if it is not finite."""
+    """The scale that maps amax to the largest product of an E4M3 scale and an E2M1 number; 1 if amax is 0 or inf."""
     scale = (torch.full_like(amax, e4m3_max * LARGEST) / amax).clamp_max(FLOAT_MAX)
     return torch.where((amax == 0) | (scale == 0), torch.ones_like(scale), scale)
 

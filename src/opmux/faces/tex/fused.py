@@ -72,10 +72,11 @@ def _in_rows(quantizer: Any, kind: str | None) -> bool:
 def _two_passes_are_faster(kind: str, act: str, gated: bool, backward: bool) -> bool:
     """Whether two kernels (compute, then quantize) are faster than the fused one. Both give the same bits.
 
-    Speed of the fused kernel relative to two passes on an H200, bfloat16 [8192, 4096] and [8192, 14336]: 0.76 to 0.87
-    for a gate's gradient with blocks or MXFP8, because the tiles of both halves compute the same derivative (current
-    scaling computes the derivative two more times, and was not measured); 0.78 to 1.08 for MXFP8 with column sums and
-    no activation.
+    Speed of the fused kernel relative to two passes on an H200, bfloat16 [8192, 4096] and [8192, 14336]:
+
+    - 0.76 to 0.87 for a gate's gradient with blocks or MXFP8: the tiles of both halves compute the same derivative.
+      Current scaling computes the derivative two more times; it was not measured.
+    - 0.78 to 1.08 for MXFP8 with column sums and no activation.
     """
     return (kind != "delayed" and gated and backward) or (kind == "mxfp8" and act == NONE)
 
@@ -83,7 +84,7 @@ def _two_passes_are_faster(kind: str, act: str, gated: bool, backward: bool) -> 
 def act_quantized(
     call: Any, quantizer: Any, x: Tensor, dy: Tensor | None, act: str, gated: bool, dbias: Tensor | None = None
 ) -> Any:
-    """Quantize f(x), or its gradient if dy is given, and write column sums to dbias. None if two passes are faster."""
+    """Quantize f(x), or its gradient if dy is given; write column sums to dbias. None: use two passes instead."""
     kind = kind_of(quantizer)
     if kind not in ("delayed", "current", "block", "mxfp8") or not x.dim():
         return None

@@ -160,7 +160,7 @@ def with_buffers_of(group: Any) -> Any:
 
 
 def empty_group(quantizer: Any, x: Tensor, member_shapes: Shapes, **rest: Any) -> Any:
-    """An uninitialized group with the buffers that the quantizer needs for members of these shapes."""
+    """A group of zeros, with the buffers that the quantizer needs for members of these shapes."""
     total: dict[str, tuple[int, torch.dtype]] = {}
     for shape in member_shapes:
         for name, field in fields(quantizer, shape, x.device).items():

@@ -156,7 +156,7 @@ def accepts_aliases(**aliases: str) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def accepts_row_major(gemm: Callable[..., Any]) -> Callable[..., Any]:
-    """Make generic_gemm also accept the row-major convention D = op(A) op(B), if no other fits the shapes.
+    """Make generic_gemm also accept the row-major convention D = op(A) op(B), if only this one fits the shapes.
 
     tex computes D = op(B) op(A). If the shapes do not allow that product, and D has the shape of op(A) op(B), A and B
     are swapped.

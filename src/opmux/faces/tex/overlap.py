@@ -13,8 +13,9 @@ to it:
   place if there is none. Used by wgrad, which scatters dx.
 
 Callers fill the buffer with `copy_into_buffer(x, local_chunk=True)` and read it with `get_buffer`, which returns a
-view: a gemm must read its operands when it is called. The gemm is the ordinary gemm. It is called once, after all its
-arguments are checked, because a bulk sum in place cannot be repeated.
+view. The collective may fill that view later, so the gemm must not read its operands before it is called. The gemm is
+the ordinary gemm. It is called once, after all its arguments are checked, because a bulk sum in place cannot be
+repeated.
 
 A collective parallel to a gemm runs on the process group's own stream (NCCL) or thread (gloo). A collective before or
 after a gemm is not pipelined with pieces of the gemm, so `atomic_gemm`, `num_splits`, `num_comm_sm` and the like are
@@ -249,7 +250,7 @@ class CommOverlapCore:
         return self._waited(work, no_op, later)
 
     def gather_on(self, send_stream: Any, recv_stream: Any) -> None:
-        """All-gather on another object's streams, parallel to its gemm; then the current stream waits."""
+        """All-gather on streams of another object, parallel to that object's gemm; then the current stream waits."""
         del recv_stream  # the process group has its own stream
         with torch.cuda.stream(send_stream) if send_stream is not None else nullcontext():
             self.gather()

@@ -3,7 +3,7 @@
 A quantizer is recognized by its class name, and its tensor class is looked up in the module of that class, so
 Transformer Engine is not imported here. Both kinds have the same attributes.
 
-An argument `call` has the ops of `CASTS` as attributes, which `adapt` binds.
+The argument `call` of a function here has the ops of `CASTS` as attributes; `adapt` binds it.
 """
 
 import functools
@@ -678,7 +678,7 @@ def _buffers(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def device_of(value: Any) -> torch.device:
-    """The device of a tensor; that of its buffers if it has none, as storages of 2.9."""
+    """The device of a tensor, or of its buffers if it has no `device` (storages of Transformer Engine 2.9)."""
     device = getattr(value, "device", None)
     return device if device is not None else next(buffer.device for _, buffer in _buffers(value))
 
@@ -697,13 +697,13 @@ def logical_shape(value: Any) -> torch.Size:
 def plain(call: Any, value: Any, dtype: torch.dtype | None = None, columnwise: bool = False) -> Tensor:
     """Dequantize a tensor to `dtype` (default: the tensor's own dtype); a plain tensor is only cast.
 
-    If the tensor has both, rowwise data is read, or columnwise data if `columnwise` is set; the two are rounded
+    If the tensor has both rowwise and columnwise data, `columnwise` selects which is read; they are rounded
     differently.
     """
     kind = tensor_kind(value)
     if kind is None:
         return value if dtype is None or value.dtype is dtype else value.to(dtype)
-    own = getattr(value, "_dtype", None) or getattr(value, "dtype", torch.float32)  # light tensors of 2.9 have neither
+    own = getattr(value, "_dtype", None) or getattr(value, "dtype", torch.float32)  # storages of TE 2.9 have neither
     out_dtype: torch.dtype = own if dtype is None else dtype
     if kind == "fp8":
         return _plain_fp8(call, value, out_dtype, columnwise)

@@ -231,7 +231,7 @@ def list_backends() -> list[dict[str, Any]]:
 
 
 def get_backend() -> Any:
-    """The first backend for tex functions under the current policy, without regard to impls that failed before."""
+    """The first backend that the current policy allows and that has a tex function that runs and has not failed."""
     current = policies.get_policy()
     get_default_manager().check_policy(current, "tex::")  # to raise the same error as a call would
     backends = _all()

@@ -1,6 +1,6 @@
 """Chooses the version of tex's interface, and derives the older version from the newest.
 
-Specs have the newest signatures. Functions with other arguments in 2.9 are wrapped here.
+Specs have the newest signatures. Functions that have other arguments in Transformer Engine 2.9 are wrapped here.
 """
 
 from __future__ import annotations

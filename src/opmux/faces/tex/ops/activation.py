@@ -37,7 +37,7 @@ def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
 
 
 def casts_alone(quantizer: Any, x: Tensor) -> bool:
-    """Whether quantizing is only a cast to float8: the scale is known before, and no transpose is needed."""
+    """Whether quantizing is only a cast to float8: the scale is already known, and no transpose is needed."""
     return is_delayed(quantizer) and not needs_transpose(quantizer, x.device)
 
 

@@ -1,12 +1,12 @@
 """tex's fused attention, implemented by `attention_general` and `masked_attention`.
 
-Calls without bias, dropout, sinks and Max use the primitive `attention_general`. Its inputs are dense views, which
-kernels read and write in place, or packed tensors ("thd", and padded sequences after the padding is removed). Both
-layouts use the same op, because `attention` and `attention_varlen` may use different libraries, and equal sequences
-must give equal bits. Here causal masks of `attention_general` are aligned to the bottom right. A top-left mask is the
-same if queries and keys have equal lengths. The lengths are known to be equal if the shapes are equal and there is no
-padding, or if cu_seqlens_q and cu_seqlens_kv are the same tensor object; their values are not read, because that would
-synchronize. All other calls compute the full matrix of scores.
+Calls that have no bias, dropout or sinks, and do not return Max, use the primitive `attention_general`. Its inputs are
+dense views, which kernels read and write in place, or packed tensors ("thd", and padded sequences after the padding is
+removed). Both layouts use the same op, because `attention` and `attention_varlen` may use different libraries, and
+equal sequences must give equal bits. `attention_general` gets only causal masks aligned to the bottom right. A top-left
+mask is the same mask if queries and keys have equal lengths. The lengths are known to be equal if the shapes are equal
+and there is no padding, or if cu_seqlens_q and cu_seqlens_kv are the same tensor object; their values are not read,
+because that would synchronize. All other calls compute the full matrix of scores.
 
 FP8 attention is emulated: quantized inputs are dequantized, and results are quantized if a delayed-scaling quantizer is
 given (with current scaling and MXFP8, NVIDIA's own results are in high precision). The probabilities and their gradient
@@ -261,7 +261,7 @@ def forward_of(
 def plain_options(
     args: AttentionArguments, bounds: tuple[int, int], cu_q: Tensor | None, cu_k: Tensor | None
 ) -> tuple[Any, ...]:
-    """The arguments of `attention_general` after q, k and v (backward: after lse), without options."""
+    """The arguments of `attention_general` after q, k and v (backward: after lse), with only mask, window and scale."""
     no_bias = (None, None, None, None)  # bias, slopes, sink, seed
     longest = (0, 0) if cu_q is None else (args.sq, args.sk)
     return *no_bias, cu_q, cu_k, None, None, *longest, *bounds, True, 0.0, 0.0, args.mask.scale, False, False
@@ -709,7 +709,8 @@ def get_fused_attn_backend(
 ) -> Any:
     """The backend for a call with these arguments, a member of NVTE_Fused_Attn_Backend.
 
-    From 2.20.2 on the layer passes one object with all arguments, and expects (backend, reason if there is none).
+    From 2.20.2 on Transformer Engine passes one object with all arguments, and expects (backend, reason if there is
+    none).
     """
     arguments = dict(locals())
     op_name = "get_fused_attn_backend"

@@ -1,10 +1,10 @@
 """tex's GroupedTensor: matrices in one buffer, quantized and multiplied together.
 
-Member i has shape [first_dims[i], last_dims[i]]; members are contiguous in memory, one after another. If both arguments
-are None, members have equal numbers of rows. If one is None, members have the group's size in that dimension. These
-functions read the dimensions on the host, which synchronizes if they are on a device. So `get_cublasLt_version` makes
-Transformer Engine use lists of tensors instead, whose sizes the host knows. `splits_to_offsets` and similar functions
-do not synchronize.
+Member i has shape [first_dims[i], last_dims[i]]; members are contiguous in memory, one after another. If first_dims and
+last_dims are None, members have equal numbers of rows. If only one is None, members have the group's size in that
+dimension. These functions read the dimensions on the host, which synchronizes if they are on a device. So
+`get_cublasLt_version` makes Transformer Engine use lists of tensors, whose sizes the host knows. `splits_to_offsets`
+and similar functions do not synchronize.
 """
 
 import math
@@ -164,7 +164,7 @@ def group_for(
     last_dims: Tensor | None,
     tensor_offsets: Tensor | None,
 ) -> Any:
-    """An uninitialized group whose members have the shapes of `parts`."""
+    """A group of zeros whose members have the shapes of `parts`."""
     offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
     dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
     return empty_group(quantizer, tensor, shapes_of(parts), **dims)
@@ -214,10 +214,11 @@ def group_quantize(
     noop_flag: Float32[Tensor, "..."] | None = None,
     output: Annotated[Any, grouped()] | None = None,
 ) -> Any:
-    """Quantize matrices [first_dims[i], last_dims[i]], concatenated in memory, separately: a GroupedTensor.
+    """Quantize each of the concatenated matrices [first_dims[i], last_dims[i]]; returns a GroupedTensor.
 
-    The group has the shape of `tensor`; if one of the two is None, members have that dimension of it. `output`, if
-    given, is written; its members must have the same shapes. The dimensions are read on the host.
+    The group has the shape of `tensor`. If only first_dims or only last_dims is None, members have the group's size in
+    that dimension. `output`, if given, is written; its members must have the same shapes. The dimensions are read on
+    the host.
     """
     with torch.no_grad():
         parts = parts_to_quantize("group_quantize", tensor, quantizer, num_tensors, first_dims, last_dims)
@@ -272,7 +273,7 @@ def nvfp4_group_quantize_with_amax(
 
 @adapt("tex::group_dequantize", over=CASTS, checks=True, out="grouped", samples=_dequantize)
 def group_dequantize(call: Any, input: Annotated[Any, grouped()], otype: FloatDtype) -> Any:
-    """The dequantized GroupedTensor, in a dtype. first_dims is read on the host."""
+    """Dequantize to a GroupedTensor of dtype otype. first_dims is read on the host."""
     with torch.no_grad():
         values = concatenated(call, members(input, "group_dequantize", "input"), input, otype)
         return new_group(
@@ -520,7 +521,7 @@ def te_general_grouped_gemm_for_grouped_tensor(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any:
-    """D[i] = alpha[i] op(B[i]) op(A[i]) + beta[i] D[i] + bias[i] (times bias_scale of each row), D returned.
+    """D[i] = alpha[i] op(B[i]) op(A[i]) + beta[i] D[i] + bias[i] (times bias_scale of each row); returns D.
 
     alpha and beta have one number, or one for each member. The members' sizes are read on the host.
     """
@@ -559,7 +560,7 @@ def te_general_grouped_gemm_for_discrete_in(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any:
-    """As te_general_grouped_gemm_for_grouped_tensor, with A a list of matrices: separate weights."""
+    """Like te_general_grouped_gemm_for_grouped_tensor, but A is a list of matrices (separate weights)."""
     name = "te_general_grouped_gemm_for_discrete_in"
     return multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
 
@@ -588,7 +589,7 @@ def te_general_grouped_gemm_for_discrete_out(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any:
-    """As te_general_grouped_gemm_for_grouped_tensor, with D a list of matrices (weight gradients) and no bias."""
+    """Like te_general_grouped_gemm_for_grouped_tensor, but D is a list of matrices (weight gradients); no bias."""
     name = "te_general_grouped_gemm_for_discrete_out"
     return multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
 

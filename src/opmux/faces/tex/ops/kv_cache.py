@@ -195,7 +195,7 @@ def copy_to_kv_cache(
     """Append the new tokens of each sequence to the caches, [pages, page, h, d], in place.
 
     cu_cached_lens includes the new tokens. A non-paged cache has one page per sequence, and page_table has the previous
-    index of each current sequence: these are moved to the front first.
+    index of each current sequence. The pages of the current sequences are first moved to the front.
     """
     if not b or not new_k.numel() or not k_cache.numel():
         return
@@ -273,7 +273,7 @@ ORDERS = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3)}
 
 
 def can_be_transposed(op: str, inputs: Any, original_format: str, outputs: Any) -> None:
-    """Inputs and outputs may be None. An output may have a longer last dimension than its input."""
+    """Inputs may be None; then their outputs are not read. An output's last dimension may exceed the input's."""
     dtypes = (torch.float16, torch.bfloat16, torch.uint8)
     check_list(op, "inputs", inputs, lambda at, t: check_tensor(op, at, t, dtypes=dtypes, dims=4, optional=True))
     check_list(op, "outputs", outputs, lambda at, t: None, len(inputs) if outputs else None)
@@ -336,7 +336,7 @@ def multi_tensor_transpose_to_bhsd(
 def multi_tensor_pad_last_dim(
     inputs: Annotated[list[Tensor], each(ndim(2))], alignment: Annotated[int, at_least(1)]
 ) -> Any:
-    """Each tensor padded with zeros to a multiple of the alignment; one that needs no padding is returned itself."""
+    """Each tensor padded with zeros to a multiple of the alignment; without padding, the input tensor itself."""
     with torch.no_grad():
         return [
             torch.nn.functional.pad(t, (0, -t.shape[1] % alignment)) if t.shape[1] % alignment else t for t in inputs

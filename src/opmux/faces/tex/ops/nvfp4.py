@@ -182,7 +182,7 @@ def nvfp4_2d_multi_tensor_transpose(
     M_list: ColumnwiseSizes,
     K_list: ColumnwiseSizes,
 ) -> None:
-    """Columnwise data and scales from rowwise ones of many [M, K] matrices: the two transposes above."""
+    """Transpose rowwise data and scales of many [M, K] matrices to columnwise ones, as the two functions above do."""
     lists = rowwise_data_list, columnwise_data_list, rowwise_scale_inv_list, columnwise_scale_inv_list, M_list, K_list
     with torch.no_grad():
         for data, columnwise, scales, columnwise_scales, m, k in zip(*lists, strict=True):
@@ -367,7 +367,7 @@ TileAmax = Float32[
 def nvfp4_2d_compute_partial_amax(
     tensor: Shard, amax: TileAmax, h: Size, w: Size, start_offset: Size, block_len: Block = 16
 ) -> None:
-    """amax[i, j] = max |x| over the shard's part of each tile of 16 x 16, 0 where it has none."""
+    """amax[i, j] = max |x| over the shard's elements in tile (i, j) of 16 x 16; 0 if there are none."""
     with torch.no_grad():
         tile_amax_(amax, tensor, h, w, start_offset, TILE)
 

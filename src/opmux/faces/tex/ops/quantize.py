@@ -408,9 +408,9 @@ def fused_amax_and_scale_update_after_reduction(
 ) -> None:
     """Roll the amax histories [L, n] by one and update each scale, for all tensors at once.
 
-    The newest amax comes from the buffer (concatenated for all tensors), or from history[0] if that is 0. If it is not
-    0, append it, shift the history, and zero history[0]. A scale becomes fp8_max * 2^-margin / amax, where amax is the
-    newest one or the maximum of the history; the scale is not changed if that amax is not a positive number.
+    The newest amax comes from the buffer (concatenated for all tensors), or from history[0] if the buffer has 0. If the
+    newest amax is not 0, append it, shift the history, and zero history[0]. A scale becomes fp8_max * 2^-margin / amax,
+    where amax is the newest one or the maximum of the history; if amax is not positive, the scale is not changed.
     """
     with torch.no_grad():
         largest = FP8_MAX[fp8_dtype] * 2.0**-margin

@@ -140,7 +140,7 @@ def scaled_swiglu(
     quantizer: State,
     glu_interleave_size: int = 0,
 ) -> Any:
-    """s * silu(a) * b, with s the number of act_scales for each row."""
+    """s * silu(a) * b, where s is the row's factor from act_scales."""
     with torch.no_grad():
         if quantizer is not None:
             options = {"act_scales": act_scales, "glu_interleave_size": glu_interleave_size}
@@ -169,7 +169,7 @@ def scaled_dswiglu(
 
 @forward("scaled_srelu", "srelu", ours.srelu_scaled)
 def scaled_srelu(call: Any, input: Tensor, act_scales: Tensor, quantizer: State) -> Any:
-    """s * max(x, 0)^2, with s the number of act_scales for each row."""
+    """s * max(x, 0)^2, where s is the row's factor from act_scales."""
     with torch.no_grad():
         if quantizer is not None:
             scaled_srelu.check(input=input, act_scales=act_scales, quantizer=quantizer)
@@ -203,7 +203,7 @@ def scaled_situglu(
     beta2: float = 25.0,
     glu_interleave_size: int = 0,
 ) -> Any:
-    """situglu times the number of act_scales for each row."""
+    """situglu times the row's factor from act_scales."""
     with torch.no_grad():
         if quantizer is not None or act_scales is None:  # our op treats None as 1
             options = {"beta1": beta1, "beta2": beta2, "glu_interleave_size": glu_interleave_size}
@@ -243,7 +243,7 @@ def scaled_clamped_swiglu(
     glu_linear_offset: float = 1.0,
     glu_interleave_size: int = 0,
 ) -> Any:
-    """clamped_swiglu times the number of act_scales for each row."""
+    """clamped_swiglu times the row's factor from act_scales."""
     with torch.no_grad():
         numbers = (limit, alpha, glu_linear_offset, glu_interleave_size)
         if quantizer is not None or act_scales is None:

@@ -128,7 +128,7 @@ def _block_samples(cast: bool) -> Any:
 def fp8_block_scaling_compute_partial_amax(
     tensor: Shard, amax: Blocks, h: Size, w: Size, start_offset: Size, block_len: Block
 ) -> None:
-    """amax[i, j] = max |x| over the shard's part of each block of block_len x block_len (128), 0 where it has none."""
+    """amax[i, j] = max |x| over the shard's elements in block (i, j) of block_len x block_len (128); 0 if none."""
     with torch.no_grad():
         tile_amax_(amax, tensor, h, w, start_offset, 128)
 
@@ -206,7 +206,7 @@ def mxfp8_scaling_compute_partial_amax(
     cols: MXSize,
     start_offset: Size,
 ) -> None:
-    """max |x| over the shard's part of each block of 1 x 32 and of 32 x 1, 0 where it has none, in its dtype."""
+    """max |x| over the shard's elements in each block of 1 x 32 and of 32 x 1 (0 if none), in the shard's dtype."""
     with torch.no_grad():
         amax_rowwise.zero_()
         amax_colwise.zero_()
@@ -312,8 +312,9 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(addresses of the data, addresses of the scales, the buffer of the scales), with scales in tiles of 128 x 4.
 
-    A tile's 512 scales are contiguous, that of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles are stored
-    row by row. The scales of "mxfp8_columnwise" are transposed first. Addresses are int64, on the device.
+    A tile's 512 scales are contiguous; the scale of row r and column c has the index (r % 32) * 16 + r // 32 * 4 + c.
+    Tiles are stored row by row. The scales of "mxfp8_columnwise" are transposed first. Addresses are int64, on the
+    device.
     """
     across, target = swizzle_type == ACROSS_ROWS, with_index(device)
     with torch.no_grad():

@@ -203,7 +203,7 @@ def _of_tokens(lse: Tensor, packed: bool, halves: Halves, index: Tensor, positio
 
 
 def _scaled(out: Tensor, factor: Tensor) -> Tensor:
-    """out * factor, where 0 stays 0 even if the factor is infinite."""
+    """out * exp(factor), where 0 stays 0 even if exp(factor) is infinite."""
     return torch.where(out == 0, 0.0, wide(out) * torch.exp(factor))
 
 

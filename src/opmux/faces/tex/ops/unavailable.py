@@ -30,7 +30,7 @@ def samples(*args: Any, loose: bool = False) -> Callable[..., Iterable[Sample]]:
 def get_cublasLt_version() -> int:
     """120900, whatever is installed.
 
-    From 130300 on Transformer Engine uses GroupedTensors for expert gemms, whose sizes are on the device; our gemms
+    From 130300 on Transformer Engine uses GroupedTensors for expert gemms. Their sizes are on the device, and our gemms
     would read them on the host. For older versions it uses lists of gemms. FP8 needs at least 120103.
     """
     return 120900
@@ -40,7 +40,7 @@ def get_cublasLt_version() -> int:
 def get_cudnn_version() -> int:
     """cuDNN's version, major * 10000 + minor * 100 + patch: that of torch's cuDNN, or 91200 without one.
 
-    The layer uses it to choose an attention backend among those that get_fused_attn_backend reports.
+    Transformer Engine uses it to choose an attention backend among those that get_fused_attn_backend reports.
     """
     version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     return 91200 if version is None else version
@@ -48,7 +48,7 @@ def get_cudnn_version() -> int:
 
 @op(space="tex", out="number", samples=samples())
 def get_num_cublas_streams() -> int:
-    """4. The layer allocates as many workspaces for grouped gemms, which ours do not need."""
+    """4. Transformer Engine allocates this many workspaces for grouped gemms; our gemms do not need them."""
     return 4
 
 
@@ -99,8 +99,8 @@ class SingleRank:
 
 @op(space="tex", out="", mutates=("allgather_communicator",), samples=samples(SingleRank(), None, None))
 def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
-    """All-gather the buffer of a CommOverlap on another object's streams, parallel to its gemm; then synchronize the
-    current stream."""
+    """All-gather the buffer of a CommOverlap on the streams of another object, parallel to that object's gemm; then
+    synchronize the current stream."""
     if not hasattr(allgather_communicator, "gather_on"):
         got = type_name(allgather_communicator)
         raise BadArgument.of(
@@ -143,7 +143,7 @@ def is_open(op: str, ctx_ptr: int) -> None:
 
 
 def _context(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
-    yield Sample((cusolvermp_ctx_create(0, 1, 0),), id="one", loose=True)  # a context can be destroyed once
+    yield Sample((cusolvermp_ctx_create(0, 1, 0),), id="one", loose=True)  # a context can be destroyed only once
 
 
 @op(space="tex", out="", samples=_context, where=is_open)

@@ -1,7 +1,7 @@
 """tex functions that run only our own kernels, whatever the policy prefers: `cpp_extensions.rmsnorm_fwd(...)`.
 
-`opmux.ops` and torch's ops use the same kernels, so these are in other folders: Triton in `opmux/kernels`, C++ for the
-CPU in `opmux/backends/_cpu`. `opmux/faces/tex/ops` has NVIDIA's signatures over them.
+The kernels are in other folders, because `opmux.ops` and torch's ops use them too: Triton in `opmux/kernels`, C++ for
+the CPU in `opmux/backends/_cpu`. `opmux/faces/tex/ops` calls them with NVIDIA's signatures.
 """
 
 from ....base import METHODS, methods_of
