@@ -279,7 +279,7 @@ def test_drawing_a_seed_through_torch_does_not_recurse(monkeypatch):
     inner = []
 
     def drawn(x, generator):
-        with pytest.raises(NotSupported, match="torch draws a seed"):
+        with pytest.raises(NotSupported, match="a seed is being drawn"):
             real_seed(x, None)
         inner.append(x)
         return "seed"

@@ -80,7 +80,7 @@ def group_norm_backward(
     mixed(input, weight)
     _check_group(input, N, C, HxW)
     if weight is None and any(output_mask[1:]):
-        raise NotSupported("a gradient of an absent parameter is asked for")
+        raise NotSupported("output_mask requests the gradient of a parameter that is None")
     dx, dweight, dbias = call(grad_out, input, weight, mean, rstd, group)
     return requested(output_mask, dx, dweight, dbias)
 
@@ -198,7 +198,7 @@ def batch_norm_backward(
     if not train or save_mean is None or save_invstd is None or grad_out.dtype is not input.dtype:
         raise NotSupported("in evaluation mode, or without saved statistics, the gradient is left to torch")
     if weight is None and any(output_mask[1:]):
-        raise NotSupported("a gradient of an absent parameter is asked for")
+        raise NotSupported("output_mask requests the gradient of a parameter that is None")
     mixed(input, weight)
     _check_memory_format(input)
     dx, dweight, dbias = call(grad_out, input, weight, save_mean, save_invstd)
@@ -213,7 +213,7 @@ def _check_weight(v: Tensor, g: Tensor, dim: int) -> None:
     if v.dtype is not g.dtype or dim not in (0, v.dim() - 1) or not v.dim():
         raise NotSupported(f"v {v.dtype}, g {g.dtype}, dim {dim} are left to torch")
     if not (v.is_contiguous() and g.is_contiguous() and v.numel()):
-        raise NotSupported("v or g is empty, or neither contiguous nor channels-last")
+        raise NotSupported("v or g is empty or not contiguous")
 
 
 @adapt("_weight_norm_interface", over=channel_norm.weight_norm)

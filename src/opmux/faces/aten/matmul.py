@@ -97,7 +97,7 @@ def mv(call: Fn, self: Tensor, vec: Tensor) -> Any:
 @adapt("addmv", over=gemm.matmul)
 def addmv(call: Fn, self: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
     if vec.dim() != 1 or mat.dim() != 2 or self.dim() > 1:
-        raise NotSupported("not a vector, a matrix and a vector")
+        raise NotSupported("self must have at most 1 dimension, mat 2 and vec 1")
     row, transposed = vec[None], mat.t()
     _fit(row, transposed, 2, self)
     return _sum(call, self, row, transposed, beta, alpha).view(mat.shape[0])
@@ -114,7 +114,7 @@ def int_mm(call: Fn, self: Tensor, mat2: Tensor) -> Any:
     if self.dim() != 2 or mat2.dim() != 2 or self.shape[1] != mat2.shape[0]:
         raise NotSupported(f"matrices that do not fit: {tuple(self.shape)} and {tuple(mat2.shape)}")
     if self.is_cuda and (self.shape[0] <= 16 or self.shape[1] % 8 or mat2.shape[1] % 8):
-        raise NotSupported("on CUDA torch takes more than 16 rows, and multiples of 8 else")
+        raise NotSupported("on CUDA torch needs more than 16 rows, and K and N in multiples of 8")
     return call(self, mat2)
 
 
@@ -130,9 +130,9 @@ def _fp8(self: Tensor, mat2: Tensor, rank: int, bias: Tensor | None, out_dtype: 
     if self.dim() != 2 or mat2.dim() != rank or self.shape[1] != mat2.shape[-2] or self.device != mat2.device:
         raise NotSupported(f"matrices that do not fit: {tuple(self.shape)} and {tuple(mat2.shape)}")
     if self.stride(1) != 1 or mat2.stride(-2) != 1:
-        raise NotSupported("torch takes the rows of the first and the columns of the second in one piece")
+        raise NotSupported("torch needs a row-major first and a column-major second matrix")
     if self.shape[1] % 16 or mat2.shape[-1] % 16 or not self.numel() or not mat2.numel():
-        raise NotSupported("torch takes multiples of 16, and none of 0")
+        raise NotSupported("torch needs K and N in multiples of 16, and no empty matrix")
     if out_dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise NotSupported(f"a result of {out_dtype or self.dtype} is left to torch")
     if bias is not None and (bias.dtype is not out_dtype or out_dtype is torch.float32 or bias.dim() != 1):
@@ -178,13 +178,13 @@ def scaled_mm(
     if not rows or not columns or rows[0] == columns[0] == BLOCK or use_fast_accum or k % BLOCK:
         raise NotSupported(f"scales of shapes {tuple(scale_a.shape)} and {tuple(scale_b.shape)} are left to torch")
     if (rows[0] == 1 and scale_a.stride(0) != 1) or (columns[0] == 1 and scale_b.stride(1) != 1):
-        raise NotSupported("torch takes scales of 1x128 with those of one block of K side by side")
+        raise NotSupported("torch needs 1x128 scales in column-major order")
     return _other(gemm.block_scaled_gemm, a, b, scale_a, scale_b.mT, *kinds, bias, rows[0], columns[0], out_dtype)
 
 
 def _groups(offs: Tensor | None, groups: int, bias: Tensor | None) -> Tensor:
     if offs is None or offs.dtype is not torch.int32 or offs.dim() != 1 or bias is not None:
-        raise NotSupported("torch takes the ends of groups as int32, and no bias")
+        raise NotSupported("offs must be a 1-D int32 tensor, and bias None")
     if groups >= 0 and offs.shape[0] != groups:
         raise NotSupported(f"{offs.shape[0]} ends of {groups} groups")
     return offs

@@ -112,7 +112,7 @@ def layer_norm_backward(
     lead, n = _rows(input, normalized_shape, weight, bias)
     _, want_w, want_b = output_mask
     if n == 0 or (want_w and weight is None) or (want_b and bias is None):
-        raise NotSupported("a gradient of an absent parameter is asked for")
+        raise NotSupported("output_mask requests the gradient of a parameter that is None, or the rows are empty")
     shape = (*lead, n)
     gamma = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
     dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))
@@ -163,7 +163,7 @@ def rms_norm_backward(
         raise NotSupported("dtypes that differ are left to torch")
     lead, n = _rows(input, normalized_shape, weight)
     if output_mask[1] and weight is None:
-        raise NotSupported("a gradient of an absent parameter is asked for")
+        raise NotSupported("output_mask requests the gradient of a parameter that is None, or the rows are empty")
     shape = (*lead, n)
     gamma = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
     dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))

@@ -38,7 +38,7 @@ def seed(like: Tensor, generator: Gen) -> Tensor:
     if generator is not None and generator.device.type != like.device.type:
         raise NotSupported(f"a generator of {generator.device} is left to torch")
     if getattr(_drawing, "now", False):
-        raise NotSupported("torch draws a seed")
+        raise NotSupported("a seed is being drawn: torch's own kernel runs")
     _drawing.now = True
     try:
         return random.next_seed(like, generator)

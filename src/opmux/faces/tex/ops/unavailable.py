@@ -284,7 +284,7 @@ def declare(name: str, row: Unavailable) -> None:
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         takes.bind(*args, **kwargs)
-        raise NotSupported(f"{name}({words}): needs {row.needs}, which are not built in; use {row.instead}")
+        raise NotSupported(f"{name}({words}): needs {row.needs}, which opmux does not include; use {row.instead}")
 
     fn: Any = refuse
     fn.__name__ = name
