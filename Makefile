@@ -104,8 +104,9 @@ opinfo: .venv/.ready  ## every sample of PyTorch's OpInfo through our interprete
 bench: .venv/.ready  ## measure the cost of a call through the dispatcher
 	$(BIN)/python benchmarks/dispatch.py
 
-docs: .venv/.ready  ## write the generated pages of docs/, and the charts
+docs: .venv/.ready  ## write the generated pages of docs/, the charts and the notebooks
 	PYTHONPATH=src $(BIN)/python tools/docs.py
+	$(BIN)/python tools/notebooks.py
 	$(BIN)/python benchmarks/chart.py
 
 site: docs  ## build the documentation as web pages in site/
