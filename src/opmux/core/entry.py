@@ -38,7 +38,7 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 # The one context variable: the innermost live policy scope (policy.Scope), or None.
 scope: ContextVar[Any] = ContextVar("opmux_scope", default=None)
 
-# What a table of pairs is keyed by -> the expression that looks up the pair. `is_cpu` and `dtype` take 100 ns each and
+# The key of a table of pairs -> the expression that looks up a pair. `is_cpu` and `dtype` take 100 ns each and
 # `device.type` takes 800 ns, so `device.type` is used only in processes with two types of accelerator.
 PICK = {
     "": "{b}",
@@ -120,7 +120,7 @@ class EntryPlan:
 
 
 def followed(pair: Pair, args: tuple, kwargs: dict) -> Pair:
-    """The pair that finally runs a call. It differs from `pair` if that pair's target looks up another pair."""
+    """The pair that finally runs a call: `pair`, or the pair that its target looks up."""
     follow = getattr(pair[0], "follow", None)
     return pair if follow is None else follow(args, kwargs)
 
@@ -146,7 +146,7 @@ class CallingConvention:
     defaults: dict[str, Any] = field(default_factory=dict)
     keyword_defaults: dict[str, Any] = field(default_factory=dict)
     native: bool = False  # whether torch's own op must run under autocast and if a gradient is needed
-    asks: bool = False  # whether each call checks if it is being compiled: this Dynamo lacks our hooks
+    asks: bool = False  # whether each call checks if it is being compiled, because Dynamo lacks the hooks
     check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # raises for an argument that is not a tensor
     gate: str = ""  # an early return at the start of the function: "if x not in y: return z"
     traced: Callable[..., Any] | None = None  # called instead if torch must see the op
@@ -259,7 +259,7 @@ class CallingConvention:
 
     @cached_property
     def ungated(self) -> CallingConvention:
-        """The same form without the gate, for callers that have passed it."""
+        """The same convention without the gate, for callers that have already passed the gate."""
         return replace(self, gate="", codes={}) if self.gate else self
 
     def layer(self, plan: EntryPlan) -> Callable[..., Any]:
@@ -357,7 +357,7 @@ class EntryPoint:
         if plan.key == "":
             plan.pair = plan.table
         self._set_plan(plan)
-        self.bound = True  # last: if interrupted before, the next call binds again
+        self.bound = True  # set last, so that the next call binds again after an interruption
 
     def unbind(self) -> None:
         """Choose an impl again at the next call."""
@@ -418,7 +418,7 @@ def _start_raw(*args: Any, **kwargs: Any) -> Any:
 
 
 def slot(key: str) -> str:
-    """The global that holds the table for this key. Each key has its own, so a swap cannot mix code and table."""
+    """The global that holds the table for this key. With one global per key, code never reads another key's table."""
     return "_b_" + key.replace(" ", "_")
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _libraries: dict[str, torch.library.Library] = {}
 
-# Set while our kernels override ATen's ops. It wraps a reference so that torch ops in it run ATen's kernels.
+# Set while our kernels override ATen's ops. It wraps a reference so that the torch ops it calls run ATen's kernels.
 reference_guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
@@ -39,7 +39,7 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
         return wiring.manager().typed_pair(spec, entry, policy)
 
     def differentiable(*args: Any, **kwargs: Any) -> Any:
-        """Runs at the first call that needs a gradient: the backward is declared, so source can be generated."""
+        """Runs at the first call that needs a gradient. By then the backward is declared, so its source can be made."""
         entry.globals["_g"] = made = autograd.make_call(spec, entry, entries[spec.gradient.backward.key], traced)
         return made(*args, **kwargs)
 

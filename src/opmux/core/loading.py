@@ -55,7 +55,7 @@ class DeclaringImport:
         if module is None:
             return True
         names = getattr(module, "__dict__", {})
-        # A module may replace itself in sys.modules by another object. An object from the same file is a second import.
+        # A module may replace itself in sys.modules. But another object from the same file means a second import.
         return names is not self._names and names.get("__file__") == self._names.get("__file__")
 
     @property

@@ -14,7 +14,7 @@ from .. import wiring
 if TYPE_CHECKING:
     from .choosing import Speeds
 
-# Why a vendor's impls of an op come before our kernel: the reason, or a function that returns it (None: they do not).
+# Why a vendor's impls of an op come before our kernel: the reason, or a function that returns it or None (they do not).
 # The function's attribute `always`, if set, is the reason for ops whose impls have no `when` to decide per call. Its
 # attribute `under`, if set, is the reason as a function of the policy.
 Preferred = str | Callable[[], str | None]
