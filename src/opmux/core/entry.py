@@ -335,7 +335,7 @@ class EntryPoint:
                 bind(self)
             else:
                 self.watch_scopes(True)
-            target, recover = self.pair()  # not `raw`, because that would count the call again
+            target, recover = self.pair()  # not `raw`: its `gate` may count calls, and would count this call twice
             try:
                 return target(*args, **kwargs)
             except Exception as error:
