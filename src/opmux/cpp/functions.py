@@ -36,7 +36,7 @@ class _FunctionsState:
 def accelerate(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply, replace: Callable[[Apply], None]
 ) -> Apply:
-    """Return an `apply` that launches from C++ if it is ready, else the Function's; `replace` gets the other later."""
+    """Return an `apply` that launches from C++. If it is not ready yet, return `apply`; `replace` gets it later."""
     if spec.family not in FAMILIES or _FunctionsState.device not in (*machine.accelerators(), "cpu"):
         return apply
     if max(len(spec.names), len(spec.gradient.sources)) > _MOST_ARGUMENTS:
