@@ -39,7 +39,7 @@ class Adapter:
     target: str  # "face::rmsnorm_fwd", "aten::sum.dim_IntList"
     over: tuple[Spec, ...]
     fn: Fn  # takes `call` first
-    names: Mapping[str, str] = field(default_factory=dict)  # an op's argument -> the function's
+    names: Mapping[str, str] = field(default_factory=dict)  # name of an op's argument -> the function's name for it
     checks: bool = False  # whether every call checks its arguments first
 
     @property
@@ -88,7 +88,7 @@ class Adapter:
 
     def rename(self, error: BadArgument) -> BadArgument:
         """The op's error, changed to the function's name and argument names."""
-        if error.op == self.name and error.argument not in self.names:  # the op has the same name
+        if error.op == self.name and error.argument not in self.names:  # nothing to rename
             return error
         return error.renamed(self.name, self.names)
 

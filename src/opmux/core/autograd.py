@@ -401,7 +401,7 @@ def gradients_by_argument(plan: Gradient, results: Any, needed: tuple[bool, ...]
 def _raise_if_differentiated_again(spec: Spec, gradients: list[Any]) -> list[Any]:
     """Make gradients of create_graph=True raise if they are differentiated; otherwise they would act as constants.
 
-    (`once_differentiable` does so only if the incoming gradient requires grad, but the gradient of `y.sum()` does not.)
+    (`once_differentiable` raises only if the incoming gradient requires grad. The gradient of `y.sum()` does not.)
     """
     message = f"{spec.key} can be differentiated once: its backward has no gradient of its own".encode()
     raises = torch._C._functions.DelayedError(message, sum(g is not None for g in gradients))  # pyright: ignore[reportAttributeAccessIssue]

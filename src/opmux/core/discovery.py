@@ -237,9 +237,9 @@ def _blocked(plugin: Plugin) -> str | None:
 
 
 def _names_of(plugin: Plugin) -> set[str]:
-    """The names of a plugin in the lists: that of its distribution, because names of entry points are not unique.
+    """The names of a plugin in the lists: its distribution's name, because names of entry points are not unique.
 
-    A module from OPMUX_PLUGIN_MODULES has no distribution, so its own name or that of a parent package is used.
+    A module from OPMUX_PLUGIN_MODULES has no distribution. Its names are its own and those of its parent packages.
     """
     if plugin.distribution is not None:
         return _normal([plugin.distribution])

@@ -31,7 +31,7 @@ from .tensors import dtype_name, first_tensor, is_plain, is_real, shape_class, t
 if TYPE_CHECKING:
     from .manager import OpManager
 
-PROVEN_AFTER = 3  # successful calls of an impl, per dtype and shape class, before it runs without snapshot and checks
+PROVEN_AFTER = 3  # an impl runs without snapshot and checks after so many successful calls with a dtype and shape class
 
 # Text in torch's messages about a broken device, on which every later call fails too.
 _STICKY = (
@@ -241,7 +241,8 @@ class Chain:
     def _next(self, index: int) -> Callable[..., Any] | None:
         """The guard of the next candidate, for calls that the `when` of candidate `index` refuses; None: fall back.
 
-        If the next candidate is a reference, the fallback handles tracers. Kernels decline tracers themselves.
+        None also if the next candidate is a reference: unlike a kernel, it does not decline tracers, but the fallback
+        handles them.
         """
         if not self._typed or self.policy.strict or self.spec is None or self.spec.writes:
             return None

@@ -4,8 +4,9 @@ A function's source is generated from the op's signature, so that keywords, defa
 are not packed into `*args`. The source contains only the checks that are needed now (for a live policy scope, the
 device, the dtype, a needed gradient). Rebinding replaces the function's `__code__` by a variant with other checks.
 
-An entry is bound to a *pair* `(target, recover)`. It calls the target. If the target raises, it passes the exception to
-`recover`, which returns the next candidate's result or raises. The pair is read from one global, so no lock is needed.
+An entry is bound to a *pair* `(target, recover)`. It calls the target. If the target raises, the entry passes the
+exception to `recover`, which returns the next candidate's result or raises. The pair is read from one global, so no
+lock is needed.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from .. import wiring
 if TYPE_CHECKING:
     from .choosing import Speeds
 
-# Why a vendor's impls of an op come before our kernel: the reason, or a function that returns it or None (they do not).
-# The function's attribute `always`, if set, is the reason for ops whose impls have no `when` to decide per call. Its
-# attribute `under`, if set, is the reason as a function of the policy.
+# Why a vendor's impls of an op come before our kernel: a text, or a function that returns the text, or None if they do
+# not come first. The function may have two attributes. `always` is the reason for ops whose impls have no `when` to
+# decide per call. `under` is the reason as a function of the policy.
 Preferred = str | Callable[[], str | None]
 
 

@@ -46,7 +46,7 @@ class OpImpl:
     min_arch: str | None = None
     when: When | None = None
     devices: frozenset[str] | None = None
-    outside: bool | None = None  # whether fn is not part of opmux (a plugin's, vendor's or user's); default: by module
+    outside: bool | None = None  # whether fn is from a plugin, a vendor or a user; default: if its module is not ours
     # Called before the impl is chosen. Returns True, or why its library is not available. Default: `fn._is_available`.
     available: Available | None = None
     # The function for calls from torch's dispatcher. They run below autograd, where no check for tracers is needed.
@@ -133,7 +133,7 @@ class Origin:
 
 
 class OpRegistry:
-    """The impls of each op. Reads take no lock, because an op's impls are one immutable tuple that changes replace.
+    """The impls of each op. Reads take no lock, because an op's impls are an immutable tuple, replaced by each change.
 
     A user's registry holds exactly what was registered in it. A `checked` registry (the default one) refuses an impl
     that cannot be called with its op's arguments.
@@ -320,7 +320,7 @@ def check_fit(spec: Spec | None, impl: OpImpl) -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """How to call an impl with the op's arguments: by `call`. If that is impossible, `refusal` is the reason."""
+    """`call` takes the op's arguments and calls an impl. If the impl cannot take them, `refusal` is the reason."""
 
     call: Callable[..., Any] | None = None
     refusal: str | None = None

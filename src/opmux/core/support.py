@@ -4,8 +4,8 @@
     def bincount(self: Int[Tensor, "n"], weights: Float32[Tensor, "n"] | None = None, minlength: int = 0): ...
 
 A call that violates a rule raises NotSupported before the function runs, and goes to the next candidate. The op's
-contract says which calls are valid; these rules can only exclude more of them. A check takes microseconds. It is cached
-by the dtypes, shapes, strides and devices of the tensors, and by the values of all other arguments.
+contract says which calls are valid; these rules exclude some valid calls. A check takes microseconds. It is cached by
+the dtypes, shapes, strides and devices of the tensors, and by the values of all other arguments.
 """
 
 from __future__ import annotations
