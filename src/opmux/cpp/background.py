@@ -153,7 +153,7 @@ def _is_busy(imports: dict[str, float]) -> bool:
         return True
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.library":  # its code may hold the dispatcher's lock, and warn
+        if frame.f_globals.get("__name__") == "torch.library":  # it may warn while it holds the dispatcher's lock
             return True
         frame = frame.f_back
     now = time.monotonic()

@@ -40,7 +40,7 @@ _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 
 
 class CannotBuild(OpmuxError, RuntimeError):
-    """Raised if there is no compiler, it failed, or its output cannot be stored; the message says which."""
+    """Raised if there is no compiler, the compiler fails, or its output cannot be stored. The message says which."""
 
     state = "cannot be compiled"  # a short form for `opmux doctor`
 
@@ -237,7 +237,7 @@ def _digest(sources: Sequence[Path], flags: tuple[str, ...], used: Compiler) -> 
 
 @functools.cache
 def _processor() -> str:
-    """A description of this processor. With `-march=native` it is needed: machines may share a home directory."""
+    """A description of this processor, which distinguishes builds with `-march=native` in a shared home directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -323,7 +323,7 @@ def describe(launch: launches.TritonLaunch, into: RecordedLaunch) -> bool:
 
 
 def parameters(launch: launches.TritonLaunch) -> list[tuple[str, Any]]:
-    """The parameters of a launch: (Triton's type, value). A pointer is a tensor or None, a number is its bytes.
+    """The parameters of a launch: (Triton's type, value). The value is a tensor or None, or a number's bytes.
 
     Raises ValueError if C++ cannot pass one of them.
     """

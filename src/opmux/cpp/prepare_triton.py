@@ -63,7 +63,7 @@ def compile_driver() -> None:
         return
     try:
         importlib.import_module("triton.backends.nvidia.driver").CudaUtils()
-    except Exception as error:  # a private name, or no C compiler: the first launch raises what Triton raises
+    except Exception as error:  # no such private name, or no C compiler: the first launch raises Triton's error
         logger.debug("Triton's functions for CUDA are left to its first launch: %s", error)
 
 
