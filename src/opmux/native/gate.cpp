@@ -79,8 +79,8 @@ thread_local int inside = 0;  // > 0: this thread runs a reference, whose ops mu
 // The first tensor that is not a wrapped number (the 2 of `2 * x`) determines the size of a call.
 bool has_size(const at::Tensor& t) { return t.defined() && !t.unsafeGetTensorImpl()->is_wrapped_number(); }
 
-// SafeKernelFunction has only a call with a stack. An explicit template instantiation may name a private member. This
-// one gives access to the kernel, which can be called without a stack, as the dispatcher does.
+// SafeKernelFunction can only be called with a stack. Its private member can be called without a stack, as the
+// dispatcher does. An explicit template instantiation may name a private member, so this one gives access to it.
 template <auto member>
 struct Open {
   friend const c10::KernelFunction& kernel_of(const SafeKernelFunction& safe) { return safe.*member; }
@@ -566,7 +566,7 @@ extern "C" {
 
 const char* opmux_gate_error() { return error.c_str(); }
 
-// Creates a gate for ATen's kernel, which is the current one: the override must not be registered yet.
+// Creates a gate. The current kernel must be ATen's, so the override must not be registered yet.
 Registration* opmux_gate_new(int64_t slot, const char* name, const char* overload, const char* key_name, int launches) {
   return guarded([&]() -> Registration* {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
@@ -575,7 +575,7 @@ Registration* opmux_gate_new(int64_t slot, const char* name, const char* overloa
   });
 }
 
-// Puts a gate in front of the override, which is the current kernel. Returns 2 if its calls need no stack, else 1.
+// Puts a gate in front of the override, which must be the current kernel. Returns 2 if calls need no stack, else 1.
 int opmux_gate_install(Registration* registration) {
   return guarded([&]() -> int {
     Silent silent;
@@ -615,7 +615,7 @@ int64_t opmux_gate_waiting() { return Planner::instance().waiting(); }
 int opmux_gate_planned() { return Planner::instance().is_there(); }
 
 // Sets the share of the elapsed time that auto mode may spend in Python on calls that torch's kernel could run, and the
-// maximum number of seconds that it may save up.
+// maximum number of seconds that can be saved up.
 void opmux_gate_allow(double share, double seconds) { allowance.set(share, seconds); }
 
 int64_t opmux_gate_types() { return static_cast<int64_t>(kTypes); }

@@ -38,7 +38,7 @@ constexpr int kMostSpaces = 8;
 constexpr int kMostTensors = 8;
 constexpr int kMostResults = 8;
 constexpr int kMostWords = 96;
-constexpr uint32_t kCallsToRecord = 6;  // calls with a key before one is recorded: do not record rare shapes
+constexpr uint32_t kCallsToRecord = 6;  // calls with a key before one is recorded, so that rare shapes are not recorded
 constexpr uint32_t kCallsToRequest = 2;  // calls with a key before the planner gets a request
 constexpr uint32_t kNewKeys = 3;  // calls with other sizes after which the first call with a new key is recorded
 constexpr size_t kPatterns = 32;  // patterns (keys without sizes) for which a table counts calls
@@ -429,8 +429,8 @@ inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key
   return true;
 }
 
-// Fills in a launch record. It describes each pointer of a launch by the argument, result or workspace that it points
-// into; false if that is not possible. `in_place`: the call's result is its first argument.
+// Fills in a launch record, which replaces each pointer of a launch by the argument, result or workspace that contains
+// it; false if a call cannot be described so. `in_place`: the call's result is its first argument.
 inline bool build(LaunchRecord& record, const CallKey& call, const Recorded& recorded, const at::Tensor* const* results,
                        int count, bool in_place) {
   record.key.assign(call.words, call.words + call.count);

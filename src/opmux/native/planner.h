@@ -271,7 +271,7 @@ class Planner {
         if (connection_ != nullptr) {
           std::thread([this, to = connection_] { listen(to); }).detach();
         }
-      } catch (const std::exception&) {  // no more threads: calls are recorded in this process
+      } catch (const std::exception&) {  // no thread can be started: calls are recorded in this process
         connection_ = nullptr;
       }
     }
