@@ -250,7 +250,7 @@ class Chip:
 
     @classmethod
     def of_arch(cls, arch: str) -> Chip:
-        """A chip that is not present, given by its arch: "sm_90", "gfx942". Other vendors are named: "ascend:910b"."""
+        """A chip that is not present, given by its arch: "sm_90", "gfx942", or with the vendor's name "ascend:910b"."""
         vendor, colon, name = arch.partition(":")
         if colon:
             return cls(vendor.casefold(), name or None)
