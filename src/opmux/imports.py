@@ -32,7 +32,7 @@ from .core.log import logger
 
 
 class ForeignModule(NamedTuple):
-    """The name of a foreign module, and our module that is imported instead. Its submodules map to submodules of ours.
+    """The name of a foreign module, and our module that is imported instead. Submodules map to submodules.
 
     `ours` is the name of a module, or "module:table", where `table` maps foreign names to our modules. The modules of a
     table are put in sys.modules together, because importing a package of the library also imports its submodules. "" is

@@ -49,5 +49,5 @@ def _names() -> list[str]:
 
 
 def __dir__() -> list[str]:
-    """The primitives and fused ops."""
+    """The primitives, and the extra names of the chip's vendor."""
     return sorted({*(s.name for s in specs if s.primitive), *_extras()})
