@@ -371,8 +371,8 @@ def differentiable_backward(
 def _recomputed(spec: Spec, saved_values: SavedValues, numbers: dict[int, Any]) -> tuple | None:
     """The results of the forward, recomputed from its saved arguments; None if some were not saved.
 
-    An optional argument that the backward does not take (a bias) is None here: the results that the backward takes do
-    not depend on such an argument.
+    An optional argument that the backward does not take (a bias) is None here. It does not change the results that the
+    backward takes.
     """
     known = {spec.names[i]: v for i, v in numbers.items()}
     if spec.recompute is not None:

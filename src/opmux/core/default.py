@@ -128,7 +128,7 @@ class DefaultManager(OpManager):
         return specs.functions[key] if Namespace.of_key(key).ours else super().resolve(op_name)
 
     def pair_for_call(self, name: str) -> Pair:
-        """The pair that `call` runs; for a primitive, the target is the function in `opmux.ops`, with its gradient."""
+        """For a primitive, the target is the function in `opmux.ops`, with its defaults and its gradient."""
         key = self._key(name)
         return (specs.functions[key], reraise) if Namespace.of_key(key).ours else super().pair_for_call(name)
 
@@ -287,8 +287,8 @@ def policy(
     """A policy for a block or a function: `with opmux.policy("reference"):`, `@opmux.policy(strict=True)`.
 
     `prefer` is opmux, vendor, reference, vendor:NAME or impl:ID. `per_op` maps ops to orders ("vendor:acme|*").
-    `allow` and `deny` list vendors. Omitted arguments keep their current value. The policy applies only to the thread
-    or task that enters it, and can be entered again inside itself.
+    `allow` and `deny` list vendors. Omitted arguments keep their current value. The policy is re-entrant, and local to
+    the thread or task.
     """
     return PolicyScope(PolicyLayer.of(prefer, strict, per_op, allow, deny), _check_now)
 

@@ -131,8 +131,7 @@ class Chain:
     def pair(self, as_part: bool = False) -> Pair:
         """The target and its recovery. Called when an op is about to run, so it logs the choice.
 
-        A composition calls some of its parts only for some arguments. So with INFO enabled, a part logs its choice at
-        its first call.
+        Not every call of a composition calls all its parts. So with INFO enabled, a part logs at its first call.
         """
         if self.barred is not None or not self.candidates:
             return self._refuse, reraise
@@ -241,8 +240,7 @@ class Chain:
     def _next(self, index: int) -> Callable[..., Any] | None:
         """The guard of the next candidate, for calls that the `when` of candidate `index` refuses; None: fall back.
 
-        None also if the next candidate is a reference: unlike a kernel, it does not decline tracers, but the fallback
-        handles them.
+        A reference always needs the fallback, which handles tracers. Kernels decline tracers themselves.
         """
         if not self._typed or self.policy.strict or self.spec is None or self.spec.writes:
             return None
@@ -664,7 +662,7 @@ def refusal_of(answer: Any) -> str | None:
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether an error means out of memory or a broken device. Such an error is always raised to the caller."""
+    """Whether an error means out of memory or a broken device."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _STICKY)

@@ -147,7 +147,7 @@ class CallingConvention:
     defaults: dict[str, Any] = field(default_factory=dict)
     keyword_defaults: dict[str, Any] = field(default_factory=dict)
     native: bool = False  # whether torch's own op must run under autocast and if a gradient is needed
-    asks: bool = False  # whether each call checks if it is being compiled, because Dynamo lacks the hooks
+    asks: bool = False  # whether each call checks if it is being compiled; needed if Dynamo lacks the hooks
     check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # raises for an argument that is not a tensor
     gate: str = ""  # an early return at the start of the function: "if x not in y: return z"
     traced: Callable[..., Any] | None = None  # called instead if torch must see the op
@@ -394,7 +394,7 @@ class EntryPoint:
         self._swap()
 
     def started(self) -> EntryPoint:
-        """Generate the code of the functions. This is delayed until one of them is called."""
+        """Generate the code of the functions, when one of them is first called."""
         with lock.held:  # a thread that opens a scope changes the code too
             self._started = True
             self._swap()

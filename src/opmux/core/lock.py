@@ -39,8 +39,7 @@ lock = ForkSafeLock()
 
 
 class Attempt:
-    """This thread's attempt to do some work. It holds the lock while it works, and releases it if any line raises. No
-    thread waits for the lock: other threads check whether it is held."""
+    """This thread's attempt to do some work. It holds the lock while it works, and releases it if any line raises."""
 
     def __init__(self) -> None:
         self.held = threading.Lock()

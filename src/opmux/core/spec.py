@@ -299,7 +299,7 @@ class Spec:
 class Derived(Spec):
     """An op whose impls are made from those of other ops; it is not in `opmux.ops`.
 
-    `bases` are the keys of those other ops. A policy for one of them applies to this op too.
+    A policy for one of these `bases` applies to this op too.
     """
 
     bases: tuple[str, ...] = ()
@@ -438,8 +438,8 @@ class Specs:
         return f"{self.roots.get(root, '')}{name}"
 
     def _unlikely(self, family: str, name: str) -> int:
-        """A sort key: how unlikely a family is to declare an op. The answer comes from the family's source, because
-        importing all families takes 2 s.
+        """A sort key: how unlikely a family is to declare an op. Importing all families takes 2 s, so only their source
+        is read.
         """
         if family in self._loaded:
             return 0
