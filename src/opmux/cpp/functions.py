@@ -36,10 +36,7 @@ class _FunctionsState:
 def accelerate(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply, replace: Callable[[Apply], None]
 ) -> Apply:
-    """Return an `apply` that launches from C++, or `apply` itself if that is not possible.
-
-    While the library is being compiled, `apply` is returned. `replace` is called with the other function afterwards.
-    """
+    """Return an `apply` that launches from C++. If that is not ready, return `apply` now, and call `replace` later."""
     if spec.family not in FAMILIES or _FunctionsState.device not in (*machine.accelerators(), "cpu"):
         return apply
     if max(len(spec.names), len(spec.gradient.sources)) > _MOST_ARGUMENTS:
