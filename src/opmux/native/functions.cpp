@@ -145,7 +145,7 @@ PyObject* wrapped(const at::Tensor& t) {
 
 void add_backward(CallKey& call, const Op& op, uint64_t forward, const at::Tensor* const* values) {
   add_settings(call);
-  call.size(forward);  // the id stands for the forward's numbers; added as a size, because it differs between sizes
+  call.size(forward);  // stands for the forward's numbers; added as a size, because it differs between sizes
   for (size_t i = 0; i < op.sources.size(); ++i) {
     if (op.sources[i].kind == Source::kNumber) {
       continue;

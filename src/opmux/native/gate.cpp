@@ -20,9 +20,8 @@ using torch::jit::Stack;
 constexpr int64_t kNever = -1;
 constexpr size_t kTypes = static_cast<size_t>(c10::ScalarType::NumOptions) + 1;  // last: calls without tensors
 
-// One row per slot; nullptr: the overload is off. A row first has, for each ScalarType, the least number of elements
-// for launching from C++. The least numbers for calling Python follow. The last entry says whether only frequent calls
-// may run in Python.
+// One row per slot; nullptr: the overload is off. A row has the least number of elements for launching from C++, for
+// each ScalarType. Then follow those for calling Python, and whether only frequent calls may run in Python.
 struct Selection {
   int64_t size;
   const int64_t* const* rows;
@@ -79,8 +78,8 @@ thread_local int inside = 0;  // > 0: this thread runs a reference, whose ops mu
 // The first tensor that is not a wrapped number (the 2 of `2 * x`) determines the size of a call.
 bool has_size(const at::Tensor& t) { return t.defined() && !t.unsafeGetTensorImpl()->is_wrapped_number(); }
 
-// SafeKernelFunction can only be called with a stack. Its private member can be called without a stack, as the
-// dispatcher does. An explicit template instantiation may name a private member, so this one gives access to it.
+// SafeKernelFunction can only be called with a stack. Its kernel needs none, but is private. An explicit template
+// instantiation may name a private member.
 template <auto member>
 struct Open {
   friend const c10::KernelFunction& kernel_of(const SafeKernelFunction& safe) { return safe.*member; }

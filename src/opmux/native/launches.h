@@ -791,10 +791,8 @@ void opmux_launches_launch(int on) { launching.store(on != 0 && driver.load() !=
 
 uint64_t opmux_launches_launched() { return launched.load(std::memory_order_relaxed); }
 
-// The number of launch records in memory.
 int64_t opmux_launches_records() { return live_records.load(std::memory_order_relaxed); }
 
-// Discards everything that was recorded.
 void opmux_launches_clear() { epoch.fetch_add(1, std::memory_order_acq_rel); }
 
 }  // extern "C"
