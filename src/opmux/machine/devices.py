@@ -135,7 +135,7 @@ def _detect_vendor(device: str, claims: list[Package]) -> Package | None:
 
 @functools.cache
 def query_succeeds(package: Package) -> bool:
-    """Whether a vendor's query command succeeds. It is run once, without a shell and with a time limit."""
+    """Whether a vendor's query command succeeds."""
     command = shlex.split(package.info.device_query_cmd)
     program = shutil.which(command[0]) if command else None
     if program is None:
