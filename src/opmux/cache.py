@@ -206,8 +206,8 @@ def locked(path: Path, timeout: float, *, required: bool) -> Iterator[None]:
     """Hold a lock against other processes and threads. The lock ends when its process ends.
 
     After `timeout` seconds without the lock, raises TimeoutError if `required`, else continues without the lock. If the
-    file system has no locks and `required` is true, the process that creates `<path>.held` holds the lock; if it is
-    false, nothing is locked.
+    file system has no locks: if `required`, the process that creates `<path>.held` holds the lock, else nothing is
+    locked.
     """
     release: Callable[[], None] | None = None
     try:
