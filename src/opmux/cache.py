@@ -1,8 +1,8 @@
 """The cache directory: its path, the check of its permissions, and atomic reading, replacing and locking of files.
 
 Compiled code is loaded from here, so files that another user could have written are never read. Every folder of the
-path must belong to this user or root and must not be writable by others, except a sticky folder such as /tmp, where
-others cannot rename our files. After this check, only this user can change what a path refers to.
+path must belong to this user or root, and others must not be able to write to it. A sticky folder such as /tmp is
+allowed: others cannot rename our files there. After this check, only this user can change what a path refers to.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def read(file: Path) -> bytes:
 
 def temporary_name(file: Path) -> Path:
     """A temporary name next to a file, for the contents that will replace it."""
-    # The process id alone is not unique: on a shared disk, another machine may use the same one.
+    # The process id alone is not unique: on a shared disk, a process of another machine may have the same id.
     return file.with_name(f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
@@ -186,9 +186,9 @@ def move_aside(file: Path, why: str) -> None:
 
 
 def sweep(file: Path) -> None:
-    """Remove temporary files of killed writers. Those named after this file are removed at once, others after an hour.
+    """Remove temporary files of killed writers: those of this file at once, others after an hour.
 
-    The caller holds the file's lock, so no other process is writing it.
+    The caller holds the file's lock, so no other process is writing the file.
     """
     for path in file.parent.glob(".*.tmp"):
         with contextlib.suppress(OSError):  # removed meanwhile
@@ -205,8 +205,8 @@ _held: weakref.WeakSet[io.FileIO] = weakref.WeakSet()
 def locked(path: Path, timeout: float, *, required: bool) -> Iterator[None]:
     """Hold a lock against other processes and threads. The lock ends when its process ends.
 
-    After `timeout` seconds without the lock, raises TimeoutError if `required`, else continues without it. If the file
-    system has no locks: with `required`, the process that creates `<path>.held` holds the lock; without it, nothing is
+    After `timeout` seconds without the lock, raises TimeoutError if `required`, else continues without the lock. If the
+    file system has no locks: if `required`, the process that creates `<path>.held` holds the lock, else nothing is
     locked.
     """
     release: Callable[[], None] | None = None
@@ -228,8 +228,7 @@ def locked(path: Path, timeout: float, *, required: bool) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> Callable[[], None] | None:
-    """Take a lock without waiting; returns the function that releases it, or None if another process or thread holds
-    it.
+    """Take a lock without waiting. Returns the function that releases it; None if another process or thread has it.
 
     Raises OSError if the file system has no locks, or if the file cannot be created.
     """
@@ -272,7 +271,7 @@ def _flock(path: Path) -> Callable[[], None] | None:
     except OSError as error:
         lock.close()
         raise _NoLocks(*error.args) from None
-    _unlock(lock)  # held by another process, or the folder was removed while we waited, so this lock is useless
+    _unlock(lock)  # another process holds the lock, or the file was removed meanwhile, so that its lock is useless
     return None
 
 

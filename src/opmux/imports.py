@@ -1,4 +1,4 @@
-"""Our modules under the names of other libraries' modules: a table of them, and the finder that imports them.
+"""Our modules under the names of other libraries' modules: a table of the names, and the finder that imports them.
 
 | who adds a `Grant` to the finder | for which names | until |
 |---|---|---|
@@ -32,7 +32,7 @@ from .core.log import logger
 
 
 class ForeignModule(NamedTuple):
-    """The name of a foreign module, and our module that is imported instead. Its submodules map to submodules of ours.
+    """The name of a foreign module, and our module that is imported instead. Submodules map to submodules.
 
     `ours` is the name of a module, or "module:table", where `table` maps foreign names to our modules. The modules of a
     table are put in sys.modules together, because importing a package of the library also imports its submodules. "" is
@@ -89,7 +89,7 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self) -> None:
         self.grants: tuple[Grant, ...] = ()
         self.given: dict[str, types.ModuleType] = {}  # the modules that were put in sys.modules
-        self._parents: dict[str, types.ModuleType] = {}  # name -> the parent of which the module became an attribute
+        self._parents: dict[str, types.ModuleType] = {}  # name -> the parent module, of which it became an attribute
 
     def add(self, grant: Grant) -> None:
         with lock.held:
@@ -153,7 +153,7 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return changed
 
     def others(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The spec of the other finders. Except for the layer, opmux_startup's is skipped, as it calls this one."""
+        """The spec from the other finders. opmux_startup's calls this finder, so it is asked only for the layer."""
         for other in list(sys.meta_path):
             calls_us = name != LAYER and getattr(other, "__module__", "") == "opmux_startup"
             if other is self or calls_us or not hasattr(other, "find_spec"):
@@ -207,7 +207,7 @@ def _table(row: ForeignModule) -> Mapping[str, str | types.ModuleType]:
 
 
 def _ours(name: str) -> str | types.ModuleType | None:
-    """Our module for a foreign name, or the module's name. "" is an empty package; None: we have no such module."""
+    """Our module for a foreign name, or the name of ours. "": an empty package. None: we have no such module."""
     row = _row(name)
     table, ancestor = _table(row) if row is not None else {}, name
     while ancestor and ancestor not in table:
@@ -235,7 +235,7 @@ _FROM_START = Grant((*PLUGINS, "backend_utils"))
 
 
 def at_start(name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """Find a module of `_FROM_START`. `opmux_startup` calls this for the first import; later ones use the finder."""
+    """Find a module of `_FROM_START`. `opmux_startup` calls this for the first import; later imports use the finder."""
     if _FROM_START not in finder.grants:
         finder.add(_FROM_START)
     return finder.find_spec(name, path, target)
@@ -270,7 +270,7 @@ lock.after_fork.append(_after_fork)
 
 
 def _tolerant(name: str, spec: ModuleSpec | None) -> ModuleSpec | None:
-    """The installed layer's spec; a failing import then gives an empty package. None if the layer has plugins."""
+    """The installed layer's spec, changed so that a failing import gives an empty package; None if it has plugins."""
     if name != LAYER or spec is None or spec.loader is None:
         return None
     if finder.others(PLUGINS[0], spec.submodule_search_locations or []) is not None:
@@ -308,7 +308,7 @@ def _absent(why: str, name: str) -> Any:
 def _load_plugins() -> None:
     """Load our `transformer_engine.plugin.core`, unless the installed layer has its own plugins.
 
-    Python then finds it in sys.modules, and need not import the layer first, which takes seconds.
+    Python then finds the module in sys.modules. Otherwise it would first import the layer, which takes seconds.
     """
     if PLUGINS[0] in sys.modules:
         return

@@ -1,8 +1,8 @@
 """The public namespace of callable ops: `opmux.ops.rms_norm(x, weight)`.
 
-A name is looked up in our primitives, then in ATen's ops. The file that declares the op is imported on first access.
-The function is always the same object. Extra names of the chip's vendor are available too. tex's functions are in
-`opmux.tex`; each one is also here, unless a primitive has the same name.
+A name is looked up in our primitives, then in tex's functions (see `opmux.tex`), then in ATen's ops. The file that
+declares the op is imported on first access. Each access returns the same function. Extra names of the chip's vendor
+are available too.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ def _names() -> list[str]:
 
 
 def __dir__() -> list[str]:
-    """The primitives and fused ops."""
+    """The primitives, and the extra names of the chip's vendor."""
     return sorted({*(s.name for s in specs if s.primitive), *_extras()})

@@ -1,6 +1,6 @@
 """NVIDIA's Transformer Engine over opmux, with or without CUDA.
 
-    import opmux.te                              # first: from here on the layer runs on our tex
+    import opmux.te                              # first, so that Transformer Engine runs on our tex
     import transformer_engine.pytorch as te      # NVIDIA's Python, as it was installed
 
     te.Linear(1024, 1024)                        # opmux.te.Linear is the same class

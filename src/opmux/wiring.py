@@ -1,4 +1,4 @@
-"""Dependency injection: gives core and cpp objects from the layers above, which they must not import.
+"""Dependency injection: gives core and cpp objects from the layers above them, which they must not import.
 
 `opmux/__init__.py` registers a function that makes each object. Core calls the function when it first needs the object.
 This file imports nothing, so that every layer may import it.
@@ -36,7 +36,7 @@ class Provider(Generic[T]):
         return self._make()
 
 
-# {package whose modules declare ops: prefix of their families' names}, packages with one kernel module per family.
+# ({package whose modules declare ops: prefix of their families' names}, packages with one kernel module per family)
 op_packages: Provider[tuple[Mapping[str, str], tuple[str, ...]]] = Provider("the packages of ops")
 machine: Provider[Machine] = Provider("the machine")
 manager: Provider[OpManager] = Provider("the default manager")

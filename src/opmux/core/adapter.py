@@ -5,9 +5,9 @@
         return list(call(dz, x, gamma, rsigma, 1.0 if zero_centered_gamma else 0.0))
 
 `over` lists the ops that the function calls. `call` is an implementation of that op. With several ops, `call` has one
-attribute per op (`call.rms_norm`), and all of these are references, or all are implementations of one vendor.
-`names` maps the ops' argument names to the function's. An argument with the same or a mapped name inherits the op's
-rules, and an error of the op is raised with the function's names.
+attribute per op (`call.rms_norm`): the op's reference, or an implementation that tries one vendor's impls first.
+`names` maps the ops' argument names to the function's. An argument inherits the rules of the op's argument with the
+same or the mapped name. An error of the op is raised with the function's names.
 The function's own annotations and `where` add more rules. Arguments are checked before a reference runs and after an
 implementation has failed. With `checks`, they are checked before every call, which is needed if the function writes
 before it could fail.
@@ -39,7 +39,7 @@ class Adapter:
     target: str  # "face::rmsnorm_fwd", "aten::sum.dim_IntList"
     over: tuple[Spec, ...]
     fn: Fn  # takes `call` first
-    names: Mapping[str, str] = field(default_factory=dict)  # an op's argument -> the function's
+    names: Mapping[str, str] = field(default_factory=dict)  # name of an op's argument -> the function's name for it
     checks: bool = False  # whether every call checks its arguments first
 
     @property
@@ -60,7 +60,7 @@ class Adapter:
         return list(self.signature.parameters.values())
 
     def bind(self, calls: Mapping[str, Fn]) -> Fn:
-        """The function with `call` bound to these implementations (by op key). Errors keep the ops' argument names."""
+        """The function with `call` bound to these functions (by op key). Errors keep the ops' argument names."""
         bound = self._bound(calls)
         return checked(specs.by_key[self.target], bound) if self.checks else bound
 
@@ -88,7 +88,7 @@ class Adapter:
 
     def rename(self, error: BadArgument) -> BadArgument:
         """The op's error, changed to the function's name and argument names."""
-        if error.op == self.name and error.argument not in self.names:  # the op has the same name
+        if error.op == self.name and error.argument not in self.names:  # nothing to rename
             return error
         return error.renamed(self.name, self.names)
 

@@ -25,7 +25,7 @@ CASTABLE = (torch.float16, torch.bfloat16, torch.float32)  # autocast leaves flo
 
 
 def recovering(spec: Spec, differentiable: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """The `recover` of an op's public function: casts the arguments, then calls the differentiable `again()`."""
+    """The `recover` of an op's public function: casts the arguments, then calls the function `differentiable()`."""
 
     def recover(recover_inner: Callable[..., Any], error: Exception, args: tuple, kwargs: dict) -> Any:
         try:

@@ -23,10 +23,10 @@ from .tensors import _PLAIN, _wrapped, is_plain, tensors_in
 if TYPE_CHECKING:
     from .spec import Gradient, Spec
 
-SavedValues = dict[tuple[str, int], Any]  # key: ("in", "look" or "out"; index); "look": an input's shape and dtype only
+SavedValues = dict[tuple[str, int], Any]  # key: (kind, index); kind: "in", "out" or "look" (an input's shape and dtype)
 
-# Runs instead of an op's implementation when a gradient is needed. `{special}` is true if an argument is not a plain
-# tensor: a subclass, a functorch wrapper, a wrong type.
+# Runs instead of an op's implementation when a gradient is needed. `{special}` is true if an argument is a tensor
+# subclass, is wrapped by functorch, or has a wrong type.
 ENTRY = """\
 def {name}({params}):
     if {special} or _entry.plan.own_gradient or _scope() is not None:
@@ -99,7 +99,7 @@ def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Calla
 def with_gradient(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any], args: tuple, kwargs: dict
 ) -> Any:
-    """The slow path, for an active policy scope, an impl that is an autograd.Function, or an impl's own signature."""
+    """The slow path: for special tensors, policy scopes, autograd.Function impls, and calls by an impl's signature."""
     if transforms_active() or not _all_plain((args, kwargs)):
         return traced(*args, **kwargs)
     _, recover = followed(entry.pair(), args, kwargs)
@@ -127,7 +127,7 @@ def with_gradient(
 def _recover_from(error: Exception, recover: Callable[..., Any], args: tuple, kwargs: dict, *_: Any, **__: Any) -> Any:
     try:
         raise error
-    except Exception as raised:  # re-raised so that it becomes the context of what `recover` raises
+    except Exception as raised:  # raised again, so that it is the context of the exception that `recover` raises
         return recover(raised, args, kwargs)
     finally:
         del error  # see `Chain.run`
@@ -144,7 +144,7 @@ def _all_arguments(spec: Spec) -> Callable[..., tuple]:
 def _apply_of(spec: Spec, entry: EntryPoint, backward: EntryPoint) -> Callable[..., Any]:
     """`apply` of the op's Function; one per entry, because each entry has its own backward.
 
-    It is the C function that `autograd.Function.apply` calls. The Python layer is skipped, because the entry has
+    This is the C function that `autograd.Function.apply` calls. That Python function is skipped, because the entry has
     already made its checks (transforms, dead functorch wrappers).
     """
     apply = entry.apply
@@ -350,7 +350,7 @@ def results_of(spec: Spec, results: Any) -> tuple:
 def differentiable_backward(
     spec: Spec, grads: tuple, saved_values: SavedValues, numbers: dict[int, Any], needed: tuple[bool, ...]
 ) -> list[Any]:
-    """Gradients that torch can differentiate again, from the backward's reference on values that are in the graph.
+    """Gradients that torch can differentiate again: the backward's reference computes them from values in the graph.
 
     A saved result that is not differentiable (the rstd of a norm) would be a constant in the graph, so it is recomputed
     from the arguments. If the arguments were not saved, differentiating the gradients raises.
@@ -371,8 +371,8 @@ def differentiable_backward(
 def _recomputed(spec: Spec, saved_values: SavedValues, numbers: dict[int, Any]) -> tuple | None:
     """The results of the forward, recomputed from its saved arguments; None if some were not saved.
 
-    An optional argument that the backward does not take (a bias) is left out: the results that the backward takes do
-    not depend on it.
+    An optional argument that the backward does not take (a bias) is None here. It does not change the results that the
+    backward takes.
     """
     known = {spec.names[i]: v for i, v in numbers.items()}
     if spec.recompute is not None:
@@ -401,7 +401,7 @@ def gradients_by_argument(plan: Gradient, results: Any, needed: tuple[bool, ...]
 def _raise_if_differentiated_again(spec: Spec, gradients: list[Any]) -> list[Any]:
     """Make gradients of create_graph=True raise if they are differentiated; otherwise they would act as constants.
 
-    (`once_differentiable` checks only the incoming gradient, so it does not catch `y.sum()`.)
+    (`once_differentiable` raises only if the incoming gradient requires grad. The gradient of `y.sum()` does not.)
     """
     message = f"{spec.key} can be differentiated once: its backward has no gradient of its own".encode()
     raises = torch._C._functions.DelayedError(message, sum(g is not None for g in gradients))  # pyright: ignore[reportAttributeAccessIssue]

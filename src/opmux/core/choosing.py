@@ -44,7 +44,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Preference:
-    """The vendor's wish that its libraries run before our kernels of an op, unless ours were measured to be faster."""
+    """A vendor's preference: its libraries run before our kernels of an op, unless ours were measured to be faster."""
 
     vendor: str
     why: str
@@ -80,7 +80,7 @@ class Speeds:
         return self.measured(self.class_for(args) if args else None)
 
     def class_for(self, args: tuple, kwargs: Mapping[str, Any] = {}) -> tuple | None:
-        """The class of a call; None if no times are known, or if an argument is invalid (the op will report that)."""
+        """The class of a call; None if no times are known or an argument is invalid (the op then raises an error)."""
         if self.class_of is None:
             return None
         try:
@@ -165,7 +165,7 @@ def _slower(impl: OpImpl, impls: list[OpImpl], ranks: Mapping[str, int], measure
 
 
 def _libraries_first(policy: SelectionPolicy, key: str, impl: OpImpl, measured: Measured) -> Preference | None:
-    """The preference that ranks libraries before this impl. None if it is not our kernel, or if the policy names it."""
+    """The preference that ranks libraries before an impl; None if the impl is not our kernel or the policy names it."""
     first = measured.preference
     if first is None or not is_ours(impl.impl_id):
         return None
@@ -175,7 +175,7 @@ def _libraries_first(policy: SelectionPolicy, key: str, impl: OpImpl, measured: 
 def _after_libraries(impl: OpImpl, impls: list[OpImpl], measured: Measured, first: Preference) -> dict[str, str]:
     """Each impl that comes before our kernel, with the reason.
 
-    These are the unmeasured impls ranked before the first measured one, and every measured impl that is not slower.
+    They are the unmeasured impls ranked before the first measured impl, and every measured impl that is not slower.
     """
     times, mine = measured.times, measured.times.get(impl.impl_id)
     found, compared = {}, False

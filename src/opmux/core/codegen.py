@@ -1,4 +1,4 @@
-"""Functions compiled from source text, for cases where a loop over arguments or `*args` would cost more than the call.
+"""Functions compiled from source text, for use where a loop over arguments or `*args` would take longer than the call.
 
 The source is stored in `linecache`, so that tracebacks, debuggers and `inspect.getsource` show its lines.
 """
@@ -53,11 +53,11 @@ def lookup(
     all others give `value`. A tuple literal takes half the time of a loop over the arguments.
 
     Args:
-        tensor_key, value: expressions of "{0}".
+        tensor_key, value: expressions in which "{0}" stands for the argument.
         then: source appended to the cached result: "(x, eps)" calls it.
         params: the parameters in place of `make`'s, if `then` needs more.
         calls: expressions for parameters of `make` that callers do not pass.
-        also: further names in `params`, each with its expression in the key; passed to `_make` after `make`'s
+        also: further names in `params`, each with an expression for the key; `_make` gets them after `make`'s
         parameters.
     """
     signature = inspect.signature(make, eval_str=True)

@@ -8,8 +8,8 @@ any size, and `...` is any dimensions.
 All tensors must be on one device. If a dimension has the name of an int argument, that argument gives its size (`topk`,
 `topk*tokens`). Other sizes come from the first tensor that names them. Gradients (`Grad`) and tensors whose shape is
 computed from other arguments (`shape`) are checked last.
-Further rules, such as `same_dtype("x")` or `between(0, 1)`, follow a tensor's dimensions; for other types they are in
-an `Annotated`.
+Further rules, such as `same_dtype("x")` or `between(0, 1)`, are listed after a tensor's dimensions. For an argument of
+another type, `Annotated` lists them.
 
 A check takes microseconds, so it never runs on the fast path to a kernel. It runs when a launch for new shapes is
 planned, before a reference runs, and after an implementation has failed.
@@ -50,7 +50,7 @@ class Rule:
     """
 
     error: type[Exception] = ValueError
-    late = False  # whether the rule reads other tensors, which must be checked before
+    late = False  # whether the rule reads other tensors, so that they must be checked first
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         raise NotImplementedError
@@ -378,7 +378,7 @@ class each(Rule):
 class shape(Rule):
     """A shape computed from other arguments: `shape(lambda x, two_d: block_scales(x.shape, two_d))`.
 
-    None in the computed shape is any size.
+    None in the computed shape accepts any size.
     """
 
     of: Callable[..., tuple[int | None, ...]]
@@ -411,7 +411,7 @@ class shape(Rule):
 
 
 def because(names: Iterable[str], given: Mapping[str, Any]) -> str:
-    """The reason for a size in an error: the tensors that it was computed from; without tensors, the ints."""
+    """Why an error expects a size: the shapes of the tensors it was computed from; without tensors, the ints."""
     tensors = [f"{{{n}}} is {tuple(given[n].shape)}" for n in names if isinstance(given[n], Tensor)]
     ints = [f"{{{n}}} is {given[n]}" for n in names if type(given[n]) is int]
     found = " and ".join(tensors or ints)
@@ -557,7 +557,7 @@ class Argument:
         return ", ".join(filter(None, [*words, "optional" if self.optional else ""]))
 
 
-Where = Callable[..., None]  # called with the op's name; the arguments that it names are passed by keyword
+Where = Callable[..., None]  # called with the op's name, and with the arguments that its parameters name, by keyword
 
 
 @dataclass(frozen=True, eq=False)
@@ -678,7 +678,7 @@ class Contract:
         return head + found + "\n".join(lines)
 
     def bad(self, a: Argument, good: Mapping[str, Any]) -> Iterator[tuple[str, bool, dict[str, Any]]]:
-        """For tests: calls that must raise. Each one is a valid call in which one argument was made invalid.
+        """For tests: calls that must raise. Each is a copy of the valid call `good` with another value of argument `a`.
 
         Yields (what is wrong, whether all Python types are right, the arguments).
         """

@@ -42,11 +42,11 @@ class DefaultManager(OpManager):
         while self._kernels_version != (version := specs.version):
             for spec in specs:
                 self.load_kernels(spec)
-            self._kernels_version = version  # last: if interrupted before, the next read imports again
+            self._kernels_version = version  # set last, so that the next read imports again after an interruption
         self.prepare()
 
     def _load(self) -> bool:
-        """Load plugins one by one; after an interruption it continues with the plugin that was being loaded."""
+        """Load plugins one by one. After an interruption, the next call continues with the interrupted plugin."""
         if not self._settings_checked:
             self._settings_checked = True
             for message in knobs.unknown_settings():
@@ -128,7 +128,7 @@ class DefaultManager(OpManager):
         return specs.functions[key] if Namespace.of_key(key).ours else super().resolve(op_name)
 
     def pair_for_call(self, name: str) -> Pair:
-        """For a primitive, this is the function in `opmux.ops`, with its defaults and its gradient."""
+        """For a primitive, the target is the function in `opmux.ops`, with its defaults and its gradient."""
         key = self._key(name)
         return (specs.functions[key], reraise) if Namespace.of_key(key).ours else super().pair_for_call(name)
 
@@ -147,7 +147,7 @@ class DefaultManager(OpManager):
         return entry.form.pair(self._plan(spec.key, policy, entry.form, typed=True, device=device))
 
     def load_kernels(self, spec: Spec | None) -> None:
-        """Import our kernels of the op's family when an op of it is first used."""
+        """Import our kernels of the op's family, unless they are imported already."""
         if isinstance(spec, Derived):
             for key in spec.bases:
                 self.load_kernels(specs.by_key.get(key))
@@ -155,7 +155,7 @@ class DefaultManager(OpManager):
         for op in () if spec is None else (spec, *spec.parts.values()):
             if op.family not in self._families_loaded:
                 specs.load_implementers(op.family)
-                self._families_loaded.add(op.family)  # last: if interrupted before, the next call imports again
+                self._families_loaded.add(op.family)  # last, so that the next call imports again after an interruption
 
     def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         spec = specs.get(key)
@@ -177,7 +177,7 @@ class DefaultManager(OpManager):
         return impls
 
     def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> list[OpImpl]:
-        """An op's compositions: one impl for each kind or vendor that implements a part. It tries those parts first."""
+        """An op's compositions: one for each kind or vendor with impls of a part, which the composition tries first."""
         taken = {i.impl_id for i in own}
         lifted = []
         for token, kind, vendor in sorted({t for p in spec.parts.values() for t in self._tokens(p, policy)}, key=str):
@@ -206,7 +206,7 @@ class DefaultManager(OpManager):
     def static_refusal(
         self, key: str, impl: OpImpl, device: str, policy: SelectionPolicy | None = None
     ) -> Refused | None:
-        """As the base method, but also refuses a composition if no impl of any of its parts can run."""
+        """As the base method, but also refuses a composition if none of the impls that it prefers can run."""
         refusal = super().static_refusal(key, impl, device, policy)
         parts = impl.parts if refusal is None else ()
         refusals = [
@@ -272,7 +272,7 @@ def _token(impl: OpImpl) -> tuple[str, BackendImplKind, str | None]:
 
 
 def _check_now(policy: SelectionPolicy) -> None:
-    if get_default_manager().prepare():  # while plugins are loading, an unknown name may still be registered
+    if get_default_manager().prepare():  # while plugins are loading, a plugin may still register an unknown name
         check_names(policy)
 
 
@@ -287,8 +287,8 @@ def policy(
     """A policy for a block or a function: `with opmux.policy("reference"):`, `@opmux.policy(strict=True)`.
 
     `prefer` is opmux, vendor, reference, vendor:NAME or impl:ID. `per_op` maps ops to orders ("vendor:acme|*").
-    `allow` and `deny` list vendors. Omitted arguments keep their current value. Re-entrant; local to the thread or
-    task.
+    `allow` and `deny` list vendors. Omitted arguments keep their current value. The policy is re-entrant, and local to
+    the thread or task.
     """
     return PolicyScope(PolicyLayer.of(prefer, strict, per_op, allow, deny), _check_now)
 

@@ -237,9 +237,9 @@ def _blocked(plugin: Plugin) -> str | None:
 
 
 def _names_of(plugin: Plugin) -> set[str]:
-    """The names by which the lists identify a plugin: the distribution's, as entry point names are not unique.
+    """The names of a plugin in the lists: its distribution's name, because names of entry points are not unique.
 
-    A module from OPMUX_PLUGIN_MODULES has no distribution, so its own name or that of a parent package is used.
+    A module from OPMUX_PLUGIN_MODULES has no distribution. Its names are its own and those of its parent packages.
     """
     if plugin.distribution is not None:
         return _normal([plugin.distribution])
@@ -256,7 +256,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def _check_lists(discovered: list[Plugin]) -> None:
-    """Warn once about a list entry that matches no plugin: a misspelt entry would block or allow nothing."""
+    """Warn once about a list entry that matches no plugin, because a misspelt entry blocks or allows nothing."""
     known = {name for plugin in discovered for name in _names_of(plugin)}
     for knob in (knobs.ALLOW_PLUGINS, knobs.BLOCK_PLUGINS):
         for name in knob.get() or ():

@@ -1,7 +1,7 @@
 """Runs the candidates of an op: calls the first one directly, and loops over the others if it fails.
 
 A `Chain` holds the ordered candidates for one op, policy, device class and dtype. The op's entry calls the chain's
-`pair()`. If measured times decide the order, there is one chain per class of calls, and `by_class` looks up its pair.
+`pair()`. If measured times decide the order, each class of calls has its own chain, and `by_class` looks up the pair.
 A `Fallback` is one call that tries the next candidates. It undoes what a failed candidate wrote and records the
 failure. It raises errors about bad arguments, out of memory and a broken device unchanged.
 """
@@ -31,7 +31,7 @@ from .tensors import dtype_name, first_tensor, is_plain, is_real, shape_class, t
 if TYPE_CHECKING:
     from .manager import OpManager
 
-PROVEN_AFTER = 3  # successful calls of an impl, per dtype and shape class, before it runs without snapshot and checks
+PROVEN_AFTER = 3  # an impl runs without snapshot and checks after so many successful calls with a dtype and shape class
 
 # Text in torch's messages about a broken device, on which every later call fails too.
 _STICKY = (
@@ -118,10 +118,10 @@ class Chain:
         self.barred = barred  # strict policies only: the preferred impl, if it does not support this dtype
         self.form = form
         self.order = tuple(c.impl.impl_id for c in candidates)
-        # The measured times, if they are why the first candidate comes before one that the policy ranks higher.
+        # If measured times put the first candidate before another that the policy ranks higher: those times, as text.
         self._why = next((c.after[self.order[0]] for c in candidates if self.order[0] in c.after), None)
         # Dtypes and shapes for which the first candidate is called directly, because it is proven and has not failed.
-        # The first set is for calls that write nothing (output buffers may be optional), the second for the others.
+        # The first set is for calls that write nothing (output buffers may be optional), the second for calls that do.
         self._direct: tuple[set[Any], set[Any]] = (set(), set())
         self._typed = typed  # whether calls have all arguments of the op's own signature
         self._logged: set[str] = set()
@@ -131,7 +131,7 @@ class Chain:
     def pair(self, as_part: bool = False) -> Pair:
         """The target and its recovery. Called when an op is about to run, so it logs the choice.
 
-        A composition may not call all its parts. So with INFO enabled, a part logs its choice at its first call.
+        Not every call of a composition calls all its parts. So with INFO enabled, a part logs at its first call.
         """
         if self.barred is not None or not self.candidates:
             return self._refuse, reraise
@@ -203,7 +203,7 @@ class Chain:
 
     def _guard(self, index: int, condition: str) -> Callable[..., Any]:
         """A function with the entry's signature: calls a candidate if `condition` is true, and otherwise falls back. If
-        the candidate's `when` returned a reason, it calls the guard of the next candidate instead of the fallback.
+        the candidate's `when` returned a reason, the guard of the next candidate is called instead of the fallback.
         """
         first = self.candidates[index]
         names: dict[str, Any] = {
@@ -238,9 +238,9 @@ class Chain:
         return codegen.function(guard, form.name, f"guard of {self.name}", names)
 
     def _next(self, index: int) -> Callable[..., Any] | None:
-        """The guard of the next candidate, for calls that this one's `when` refuses; None: use the fallback.
+        """The guard of the next candidate, for calls that the `when` of candidate `index` refuses; None: fall back.
 
-        A reference needs the fallback, which handles tracers: kernels decline them by themselves, a reference does not.
+        A reference always needs the fallback, which handles tracers. Kernels decline tracers themselves.
         """
         if not self._typed or self.policy.strict or self.spec is None or self.spec.writes:
             return None
@@ -252,7 +252,7 @@ class Chain:
         return self._guard(index + 1, " and ".join(self._conditions(following)) or "True")
 
     def with_own_gradient(self, args: tuple, kwargs: dict) -> tuple[Callable[..., Any], int] | None:
-        """The impl that would run and its index; None if it is not an autograd.Function with its own backward."""
+        """The impl that would run and its index; None if that impl is not an autograd.Function."""
         if not any(c.own_gradient for c in self.candidates):
             return None
         first = self._first_tensor(args, kwargs)
@@ -290,8 +290,7 @@ class Chain:
 
     @layouts.explained
     def run(self, args: tuple, kwargs: dict, failed: Exception | None = None, at: int = 0) -> Any:
-        """Try the candidates in order. If the candidate at index `at` has already run and failed, `failed` is its
-        error.
+        """Try the candidates in order. `failed` is the error of the candidate at index `at`, if it has already failed.
 
         Every frame here deletes its error variables before it returns. An error references its traceback, which
         references the frames and their variables: such a cycle would keep the call's tensors until the next garbage
@@ -389,7 +388,7 @@ class Chain:
     # -- what a call may write
 
     def _written(self, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
-        """The arguments that this call may write, with their names: those that the op declares; without a spec, all."""
+        """The arguments that a call may write, with names: those that the op declares, or all if it has no spec."""
         everything = [(f"argument {i}", a) for i, a in enumerate(args)] + list(kwargs.items())
         if self.spec is not None:
             try:
@@ -461,7 +460,7 @@ def {name}({params}):
 
 def by_class(form: CallingConvention, speeds: Speeds, pair_for: Callable[[Measured], Pair]) -> Pair:
     """The pair of an op whose order of candidates depends on the class of a call. Its target looks up the pair of the
-    class. `pair_for` makes the pair of a class from the times measured for it.
+    class. `pair_for` makes that pair from the times measured for the class.
     """
     pairs: dict[tuple, Pair] = {}
     class_of = speeds.class_of
@@ -490,7 +489,7 @@ def by_class(form: CallingConvention, speeds: Speeds, pair_for: Callable[[Measur
 
 
 class Fallback:
-    """One call that tries the candidates in order. It stores what the call may write, and the failures so far."""
+    """One call that tries the candidates in order: what the call may write, and the failures so far."""
 
     def __init__(self, chain: Chain, args: tuple, kwargs: dict):
         self.chain, self.args, self.kwargs = chain, args, kwargs
@@ -606,8 +605,8 @@ def _by_torchs_kernels(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn if guard is None else guard(fn)
 
 
-# Tests a condition before it calls a candidate, and falls back if it is false. A condition that raises (a tensor
-# without a shape, a bug in a `when`) is evaluated again by the fallback, which handles the error.
+# Calls a candidate if a condition is true, and otherwise falls back. If evaluating the condition raises (a tensor
+# without a shape, a bug in a `when`), the fallback evaluates it again and handles the error.
 GUARD = """\
 def {name}({params}):
     _answer = None
@@ -663,7 +662,7 @@ def refusal_of(answer: Any) -> str | None:
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether an error means out of memory or a broken device. Such an error is always raised to the caller."""
+    """Whether an error means out of memory or a broken device."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _STICKY)

@@ -4,8 +4,9 @@ A function's source is generated from the op's signature, so that keywords, defa
 are not packed into `*args`. The source contains only the checks that are needed now (for a live policy scope, the
 device, the dtype, a needed gradient). Rebinding replaces the function's `__code__` by a variant with other checks.
 
-An entry is bound to a *pair* `(target, recover)`. It calls the target. If the target raises, it passes the exception to
-`recover`, which returns the next candidate's result or raises. The pair is read from one global, so no lock is needed.
+An entry is bound to a *pair* `(target, recover)`. It calls the target. If the target raises, the entry passes the
+exception to `recover`, which returns the next candidate's result or raises. The pair is read from one global, so no
+lock is needed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 # The one context variable: the innermost live policy scope (policy.Scope), or None.
 scope: ContextVar[Any] = ContextVar("opmux_scope", default=None)
 
-# What a table of pairs is keyed by -> the expression that looks up the pair. `is_cpu` and `dtype` take 100 ns each and
+# The key of a table of pairs -> the expression that looks up a pair. `is_cpu` and `dtype` take 100 ns each and
 # `device.type` takes 800 ns, so `device.type` is used only in processes with two types of accelerator.
 PICK = {
     "": "{b}",
@@ -120,7 +121,7 @@ class EntryPlan:
 
 
 def followed(pair: Pair, args: tuple, kwargs: dict) -> Pair:
-    """The pair that finally runs a call. It differs from `pair` if that pair's target looks up another pair."""
+    """The pair that finally runs a call: `pair`, or the pair that its target looks up."""
     follow = getattr(pair[0], "follow", None)
     return pair if follow is None else follow(args, kwargs)
 
@@ -146,7 +147,7 @@ class CallingConvention:
     defaults: dict[str, Any] = field(default_factory=dict)
     keyword_defaults: dict[str, Any] = field(default_factory=dict)
     native: bool = False  # whether torch's own op must run under autocast and if a gradient is needed
-    asks: bool = False  # whether each call checks if it is being compiled: this Dynamo lacks our hooks
+    asks: bool = False  # whether each call checks if it is being compiled; needed if Dynamo lacks the hooks
     check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # raises for an argument that is not a tensor
     gate: str = ""  # an early return at the start of the function: "if x not in y: return z"
     traced: Callable[..., Any] | None = None  # called instead if torch must see the op
@@ -259,7 +260,7 @@ class CallingConvention:
 
     @cached_property
     def ungated(self) -> CallingConvention:
-        """The same form without the gate, for callers that have passed it."""
+        """The same convention without the gate, for callers that have already passed the gate."""
         return replace(self, gate="", codes={}) if self.gate else self
 
     def layer(self, plan: EntryPlan) -> Callable[..., Any]:
@@ -335,7 +336,7 @@ class EntryPoint:
                 bind(self)
             else:
                 self.watch_scopes(True)
-            target, recover = self.pair()  # not `raw`, because that would count the call again
+            target, recover = self.pair()  # not `raw`: its `gate` may count calls, and would count this call twice
             try:
                 return target(*args, **kwargs)
             except Exception as error:
@@ -357,7 +358,7 @@ class EntryPoint:
         if plan.key == "":
             plan.pair = plan.table
         self._set_plan(plan)
-        self.bound = True  # last: if interrupted before, the next call binds again
+        self.bound = True  # set last, so that the next call binds again after an interruption
 
     def unbind(self) -> None:
         """Choose an impl again at the next call."""
@@ -393,7 +394,7 @@ class EntryPoint:
         self._swap()
 
     def started(self) -> EntryPoint:
-        """Generate the code of the functions. This is delayed until one of them is called."""
+        """Generate the code of the functions, when one of them is first called."""
         with lock.held:  # a thread that opens a scope changes the code too
             self._started = True
             self._swap()
@@ -418,7 +419,7 @@ def _start_raw(*args: Any, **kwargs: Any) -> Any:
 
 
 def slot(key: str) -> str:
-    """The global that holds the table for this key. Each key has its own, so a swap cannot mix code and table."""
+    """The global that holds the table for this key. With one global per key, code never reads another key's table."""
     return "_b_" + key.replace(" ", "_")
 
 

@@ -1,4 +1,4 @@
-"""What a layer above core adds to core: a namespace of ops, aliases of settings, plugins written for other libraries.
+"""What a layer above core adds: a namespace of ops, aliases of settings, plugins written for other libraries.
 
 Core has no code for any vendor or any other library's interface. `opmux/__init__.py` lists the extensions. Core imports
 them when it first reads a setting, looks up an unqualified name, or loads plugins.
@@ -51,7 +51,7 @@ class Extension:
     prefixes: tuple[str, ...] = ()  # unknown environment variables with these prefixes are reported
     plugin_groups: tuple[str, ...] = ()  # entry point groups
     register_names: tuple[str, ...] = ()  # other names of a plugin's register(registry)
-    # Returns the key of a derived op (`Derived`), which the layer makes on demand, for a name; None if it has none.
+    # Returns the key of the derived op (`Derived`) of a name, which the layer makes on demand; None if there is none.
     find_derived: Callable[[str], str | None] = lambda name: None
     # Returns a remark for `explain`, from the op's key, device type, impl_id of the choice, and first tensor or None.
     remark: Callable[[str, str, str | None, Any], Remark] = lambda key, device, chosen, first: Remark()

@@ -30,7 +30,7 @@ def on_empty_cache(release: Callable[[], None]) -> None:
 
 
 class HeldTensors(Generic[V]):
-    """A cache of tensors for at most `most` keys. `empty_cache` drops those that no CUDA graph was captured with."""
+    """A cache of tensors for at most `most` keys. `empty_cache` keeps only tensors that a captured CUDA graph uses."""
 
     def __init__(self, most: int = 256):
         self.most = most

@@ -60,7 +60,7 @@ class Knob(Generic[T]):
     in_file: bool = True
     blank: bool = False  # whether an empty variable is an empty list; otherwise it counts as unset
     trusted: bool = False  # whether the setting is ignored in an opmux.toml found in the current directory
-    own_example: str = ""  # a valid value, if the kind's example is invalid here
+    own_example: str = ""  # a valid value, if the kind's example is invalid for this setting
 
     @property
     def example(self) -> str:
@@ -79,7 +79,7 @@ class Knob(Generic[T]):
         """The value and its source; raises BadKnob for an invalid value."""
         for name in (self.name, *self.aliases):
             text = os.environ.get(name)
-            if text is not None and (text.strip() or self.blank):  # blank counts as unset
+            if text is not None and (text.strip() or self.blank):
                 return Setting(self._read(text, name, f"{name}={self.example}"), f"env {name}")
         for path, table, in_cwd in files() if self.in_file else ():
             if self.key not in table:
@@ -127,7 +127,7 @@ class File(NamedTuple):
 
 
 def files() -> list[File]:
-    """The settings files by precedence. A file named by OPMUX_CONFIG is the only one, and must exist."""
+    """The settings files by precedence. If OPMUX_CONFIG names a file, no other is read, and the file must exist."""
     configured = os.environ.get("OPMUX_CONFIG", "").strip()
     if configured:
         named = _read_file(Path(configured), in_cwd=False)
@@ -182,7 +182,7 @@ def all_knobs() -> list[Knob[Any]]:
 
 
 def variables() -> list[str]:
-    """The environment variables that belong to opmux, without those of other programs."""
+    """The environment variables of opmux's own settings, and their aliases."""
     return [name for k in all_knobs() if k.name.startswith("OPMUX_") for name in (k.name, *k.aliases)]
 
 
@@ -248,7 +248,7 @@ def _orders(value: Any) -> dict[str, tuple[str, ...]]:
         for (op, eq, order), part in zip(pairs, parts, strict=True):
             if not eq or not op.strip() or not order.strip():
                 raise ValueError(f"'{part}' is not op=token|token")
-            if "=" in order or "," in order:  # otherwise this would become part of a vendor's name
+            if "=" in order or "," in order:  # otherwise the second op would become part of a vendor's name
                 raise ValueError(f"'{part}' is not op=token|token; separate two ops by ';'")
         items = [(op.strip(), order) for op, _, order in pairs]
     elif isinstance(value, dict):

@@ -1,6 +1,6 @@
 """Records of kernel launches, and callbacks that run when plans are discarded.
 
-cpp/launching.py records a call through this file, because it does not import the package of the kernels.
+cpp/launching.py does not import the package of the kernels. So the kernels report their launches through this file.
 """
 
 from __future__ import annotations

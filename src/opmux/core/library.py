@@ -1,7 +1,7 @@
 """Registration with torch: schema, kernel, fake kernel and gradient in `torch.ops.opmux`, and the hooks for Dynamo.
 
-Compiled code sees the op in torch.ops as opaque. Eager code does not go through torch's dispatcher, which takes 5 us to
-call a Python kernel (20 us for `custom_op`). Gradients of eager code are in `autograd.py`.
+In compiled code, the op in torch.ops is one opaque call. Eager code does not go through torch's dispatcher, which takes
+5 us to call a Python kernel (20 us for `custom_op`). Gradients of eager code are in `autograd.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _libraries: dict[str, torch.library.Library] = {}
 
-# Set while our kernels override ATen's ops. It wraps a reference so that torch ops in it run ATen's kernels.
+# Set while our kernels override ATen's ops. It wraps a reference so that the torch ops it calls run ATen's kernels.
 reference_guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
@@ -39,7 +39,7 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
         return wiring.manager().typed_pair(spec, entry, policy)
 
     def differentiable(*args: Any, **kwargs: Any) -> Any:
-        """Runs at the first call that needs a gradient: the backward is declared, so source can be generated."""
+        """Runs at the first call that needs a gradient. By then the backward is declared."""
         entry.globals["_g"] = made = autograd.make_call(spec, entry, entries[spec.gradient.backward.key], traced)
         return made(*args, **kwargs)
 
@@ -115,8 +115,8 @@ def packet(spec: Spec) -> Any:
 def run_traceable(spec: Spec, args: tuple, kwargs: dict) -> Any:
     """Run an op so that torch's tracers and transforms can see it.
 
-    A tracer or a dispatch mode sees the op in torch.ops. For forward AD, functorch and tensor subclasses, that op has
-    no rules, so the reference runs instead, which is written in PyTorch ops.
+    A tracer or a dispatch mode sees the op in torch.ops. That op has no rules for forward AD, functorch and tensor
+    subclasses. For these the reference runs, which is written in PyTorch ops.
     """
     looked_at = dispatch_modes() or any(not is_real(t) for t in tensors_in((args, kwargs)))
     if spec.namespace.ours and looked_at and forward_ad._current_level < 0 and not transforms_active():

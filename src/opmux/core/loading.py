@@ -1,8 +1,8 @@
 """Lazy loading: everything is loaded once, completely or not at all, and without a lock that could cause a deadlock.
 
-`DeclaringImport` is the import during which something was declared. The declaration takes effect if the import
-succeeds. `all_or_nothing` undoes the changes that a thread made in a block that raised. `Once` is work that one thread
-does while the others wait. After a fork, the child drops other threads' unfinished work: see `_forget_other_threads`.
+`DeclaringImport` is the import during which something was declared. `all_or_nothing` undoes the changes that a thread
+made in a block that raised. `Once` is work that one thread does while the others wait. After a fork, the child drops
+other threads' unfinished work: see `_forget_other_threads`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DeclaringImport:
         if module is None:
             return True
         names = getattr(module, "__dict__", {})
-        # A module may replace itself in sys.modules by another object. An object from the same file is a second import.
+        # A module may replace itself in sys.modules. But another object from the same file means a second import.
         return names is not self._names and names.get("__file__") == self._names.get("__file__")
 
     @property
@@ -64,7 +64,7 @@ class DeclaringImport:
 
 
 class Declarations(dict[str, T]):
-    """Declarations by name, each declared once. If a module's import fails, its declarations are void."""
+    """Declarations by name, each declared once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Locks that are replaced after a fork, and core's lock, which is held while registrations or bindings change, but
-never during an op's call or a compilation.
+"""Locks that are replaced after a fork, and `lock`, core's own.
 
-Use it as `with lock.held:`, which enters the C lock directly. With a Python `__enter__`, a Ctrl-C between acquiring the
-lock and the first line of the block would leave it locked forever.
+Core holds its lock while registrations or bindings change, but never during an op's call or a compilation. Use it as
+`with lock.held:`, which enters the C lock directly. With a Python `__enter__`, a Ctrl-C between acquiring the lock and
+the first line of the block would leave it locked forever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 
 class ForkSafeLock:
-    """A re-entrant lock. A forked child gets a new one: the thread that held the old one does not exist there."""
+    """A re-entrant lock. A forked child gets a new one: the thread that holds the old one is not in the child."""
 
     def __init__(self) -> None:
         self.held = threading.RLock()
@@ -39,8 +39,7 @@ lock = ForkSafeLock()
 
 
 class Attempt:
-    """This thread's attempt to do some work. It holds the lock while it works, and releases it if any line raises. No
-    thread waits for the lock: other threads check whether it is held."""
+    """This thread's attempt to do some work. It holds the lock while it works, and releases it if any line raises."""
 
     def __init__(self) -> None:
         self.held = threading.Lock()

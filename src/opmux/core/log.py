@@ -1,4 +1,4 @@
-"""The standard logger `opmux`: it propagates, and is silent until a level is set."""
+"""The standard logger `opmux`. It propagates to the root logger, and is silent until a level is set."""
 
 from __future__ import annotations
 

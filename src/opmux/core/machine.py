@@ -14,9 +14,9 @@ from .. import wiring
 if TYPE_CHECKING:
     from .choosing import Speeds
 
-# Why a vendor's impls of an op come before our kernel: the reason, or a function that returns it (None: they do not).
-# The function's attribute `always`, if set, is the reason for ops whose impls have no `when` to decide per call. Its
-# attribute `under`, if set, is the reason as a function of the policy.
+# Why a vendor's impls of an op come before our kernel: the reason, or a function that returns the reason, or None if
+# they do not. The function may have two attributes: `always`, the reason for ops whose impls have no `when` to decide
+# per call, and `under`, the reason as a function of the policy.
 Preferred = str | Callable[[], str | None]
 
 
@@ -60,7 +60,7 @@ class Machine:
         return contextlib.nullcontext()
 
     def register_vendor(self, plugin: Any, origin: Any) -> bool:
-        """Register the object of an entry point if it is a vendor's package. Returns whether it is one."""
+        """Register the object of an entry point, if it is a vendor's package; returns whether it is."""
         return False
 
     def register(self, registry: Any) -> None:

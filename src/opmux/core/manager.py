@@ -74,7 +74,7 @@ class OpManager:
         return self._open_entry(self._key(op_name)).fn
 
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:
-        """The impls that may run under the current policy, in order. Those that have only failed come last.
+        """The impls that may run under the current policy, in order. Impls that failed and never succeeded come last.
 
         Conditions on tensors are not evaluated.
         """
@@ -233,7 +233,7 @@ class OpManager:
         return entry
 
     def _with_gradient(self, spec: Spec | None, *args: Any, **kwargs: Any) -> Any:
-        """Run a differentiable op that was called by name. If its backward has no impl, autograd records the impl."""
+        """Run a differentiable op called by name. If its backward has no impl, autograd records what the impl does."""
         assert spec is not None
         entry, backward = self._open_entry(spec.key), spec.gradient.backward.key
         if not self.registry.impls(backward):
@@ -267,7 +267,7 @@ class OpManager:
         """
         self.load_kernels(specs.get(key))
         self.prepare()
-        if not as_part:  # a part has its composition's policy, already checked, and a token
+        if not as_part:  # the policy of a part was checked with its composition
             self.check_policy(policy, key)
         impls = self._impls(key, policy)
         ordered = [c.impl for c in choose(policy, key, impls)[0]]
@@ -314,8 +314,8 @@ class OpManager:
         """Which tracers an entry must check for before it calls these impls: a key of TRACER_CHECKS.
 
         Compositions are ignored, because their parts check for tracers. Kernels that check for tracers themselves, such
-        as the C++ ones, cannot detect vmap, which passes them plain tensors. If our op has no kernel but a reference,
-        the entry checks for all tracers, so that they see the op.
+        as the C++ ones, cannot detect vmap, which passes them plain tensors. If one of our ops has only a reference,
+        its entry checks for all tracers, so that they see the op.
         """
         runnable = [i for i in ordered if any(self.static_refusal(key, i, d, policy) is None for d in devices)]
         kernels = [i for i in runnable if i.kind is not BackendImplKind.REFERENCE and not i.parts]
@@ -393,7 +393,7 @@ class OpManager:
         return NO_SPEEDS
 
     def _impls(self, key: str, policy: SelectionPolicy) -> tuple[OpImpl, ...]:
-        """The impls registered for an op. For a composition, the impls made from those of its parts are added."""
+        """The impls registered for an op, and for a composition also the impls made from the impls of its parts."""
         self.prepare()
         own = self.registry.impls(key)
         if not own and key not in specs.derived:
@@ -407,7 +407,7 @@ class OpManager:
     # -- changes
 
     def invalidate(self, why: str, keep_launches: bool = False) -> None:
-        """Choose an impl again for every op, at its next call; `keep_launches`: each choice launches what it did."""
+        """Choose an impl again for every op, at its next call. `keep_launches` skips the callbacks in `on_rebind`."""
         with lock.held:
             self._why = why
             self.epoch += 1
@@ -475,8 +475,8 @@ class OpManager:
         """Prepare the first use: set the log level, load plugins, and log what is registered. Repeated until it has
         succeeded.
 
-        Returns False during the loading of plugins that may themselves wait for this call. The call then uses what is
-        registered so far. `announce=False` leaves the log line of registered impls to the first caller that runs ops.
+        Returns False if plugins are loading and may wait for this thread. The caller then uses what is registered so
+        far. `announce=False` leaves the log line of registered impls to the first caller that runs ops.
         """
         done = self._start.done or self._start.run()
         if done and announce and not self._announced:
@@ -531,7 +531,7 @@ class OpManager:
     def check_policy(self, policy: SelectionPolicy, key: str) -> None:
         """Check the names in a policy: raise for names from code, warn once for names from settings.
 
-        Names are not checked while plugins are loading, because an unknown name may still be registered.
+        Names are not checked while plugins are loading, because a plugin may still register an unknown name.
         """
         if policy not in self._checked and self.started:
             check_names(policy)
@@ -541,8 +541,8 @@ class OpManager:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-# What `call` needs for a name: target, recover, known, guard. If `known` is not None, the pair is valid only for these
-# dtypes and shapes of the first argument, and `guard` is called for all others.
+# What `call` needs for a name: target, recover, known, guard. If `known` is not None, it holds the dtypes and shapes of
+# the first argument for which `target` may be called; for all others `guard` is called.
 CallTarget = tuple[Callable[..., Any], Callable[..., Any], set[Any] | None, Callable[..., Any] | None]
 
 

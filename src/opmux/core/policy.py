@@ -43,8 +43,8 @@ def matches(token: str, impl: OpImpl) -> bool:
 
 @dataclass(frozen=True)
 class SelectionPolicy:
-    """A complete policy. `per_op_order` takes a dict or pairs. An op's order excludes impls that it does not name,
-    unless it has `*`.
+    """A complete policy. `per_op_order` takes a dict or pairs. The order of an op excludes all impls that the order
+    does not name, unless it contains `*`.
     """
 
     prefer: str = "flagos"
@@ -104,7 +104,7 @@ class SelectionPolicy:
         return replace(self, by_space={**dict(self.by_space), space: changed})
 
     def preferring(self, space: str, token: str) -> SelectionPolicy:
-        """This policy with one token first for all ops of a namespace. Orders for single ops of it are dropped."""
+        """This policy with one token first for all ops of a namespace. Orders for single ops there are dropped."""
         others = tuple((op, order) for op, order in self.per_op_order if not _is_of(op, space))
         return replace(self, per_op_order=others).with_space_order(space, first=token)
 
@@ -143,8 +143,8 @@ class SelectionPolicy:
         return named or self._barred(instead_of, library=True) is not None
 
     def over(self, layer: PolicyLayer) -> SelectionPolicy:
-        """This policy with a layer on top. The layer's values replace ours, orders are replaced op by op, and denied
-        vendors are added to ours.
+        """This policy with a layer on top. The layer's values replace this policy's, orders are replaced op by op, and
+        denied vendors are added. If the layer sets `prefer`, this policy's orders are dropped.
         """
         per_op = dict(self.per_op_order) if layer.prefer is None else {}
         return replace(
@@ -230,7 +230,7 @@ def get_global_policy() -> SelectionPolicy:
     global _global
     policy = _global
     while policy is None:
-        count, new = _count, from_knobs()  # without a lock, because an op's name may import the file that declares it
+        count, new = _count, from_knobs()  # without a lock: looking up an op's name may import the op's file
         with lock.held:
             if _global is None and count == _count:
                 _global = new
@@ -524,7 +524,7 @@ class PolicyScope:
 
 
 def _without(innermost: Scope, entered: EnteredScope) -> Scope | None:
-    """The scope that is current after `scope` is exited. Scopes entered without `with` may be exited in any order."""
+    """The scope that is current after `entered` is exited. Scopes entered without `with` may be exited in any order."""
     rest = tuple(e for e in innermost.entries if e is not entered and not e.left)
     if not rest:
         return None

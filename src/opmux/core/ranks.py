@@ -14,7 +14,7 @@ MODES = ("error", "warn", "adopt")
 
 
 def digest() -> str:
-    """A short hash of the impls that would run for every op. It is equal on ranks that would run the same impls."""
+    """A short hash of the impls that would run for every op; equal on ranks that would run the same impls."""
     return get_default_manager().digest()
 
 

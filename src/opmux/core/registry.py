@@ -46,7 +46,7 @@ class OpImpl:
     min_arch: str | None = None
     when: When | None = None
     devices: frozenset[str] | None = None
-    outside: bool | None = None  # not part of opmux: from a plugin, a vendor or a user; default: by fn's module
+    outside: bool | None = None  # whether fn is from a plugin, a vendor or a user; default: if its module is not ours
     # Called before the impl is chosen. Returns True, or why its library is not available. Default: `fn._is_available`.
     available: Available | None = None
     # The function for calls from torch's dispatcher. They run below autograd, where no check for tracers is needed.
@@ -133,7 +133,7 @@ class Origin:
 
 
 class OpRegistry:
-    """The impls of each op. Reads take no lock, because an op's impls are one immutable tuple that changes replace.
+    """The impls of each op. Reads take no lock, because an op's impls are an immutable tuple, replaced by each change.
 
     A user's registry holds exactly what was registered in it. A `checked` registry (the default one) refuses an impl
     that cannot be called with its op's arguments.
@@ -254,7 +254,7 @@ class OpRegistry:
         return sorted({i.vendor for i in self.all_impls() if i.vendor})
 
     def set_origin(self, key: str, impl_id: str, origin: Origin) -> None:
-        """Record where an impl comes from. Called after the import, as a plugin's modules do not know its name."""
+        """Record where an impl comes from. Called after the import: the modules of a plugin do not know its name."""
         self._origins[key, impl_id] = origin
 
     def origin(self, key: str, impl_id: str) -> Origin:
@@ -320,7 +320,7 @@ def check_fit(spec: Spec | None, impl: OpImpl) -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """`call` calls an impl with the op's arguments. If that is impossible, `refusal` is the reason."""
+    """`call` takes the op's arguments and calls an impl. If the impl cannot take them, `refusal` is the reason."""
 
     call: Callable[..., Any] | None = None
     refusal: str | None = None
@@ -379,7 +379,7 @@ def _parameters(spec: Spec, impl: OpImpl) -> list[inspect.Parameter] | None:
 
 
 def _lacks(spec: Spec, params: list[inspect.Parameter]) -> list[str]:
-    """The op's later added arguments for which an impl has no named parameter."""
+    """The arguments in `spec.added` for which an impl has no named parameter."""
     known = {p.name for p in params}
     return [n for n in spec.added if n not in known]
 
@@ -425,7 +425,7 @@ def _finish(call: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
 
 
 class Tagged(NamedTuple):
-    """A function tagged by @impl, and the import that did it. It is registered once the import has succeeded."""
+    """A function tagged by @impl, and the import that ran the decorator. Registered once that import has succeeded."""
 
     impl: OpImpl
     origin: Origin

@@ -15,8 +15,8 @@ from .tensors import dtype_name
 def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
     """What is wrong with the number, shape, dtype or device of an implementation's results; None if they are right.
 
-    They are compared with the fake kernel's results. If the fake kernel fails (the size depends on the data), nothing
-    is checked.
+    The results are compared with those of the fake kernel. If the fake kernel fails (the size depends on the data),
+    nothing is checked.
     """
     try:
         expected = library.fake_call(spec, args, kwargs)

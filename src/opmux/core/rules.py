@@ -1,4 +1,4 @@
-"""More rules for arguments: dimensions, sizes, memory, numbers of elements, multiples, lists of one length."""
+"""More rules for arguments: dimensions, sizes, memory, numbers of elements, multiples, lists of the same length."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class distinct(Rule):
 
 @dataclass(frozen=True)
 class up_to_size(Rule):
-    """An int from 1 to `size - less`, where `size` is that of a dimension of another argument."""
+    """An int from 1 to `size - less`, where `size` is the size of another argument in dimension `dim`."""
 
     of: str
     dim: int = -1

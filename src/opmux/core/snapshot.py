@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .tensors import has_memory
 
-LIMIT = 1 << 30  # bytes; without a snapshot, a call that may write more cannot fall back
+LIMIT = 1 << 30  # bytes; a call that may write more gets no snapshot, so it cannot fall back
 MOST_OBJECTS = 10_000  # reachable objects of one call
 
 _IMMUTABLE = (

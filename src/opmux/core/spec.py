@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class NameLookup(dict[str, tuple[str, ...]]):
-    """Where a name is used -> the namespaces in which an unqualified op name is looked up there, in order."""
+    """The use of an unqualified op name -> the namespaces in which the name is looked up, in order."""
 
     FACES = "faces"  # stands for the namespaces that extensions add
     ORDERS: Mapping[str, tuple[str, ...]] = {
@@ -272,7 +272,7 @@ class Spec:
         return codegen.lookup(signature, CHECKED, {"_found": passed, "_make": first}, "type({0}), {0}")
 
     def errors(self, device: torch.device | str) -> Iterator[BadSample]:
-        """Calls that must raise: with each argument invalid in every way that its rules exclude, then `bad_samples`."""
+        """Calls that must raise: one for each way in which an argument can break its rules, then `bad_samples`."""
         device = torch.device(device)
         valid = list(self.samples(torch.float32, device)) if self.samples is not None else []
         complete = [{**dict(zip(self.names, s.args, strict=False)), **s.kwargs} for s in valid]
@@ -299,7 +299,7 @@ class Spec:
 class Derived(Spec):
     """An op whose impls are made from those of other ops; it is not in `opmux.ops`.
 
-    `bases` are the keys of those other ops. A policy for one of them applies to this op too.
+    A policy for one of these `bases` applies to this op too.
     """
 
     bases: tuple[str, ...] = ()
@@ -438,8 +438,8 @@ class Specs:
         return f"{self.roots.get(root, '')}{name}"
 
     def _unlikely(self, family: str, name: str) -> int:
-        """A sort key: how unlikely a family is to declare an op, judged from its source, as importing all families
-        takes 2 s.
+        """A sort key: how unlikely a family is to declare an op. Importing all families takes 2 s, so only their source
+        is read.
         """
         if family in self._loaded:
             return 0
@@ -625,7 +625,7 @@ def op(
 
 
 def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
-    """`body` (an op's reference or fake kernel), with a check of the arguments before each call."""
+    """`body` (an op's reference or fake kernel) as a function that first checks its arguments."""
     names, contract = spec.names, spec.contract
     defaults = {p.name: p.default for p in spec.signature.parameters.values() if p.default is not p.empty}
     # For functions with another library's signatures, `where` may read more than the cache key has, such as strides.

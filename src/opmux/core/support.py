@@ -4,8 +4,8 @@
     def bincount(self: Int[Tensor, "n"], weights: Float32[Tensor, "n"] | None = None, minlength: int = 0): ...
 
 A call that violates a rule raises NotSupported before the function runs, and goes to the next candidate. The op's
-contract says which calls are valid; these rules can only exclude more of them. A check takes microseconds. It is cached
-by the dtypes, shapes, strides and devices of the tensors, and by the values of all other arguments.
+contract says which calls are valid; these rules exclude some valid calls. A check takes microseconds. It is cached by
+the dtypes, shapes, strides and devices of the tensors, and by the values of all other arguments.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _with_rules(annotation: Any, names: Mapping[str, Any] = {}) -> bool:
 
 
 def declining(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a check that declines calls that its annotations exclude; unchanged if they have no rules."""
+    """`fn` with a check that declines the calls that its annotations exclude; `fn` itself if they have no rules."""
     if not inspect.isfunction(fn) or not has_rules(fn):
         return fn
     support, signature = Support(fn), inspect.signature(fn)
@@ -92,7 +92,7 @@ def declining(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def declining_cached(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """As `declining`, but checks calls with the same dtypes, shapes, strides, devices and other values only once."""
+    """As `declining`, but calls that agree in dtypes, shapes, strides, devices and other values are checked once."""
     checked = declining(fn)
     if checked is fn:
         return fn

@@ -10,7 +10,7 @@ from .errors import BadPolicy, suggestion
 
 
 class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and comparison see
-    """The kind of an impl; its value is the token for policies, of which `opmux` is an alias. It includes CPP."""
+    """The kind of an impl; its value is a token of policies. The token `flagos` (alias `opmux`) also stands for CPP."""
 
     DEFAULT = "flagos"  # our own Triton kernels
     VENDOR = "vendor"  # a chip vendor's library or a plugin
@@ -27,7 +27,7 @@ GRAMMAR = "opmux, vendor, vendor:NAME, reference, cpp, impl:ID, !token (never), 
 
 
 def shown(token: str) -> str:
-    """A token or a kind as users see it: `opmux` for `flagos`, the name that compatible programs use."""
+    """A token or a kind as users see it: `opmux` in place of `flagos`, a name that exists for compatible programs."""
     return {"flagos": "opmux", "!flagos": "!opmux"}.get(str(token), str(token))
 
 

@@ -1,4 +1,4 @@
-"""Runs work in another process, and then calls a function in this one."""
+"""Runs work in another process, and then calls a function in this process."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _pending: list[Any] = []  # functions that Python may still call, which must not
 def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = None) -> None:
     """Run Python source in another process. Afterwards call `then` in a new thread, with "" or the error.
 
-    The process has this one's sys.path and environment, and a lower priority. It continues if this one ends, and `then`
-    is not called. Raises OSError if the process cannot be started.
+    The new process has the same sys.path and environment, and a lower priority. If this process ends, the new process
+    continues, and `then` is not called. Raises OSError if the process cannot be started.
     """
     command = [sys.executable, "-c", _PROGRAM.format(path=module_path(), nice=NICE, program=program, mark=_MARK)]
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - no pipe: the work continues after this process has ended
@@ -153,7 +153,7 @@ def _is_busy(imports: dict[str, float]) -> bool:
         return True
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.library":  # it may warn while it has torch's dispatcher lock
+        if frame.f_globals.get("__name__") == "torch.library":  # it may warn while it holds the dispatcher's lock
             return True
         frame = frame.f_back
     now = time.monotonic()

@@ -40,7 +40,7 @@ _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 
 
 class CannotBuild(OpmuxError, RuntimeError):
-    """Raised if there is no compiler, it failed, or its output cannot be stored; the message says which."""
+    """Raised if there is no compiler, the compiler fails, or its output cannot be stored. The message says which."""
 
     state = "cannot be compiled"  # a short form for `opmux doctor`
 
@@ -208,7 +208,7 @@ def _version(*command: str) -> str:
 
 
 def _torch() -> tuple[str, ...]:
-    """Compiler flags for torch's headers and libraries. No rpath, as the loading process has loaded torch."""
+    """Compiler flags for torch's headers and libraries. No rpath is needed: the loading process has loaded torch."""
     root = Path(torch.__file__).parent
     include = root / "include"
     # -isystem, so that warnings in these headers are not shown.
@@ -237,7 +237,7 @@ def _digest(sources: Sequence[Path], flags: tuple[str, ...], used: Compiler) -> 
 
 @functools.cache
 def _processor() -> str:
-    """A description of this processor, for `-march=native`, because different machines may share a home directory."""
+    """A description of this processor, which distinguishes builds with `-march=native` in a shared home directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -293,7 +293,7 @@ def _write_record(target: Path, facts: dict[str, Any], commands: list[list[str]]
 
 
 def _raise_known_failure(target: Path) -> None:
-    """Raise a recent failure again without a new attempt, which would take as long as a successful build."""
+    """Raise a recent failure again. A new attempt would take as long as a successful build."""
     known = _record(target)
     reason, at = known.get("failed"), known.get("time")
     if not isinstance(reason, str) or not isinstance(at, int | float):

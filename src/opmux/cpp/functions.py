@@ -1,6 +1,6 @@
 """Launches ops of `opmux.ops` with gradients from C++: `accelerate` replaces `apply` of an op's autograd.Function.
 
-The native library (native_library.py) is compiled when the first differentiable op is called on CUDA. After some calls
+The native library (library.py) is compiled when the first differentiable op is called on CUDA. After some calls
 with the same key (dtypes, shapes, strides, numbers) one call is recorded (launching.py). C++ then launches further
 calls with this key, and their backwards (native/functions.cpp). Without the library, every call runs in Python.
 """
@@ -36,7 +36,7 @@ class _FunctionsState:
 def accelerate(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply, replace: Callable[[Apply], None]
 ) -> Apply:
-    """Return an `apply` that launches from C++ if it is ready, else the Function's; `replace` gets the other later."""
+    """Return an `apply` that launches from C++. If that is not ready, return `apply` now, and call `replace` later."""
     if spec.family not in FAMILIES or _FunctionsState.device not in (*machine.accelerators(), "cpu"):
         return apply
     if max(len(spec.names), len(spec.gradient.sources)) > _MOST_ARGUMENTS:

@@ -107,7 +107,7 @@ class _LaunchingState:
     drives: bool | None = None  # whether C++ can launch on CUDA; None: not yet determined
     recorded = False  # whether anything was recorded since the last `clear`
     planned = False  # whether another process may send launch records to C++ at any time
-    paused: set[str] = set()  # reasons why C++ launches nothing now; if there is one, each call goes to Python
+    paused: set[str] = set()  # reasons why C++ launches nothing now; with any reason, every call goes to Python
 
 
 def attach(library: Any) -> None:
@@ -140,7 +140,7 @@ def drives() -> bool:
         return _LaunchingState.drives
 
 
-# The first and the last version whose internals were tested. Of torch, C++ uses a private member of the dispatcher.
+# The first and the last version whose internals were tested. C++ uses a private member of torch's dispatcher.
 # Triton's kernels take additional arguments after their parameters: two pointers to scratch memory.
 TESTED = {"torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 9))}
 
@@ -323,7 +323,7 @@ def describe(launch: launches.TritonLaunch, into: RecordedLaunch) -> bool:
 
 
 def parameters(launch: launches.TritonLaunch) -> list[tuple[str, Any]]:
-    """The parameters of a launch: (Triton's type, value). A pointer is a tensor or None, a number is its bytes.
+    """The parameters of a launch: (Triton's type, value). The value is a tensor or None, or a number's bytes.
 
     Raises ValueError if C++ cannot pass one of them.
     """
@@ -340,7 +340,7 @@ def parameters(launch: launches.TritonLaunch) -> list[tuple[str, Any]]:
 
 
 def is_number(kind: Any) -> bool:
-    """Whether Triton's type of a parameter is that of a number whose bytes are known."""
+    """Whether `bits` can convert values of a parameter's Triton type."""
     return isinstance(kind, str) and kind in _FORMATS
 
 

@@ -2,8 +2,8 @@
 
 `gate.cpp` is the entry of torch's overridden ops (faces/aten/gate.py), and `functions.cpp` launches ops with gradients
 (functions.py). Both use the switches and the epoch of `launches.h` (launching.py). With OPMUX_CPP=0, Python does the
-same work more slowly. That also happens without a compiler, without Python's headers or with an untested version of
-torch; then one warning says what that costs.
+same work more slowly. Without a compiler, without Python's headers or with an untested version of torch, Python does it
+too, and one warning says what that costs.
 
 This module is not in `native/`, because the name `opmux.native` is a public function.
 """
@@ -149,7 +149,7 @@ def possible() -> bool:
 def soon(use: Callable[[], None]) -> bool:
     """Compile the library in another process, then call `use`. Returns False if that is not needed or not possible.
 
-    It does not wait. If a compilation is already running, `use` is called when that has finished.
+    The call returns at once. If a compilation is already running, `use` is called when it has finished.
     """
     with _LibraryState.lock.held:
         if _LibraryState.tried or not CPP.get():
@@ -170,7 +170,7 @@ def soon(use: Callable[[], None]) -> bool:
 
 def _compiled(error: str) -> None:
     with _LibraryState.loading.held:
-        if error and not _LibraryState.tried:  # if tried, this process has compiled it meanwhile
+        if error and not _LibraryState.tried:  # if `tried` is set, this process has compiled it meanwhile
             _warn(error)
             _LibraryState.tried = True
     available()
@@ -228,6 +228,6 @@ def is_being_compiled() -> bool:
 
 
 def compile(retry: bool = False) -> Path:
-    """Compile the library if needed, without loading it. `retry`: also if that has failed within the last six hours."""
+    """Compile the library if needed, without loading it. `retry`: even if compiling failed in the last six hours."""
     check()
     return build.library(NAME, SOURCES, flags=flags(), retry=retry)

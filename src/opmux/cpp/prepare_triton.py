@@ -1,8 +1,8 @@
 """Prepares Triton in threads, as soon as it is known that kernels will be launched.
 
-The first launch in a process needs two things that other work need not wait for. The hash of Triton's files is part of
-every key in Triton's cache: computing it reads 500 MB and takes 0.3 to 1 s. The functions with which Triton calls CUDA
-are C code, which takes 0.6 s to compile, once on a machine. Importing this module does not import Triton.
+The first launch in a process needs two things, which can be prepared during other work. The hash of Triton's files is
+part of every key in Triton's cache: computing it reads 500 MB and takes 0.3 to 1 s. The functions with which Triton
+calls CUDA are C code, which takes 0.6 s to compile, once on a machine. Importing this module does not import Triton.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def start() -> None:
 
 
 def wait(*parts: str) -> None:
-    """Wait until the threads that were started have prepared these parts: else Triton would do so a second time."""
+    """Wait until the started threads have prepared these parts. Otherwise Triton would prepare them a second time."""
     if running := _State.running:
         for part in parts:
             if part in running:
@@ -63,7 +63,7 @@ def compile_driver() -> None:
         return
     try:
         importlib.import_module("triton.backends.nvidia.driver").CudaUtils()
-    except Exception as error:  # a private name, or no C compiler: the first launch raises what Triton raises
+    except Exception as error:  # no such private name, or no C compiler: the first launch raises Triton's error
         logger.debug("Triton's functions for CUDA are left to its first launch: %s", error)
 
 

@@ -1,8 +1,8 @@
 """The devices of this machine: which accelerators are available, their vendors, and their chips.
 
-Everything is probed on first use and cached. torch's device modules come first. If several vendors share a device type
-(`cuda`), the vendor is determined from the build of torch, then from driver files, then by the vendors' query commands,
-which run without a shell and with a time limit.
+Everything is probed on first use and cached. torch's device modules tell which device types are available. If several
+vendors share a type (`cuda`), the vendor is determined from the build of torch, then from driver files, then by the
+vendors' query commands, which run without a shell and with a time limit.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _vendor_of(device: str, generation: int) -> Package | None:
 
 
 def _detect_vendor(device: str, claims: list[Package]) -> Package | None:
-    """Which of a device type's vendors is present. If none is found, the vendor that torch was built for."""
+    """The vendor of a device type that is present. If none is found for `cuda`, the vendor that torch was built for."""
     built = "amd" if torch.version.hip else "nvidia" if torch.version.cuda else ""
     absent = {"nvidia", "amd"} - {built} if device == "cuda" and built else set()
     claims = [p for p in claims if p.name not in absent]
@@ -135,7 +135,7 @@ def _detect_vendor(device: str, claims: list[Package]) -> Package | None:
 
 @functools.cache
 def query_succeeds(package: Package) -> bool:
-    """Whether a vendor's query command succeeds. It is run once, without a shell and with a time limit."""
+    """Whether a vendor's query command succeeds."""
     command = shlex.split(package.info.device_query_cmd)
     program = shutil.which(command[0]) if command else None
     if program is None:
@@ -241,7 +241,7 @@ def lacks(device_type: str) -> frozenset[torch.dtype]:
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip, as a key of tuned values. Its name is "" if it is not present and kernels are only compiled for it."""
+    """A chip, as a key of tuned values. The name is "" if the chip is not present: kernels are only compiled for it."""
 
     vendor: str | None
     arch: str | None
@@ -250,7 +250,7 @@ class Chip:
 
     @classmethod
     def of_arch(cls, arch: str) -> Chip:
-        """A chip that is not present, given by its arch: "sm_90", "gfx942". Other vendors are named: "ascend:910b"."""
+        """A chip that is not present, given by its arch: "sm_90", "gfx942", or with the vendor's name "ascend:910b"."""
         vendor, colon, name = arch.partition(":")
         if colon:
             return cls(vendor.casefold(), name or None)

@@ -14,7 +14,7 @@ FUNCTION_OPS = {
     "LigerSiLUMulFunction": "silu_mul",
 }
 
-# Submodule of liger_kernel.ops -> those of its names that liger_kernel.ops also exports.
+# Submodule of liger_kernel.ops -> the names in it that liger_kernel.ops also exports.
 OPS = {
     "attn_res": "LigerAttnResFunction attn_res_forward attn_res_backward",
     "cross_entropy": "LigerCrossEntropyFunction cross_entropy_forward cross_entropy_backward",

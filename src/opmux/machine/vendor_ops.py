@@ -6,7 +6,7 @@ parameters of the function is used. `get_specific_ops()` gives rows for ATen (`(
 libraries come before our kernels, with the reason. An invalid entry is skipped and logged once with its file and line.
 
 If an autograd.Function has one of Liger's names (`LigerGELUMulFunction`) and its arguments fit, it implements the
-forward and backward of that name's op. It is also exported by liger_kernel.ops, as an extra name.
+forward and backward of the op of this name. liger_kernel.ops also exports the Function, as an extra name.
 
 Attributes of an exported function become fields of its `OpImpl`: see TAGS. `kind` and `impl_id` distinguish several
 kernels of a vendor for one op. `op` is the name of the op if it is not the function's name, so that several exports can
@@ -117,7 +117,7 @@ vendors.on_change(load.cache_clear)
 
 
 class _OpsReader:
-    """Reads one `ops` module into `into`; existing entries, from more specific folders, take precedence."""
+    """Reads one `ops` module into `into`. Entries that are already there, from more specific folders, are kept."""
 
     def __init__(self, package: Package, folder: str, module: ModuleType, into: VendorOps):
         self.package, self.module, self.into = package, module, into
@@ -201,7 +201,7 @@ class _OpsReader:
             overload, why = next(iter(refusals.items()))
             raise BadImpl(f"{_where(self.module, fn)} cannot be called as aten::{overload}: {why}")
         for overload, why in refusals.items():
-            if why:  # the vendor gave one function for all overloads; it cannot take this one's arguments
+            if why:  # the vendor's function for all overloads cannot take the arguments of this overload
                 logger.debug("%s: aten::%s is not served: %s", self.id, overload, why)
                 continue
             aten_row = AtenRow(overload, fn, Autograd[autograd.name], self.id, self.priority)
@@ -215,7 +215,7 @@ class _OpsReader:
             impl = self._impl(spec.key, fn)
             try:
                 check_fit(spec, impl)
-            except BadImpl as error:  # it fits the overload but not our op, so it is used only for the overload
+            except BadImpl as error:  # the function fits the overload but not our op: use it only for the overload
                 logger.debug("%s: opmux.ops.%s does not use the row %s: %s", impl.impl_id, spec.name, name, error)
             else:
                 self._add(impl)
@@ -313,7 +313,7 @@ def overloads_of(name: str) -> list[str]:
     if packet_op is None:
         raise ValueError(f"ATen has no op '{packet}'{suggestion(packet, aten_names())}")
     named = lambda n: f"aten::{packet}.{n}" if n != "default" else f"aten::{packet}"
-    # TorchScript's overloads are left out, because they take no tensors.
+    # Leave out TorchScript's overloads, because they take no tensors.
     have = [n.replace("default", "") for n in packet_op.overloads() if torch._C._dispatch_has_kernel(named(n))]
     if dot and overload != "default" and overload not in have:
         raise ValueError(

@@ -134,7 +134,7 @@ class VendorInfoBase:
     bf16_enabled: bool = True
     int64_enabled: bool = True
     targets: Mapping[str, Target] = field(default_factory=dict, hash=False)  # by arch; "" is any chip of the vendor
-    # What was run on the hardware. A mapping has the vendor's name as key, which voids the statement in a copied file.
+    # What was run on the hardware: a text, or {vendor_name: text}, which is ignored if another vendor copies the file.
     verified: str | Mapping[str, str] = field(default=NOT_VERIFIED, hash=False)
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class VendorInfoBase:
 
 @dataclass(frozen=True)
 class VendorInfo:
-    """The short form: a vendor and its device type. Its ops are those in `ops` of the package that registers it."""
+    """The short form: a vendor and its device type. Its ops are in `ops` of the package that registers the vendor."""
 
     vendor: str
     device: str
@@ -236,7 +236,7 @@ def known_so_far() -> dict[str, Package]:
     """The built-in vendors, and those that plugins and code have registered so far."""
     if not _tree.done:
         _tree.run()
-    # Leave out a vendor if its package's import failed after it had registered the vendor, as may happen in a plugin.
+    # Leave out vendors of packages that are not imported: a package may register a vendor, and then fail to import.
     return {name: p for name, p in _known.items() if not p.module or p.module in sys.modules}
 
 
@@ -291,7 +291,7 @@ def register_vendor(info: VendorInfo | VendorInfoBase) -> None:
         caller = sys._getframe(1).f_globals
         module = caller["__name__"] if caller.get("__path__") else _package_of(info)
         origin = Origin(caller["__name__"], file=caller.get("__file__"))
-        known_so_far()  # load the built-in vendors first, as this one may replace one of them
+        known_so_far()  # load the built-in vendors first, because the new vendor may replace one of them
     _add(info, module, origin)
 
 
@@ -305,14 +305,14 @@ def register_plugin(plugin: Any, origin: Origin) -> bool:
         return False
     info = getattr(sys.modules.get(module), "vendor_info", None) if module else plugin
     if info is None:
-        return any(p.module == module for p in known_so_far().values())  # it has already called register_vendor
+        return any(p.module == module for p in known_so_far().values())  # the module has called register_vendor
     known_so_far()
     _add(_checked(info, module), module, origin)
     return True
 
 
 def _package_of(info: VendorInfoBase) -> str:
-    """The package whose `vendor_info` this is; "" if there is none."""
+    """The package that has this object as its `vendor_info`; "" if there is none."""
     loaded = tuple(sys.modules.items())
     return next((n for n, m in loaded if hasattr(m, "__path__") and vars(m).get("vendor_info") is info), "")
 

@@ -145,7 +145,7 @@ PyObject* wrapped(const at::Tensor& t) {
 
 void add_backward(CallKey& call, const Op& op, uint64_t forward, const at::Tensor* const* values) {
   add_settings(call);
-  call.size(forward);  // identifies the numbers, and the sizes: every forward of other sizes has its own
+  call.size(forward);  // stands for the forward's numbers; added as a size, because it differs between sizes
   for (size_t i = 0; i < op.sources.size(); ++i) {
     if (op.sources[i].kind == Source::kNumber) {
       continue;
@@ -298,7 +298,7 @@ struct Gradient final : Node {
   std::vector<SavedVariable> saved;
 };
 
-// deleteNode is found by argument-dependent lookup: it does not exist where nodes are intrusive.
+// deleteNode is found by argument-dependent lookup: torch versions with intrusive nodes do not have it.
 template <class Pointer, class Made, class... Args>
 Pointer new_node(Args... args) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
@@ -483,7 +483,7 @@ PyObject* opmux_functions_new(const char* name, PyObject* edges, PyObject* saves
 
 uint64_t opmux_functions_epoch() { return epoch.load(std::memory_order_acquire); }
 
-// Stores what a forward has launched since an epoch. Returns whether a launch record was built.
+// Stores what a forward has launched; `since` is the epoch at its start. Returns whether a launch record was built.
 int opmux_functions_keep(PyObject* function, PyObject* args, PyObject* results, const Recorded* recorded, uint64_t since,
                          PyObject* saved_objects, PyObject* shapes) {
   return guarded([&] {
@@ -509,7 +509,7 @@ int opmux_functions_keep(PyObject* function, PyObject* args, PyObject* results, 
   });
 }
 
-// The same for a backward, for nodes of the forward with this id.
+// The same for a backward. The launch record is for nodes of the forward with this id.
 int opmux_functions_keep_backward(PyObject* function, uint64_t forward, PyObject* args, PyObject* results,
                                   const Recorded* recorded, uint64_t since) {
   return guarded([&] {

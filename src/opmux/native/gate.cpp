@@ -20,15 +20,15 @@ using torch::jit::Stack;
 constexpr int64_t kNever = -1;
 constexpr size_t kTypes = static_cast<size_t>(c10::ScalarType::NumOptions) + 1;  // last: calls without tensors
 
-// One row per slot. For each ScalarType: the least number of elements for launching from C++, then the least number for
-// calling Python; at the end, whether only frequent calls may run in Python. No row: the overload is off.
+// One row per slot; nullptr: the overload is off. A row has the least number of elements for launching from C++, for
+// each ScalarType. Then follow those for calling Python, and whether only frequent calls may run in Python.
 struct Selection {
   int64_t size;
   const int64_t* const* rows;
 };
 
-// The time that auto mode may spend in Python on calls that torch's kernel could run: a share of the elapsed time. This
-// bounds the slowdown of a program whose shapes never return, and limits the recordings in one step.
+// The time that auto mode may spend in Python on calls that torch's kernel could run: a share of the elapsed time. The
+// limit bounds the slowdown of a program whose shapes never repeat, and the number of recordings in one step.
 class Allowance {
  public:
   using Clock = std::chrono::steady_clock;
@@ -78,8 +78,8 @@ thread_local int inside = 0;  // > 0: this thread runs a reference, whose ops mu
 // The first tensor that is not a wrapped number (the 2 of `2 * x`) determines the size of a call.
 bool has_size(const at::Tensor& t) { return t.defined() && !t.unsafeGetTensorImpl()->is_wrapped_number(); }
 
-// SafeKernelFunction can only be called boxed. An explicit template instantiation may name a private member; through
-// it, its kernel is called without a stack, as the dispatcher does.
+// SafeKernelFunction can only be called with a stack. Its kernel needs none, but is private. An explicit template
+// instantiation may name a private member.
 template <auto member>
 struct Open {
   friend const c10::KernelFunction& kernel_of(const SafeKernelFunction& safe) { return safe.*member; }
@@ -116,9 +116,9 @@ struct Gate {
 
   static bool only_frequent(const int64_t* row) { return row[2 * kTypes] != 0; }
 
-  // The kernel for a call that we may run but that is not launched from C++. In auto mode this is torch's, except
-  // without a planner: then Python's, once calls with the key are frequent and one was planned. `by_python`: Python may
-  // run this size.
+  // The kernel for a call that we may run but that is not launched from C++. In auto mode it is torch's kernel. But
+  // without a planner, the override plans a frequent call within the allowance, and then runs all calls with its key.
+  // `by_python`: Python may run this size.
   const c10::KernelFunction& choose(const int64_t* row, uint64_t hash, bool by_python, bool& plans) {
     plans = false;
     if (!only_frequent(row)) {
@@ -141,7 +141,7 @@ struct Gate {
   int64_t slot;
   OperatorHandle op;
   DispatchKey key;
-  bool launches;  // whether the kernels that it launches depend only on the arguments
+  bool launches;  // whether the kernels that the override launches depend only on the arguments
   const std::shared_ptr<PlannedTable> table;
   c10::KernelFunction native;  // ATen's
   c10::KernelFunction override;  // ours, in Python
@@ -232,7 +232,7 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
     const bool only_frequent = Gate::only_frequent(row);
     const bool by_python = Gate::runs_ours(row, first, true);
     const bool launches = !kOfLists && gate->launches && launching.load(std::memory_order_relaxed);
-    if (!launches && !only_frequent) {  // every call goes to Python
+    if (!launches && !only_frequent) {  // no call is launched from C++ or counted
       const auto& chosen = by_python || !gate->launches ? gate->override : gate->native;
       return chosen.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
     }
@@ -486,7 +486,7 @@ const std::unordered_map<std::string, Maker>& frequent() {
       T(In, Dims, MaybeNumber, bool), TT(In, Dims, MaybeNumber, bool),                 // var, var_mean
       T(In, Number, Dims, bool, Type), T(In, int64_t, Type),                           // linalg_vector_norm, cumsum
       T(In, int64_t, bool), T(In, In, int64_t, at::ScalarType),                        // _softmax and its backward
-      // normalization: of layers, RMS, of groups, of batches
+      // normalization: layer, RMS, group, batch
       TTT(In, c10::SymIntArrayRef, Maybe, Maybe, double),
       TTT(In, In, c10::SymIntArrayRef, In, In, Maybe, Maybe, std::array<bool, 3>),
       TT(In, at::IntArrayRef, Maybe, std::optional<double>),
@@ -565,7 +565,7 @@ extern "C" {
 
 const char* opmux_gate_error() { return error.c_str(); }
 
-// Creates a gate for ATen's kernel, which is the current one: the override must not be registered yet.
+// Creates a gate. The current kernel must be ATen's, so the override must not be registered yet.
 Registration* opmux_gate_new(int64_t slot, const char* name, const char* overload, const char* key_name, int launches) {
   return guarded([&]() -> Registration* {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
@@ -574,7 +574,7 @@ Registration* opmux_gate_new(int64_t slot, const char* name, const char* overloa
   });
 }
 
-// Puts a gate in front of the override, which is the current kernel. Returns 2 if its calls need no stack, else 1.
+// Puts a gate in front of the override, which must be the current kernel. Returns 2 if calls need no stack, else 1.
 int opmux_gate_install(Registration* registration) {
   return guarded([&]() -> int {
     Silent silent;
@@ -614,7 +614,7 @@ int64_t opmux_gate_waiting() { return Planner::instance().waiting(); }
 int opmux_gate_planned() { return Planner::instance().is_there(); }
 
 // Sets the share of the elapsed time that auto mode may spend in Python on calls that torch's kernel could run, and the
-// maximum number of seconds that it may save up.
+// maximum number of seconds that can be saved up.
 void opmux_gate_allow(double share, double seconds) { allowance.set(share, seconds); }
 
 int64_t opmux_gate_types() { return static_cast<int64_t>(kTypes); }

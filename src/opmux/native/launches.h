@@ -1,4 +1,4 @@
-// Launches kernels of calls that Python has recorded, through the driver and without Python.
+// Repeats the kernel launches of calls that Python has recorded, without Python.
 //
 // The key of a call holds everything that may change what it launches. If a call only allocated its results and
 // launched Triton kernels, further calls with the same key launch the same kernels, with the pointers of their own
@@ -38,10 +38,10 @@ constexpr int kMostSpaces = 8;
 constexpr int kMostTensors = 8;
 constexpr int kMostResults = 8;
 constexpr int kMostWords = 96;
-constexpr uint32_t kCallsToRecord = 6;  // calls with a key before one is recorded: do not record rare shapes
+constexpr uint32_t kCallsToRecord = 6;  // calls with a key before one is recorded, so that rare shapes are not recorded
 constexpr uint32_t kCallsToRequest = 2;  // calls with a key before the planner gets a request
-constexpr uint32_t kNewKeys = 3;  // calls with other sizes after which a new key is served at its first call
-constexpr size_t kPatterns = 32;  // patterns that a table remembers
+constexpr uint32_t kNewKeys = 3;  // calls with other sizes after which the first call with a new key is recorded
+constexpr size_t kPatterns = 32;  // patterns (keys without sizes) for which a table counts calls
 constexpr size_t kBuckets = 256;
 constexpr size_t kWays = 4;
 
@@ -95,7 +95,7 @@ struct Kernel {
   std::array<std::atomic<void*>, kMostDevices> functions{};
   std::mutex lock;
 
-  // The kernel's function on the current device; nullptr if it cannot be loaded, or not during a graph capture.
+  // The kernel's function on the current device; nullptr if it cannot be loaded, or not now because of a graph capture.
   void* on(int device, const Driver& api, void* stream) {
     if (device < 0 || device >= kMostDevices) {
       return nullptr;
@@ -429,8 +429,8 @@ inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key
   return true;
 }
 
-// Fills in a launch record from what the call launched, in terms of its arguments and results; false if the call did
-// anything else. `in_place`: the call's result is its first argument.
+// Fills in a launch record, which replaces each pointer of a launch by the argument, result or workspace that contains
+// it; false if a call cannot be described so. `in_place`: the call's result is its first argument.
 inline bool build(LaunchRecord& record, const CallKey& call, const Recorded& recorded, const at::Tensor* const* results,
                        int count, bool in_place) {
   record.key.assign(call.words, call.words + call.count);
@@ -477,7 +477,8 @@ inline bool build(LaunchRecord& record, const CallKey& call, const Recorded& rec
       LaunchRecord::Param param{LaunchRecord::kNumber, 0, value};
       if (recorded_launch.is_pointer[i] && value != 0) {
         int matches = 0;
-        for (int exact = 1; exact >= 0 && matches == 0; --exact) {  // the start of a tensor, else inside exactly one
+        // First look for a tensor that starts at the address, then for the only tensor that contains it.
+        for (int exact = 1; exact >= 0 && matches == 0; --exact) {
           const auto match = [&](LaunchRecord::Kind kind, int index, uint64_t start, uint64_t size) {
             const uint64_t offset = value - start;
             if (exact != 0 ? offset == 0 && matches == 0 : offset < size) {
@@ -715,7 +716,7 @@ class LaunchTable {
   }
 
   void keep(std::shared_ptr<const LaunchRecord> record, uint64_t hash) {
-    std::vector<Replaced> unused;  // freed after the lock is released, because that may take the GIL
+    std::vector<Replaced> unused;  // freed after the lock is released, because freeing a record may take the GIL
     std::lock_guard<std::mutex> guard(lock_);
     if (record->epoch != epoch.load(std::memory_order_acquire)) {
       return;
@@ -790,10 +791,8 @@ void opmux_launches_launch(int on) { launching.store(on != 0 && driver.load() !=
 
 uint64_t opmux_launches_launched() { return launched.load(std::memory_order_relaxed); }
 
-// The number of launch records in memory.
 int64_t opmux_launches_records() { return live_records.load(std::memory_order_relaxed); }
 
-// Discards everything that was recorded.
 void opmux_launches_clear() { epoch.fetch_add(1, std::memory_order_acq_rel); }
 
 }  // extern "C"

@@ -29,7 +29,7 @@ enum Message : uint64_t {
   kDone = 6,  // the last message of an answer
 };
 
-using Kernels = std::map<uint64_t, std::shared_ptr<Kernel>>;  // this process's kernels, by the planner's numbers
+using Kernels = std::map<uint64_t, std::shared_ptr<Kernel>>;  // key: the number that the planner gave the kernel
 
 // Reads the words of one message.
 struct Words {
@@ -246,7 +246,7 @@ struct Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  const int socket;   // a descriptor of its own: its number is not reused while a thread may send
+  const int socket;   // a duplicate of the caller's descriptor: its number is not reused while a thread may send
   const ino_t inode;  // the socket's inode; identifies the socket under another descriptor
   std::atomic<int64_t> waiting{0};
 };
@@ -271,7 +271,7 @@ class Planner {
         if (connection_ != nullptr) {
           std::thread([this, to = connection_] { listen(to); }).detach();
         }
-      } catch (const std::exception&) {  // no more threads: calls are recorded in this process
+      } catch (const std::exception&) {  // no thread can be started: calls are recorded in this process
         connection_ = nullptr;
       }
     }

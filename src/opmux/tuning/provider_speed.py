@@ -1,7 +1,7 @@
 """The measured times of the implementations of compute-bound ops on this chip, by which `core.choosing` ranks them.
 
-`opmux tune --providers` measures. A vendor's arch folder contains measured times (`provider_speed.json`), which times
-in the user's cache override. A file has the time of each implementation for each class of calls (`speed_classes`).
+`opmux tune --providers` measures them. A vendor's arch folder contains measured times (`provider_speed.json`); times in
+the user's cache override these. A file has the time of each implementation for each class of calls (`speed_classes`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def speeds(key: str, device: str) -> Speeds | None:
 
 
 def _preference(key: str, device: str) -> Preference | None:
-    """Whether the device's vendor wants its libraries to run before our kernels, regardless of measured times."""
+    """Why a device's vendor prefers its libraries to our kernel, regardless of measured times; None if it does not."""
     local = machine.current()
     first = local.preferred(device).get(key)
     if not isinstance(first, LibrariesFirst):
@@ -91,7 +91,7 @@ def _preference(key: str, device: str) -> Preference | None:
 
 @dataclass(frozen=True)
 class ForSomeCalls:
-    """A reason in `get_preferred_ops` that applies only to calls that the vendor's libraries accept.
+    """A reason in `get_preferred_ops` for an op of which the vendor's libraries accept only some calls.
 
     Our kernel runs the other calls.
     """
@@ -117,7 +117,7 @@ class LibrariesFirst:
         return self.under(policies.get_policy())
 
     def under(self, policy: SelectionPolicy) -> str | None:
-        """The reason under a policy: a strict one ignores measured times."""
+        """The reason under a policy. A strict policy ignores measured times."""
         reason = self.always()
         if self.for_some_calls:
             return None

@@ -1,8 +1,8 @@
 """Classes of calls (dtype, options, sizes), by which the fastest implementation of a compute-bound op is looked up.
 
-`CLASSES` has a function for each op. It takes the op's arguments and returns one value for each of its `names`. An int
-value is the class of a length, (n - 1).bit_length(). As for tiles, lengths with the same next power of two share a
-class. These functions run at each call, so they read only shapes and strides.
+`CLASSES` has a function for each op, which takes the op's arguments and returns the values of its `names`. An int value
+is the class of a length, (n - 1).bit_length(). As for tiles, lengths with the same next power of two share a class. The
+functions run at each call, so they read only dtypes, shapes, strides and options.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def attention_varlen_bwd(do: Any, q: Tensor, k: Tensor, v: Tensor, o: Any, lse: 
 
 
 def attention_general(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple:
-    """Calls that set the same options share a class, whatever the values. Only `right` counts by value: 0 is causal.
+    """Calls that set the same options share a class, whatever the values. Of `right`, only 0 (causal) is distinguished.
 
     Packed sequences have the class of a dense batch with the same work, so that both layouts use one implementation.
     """

@@ -1,4 +1,4 @@
-"""Files of measured times, in the folders of a chip's vendor and in the user's cache, which overrides the vendor's.
+"""Files of measured times: in the folders of a chip's vendor and in the user's cache, which has precedence.
 
 A file has its format, the chip and versions that were measured, remarks about the measurement, and one line per entry.
 
@@ -203,7 +203,7 @@ def directory() -> Path | None:
 
 
 def made_for(chip: Chip) -> dict[str, str]:
-    """The properties that a measured time depends on."""
+    """The chip and the versions that a measured time depends on."""
     package = sys.modules["opmux"]  # no import, because this package must not depend on layers above
     return {
         "chip": chip.name,
@@ -250,7 +250,7 @@ def clear() -> list[Path]:
 
 
 def exclusive(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """A lock that excludes other writers. A writer must hold it, because otherwise it could drop their entries."""
+    """A lock that excludes other writers. A writer without the lock could drop the entries of others."""
     return cache_dir.locked(folder / ".lock", LOCK_TIMEOUT, required=True)
 
 

@@ -51,8 +51,8 @@ def candidates(chip: Chip, name: str) -> FileEntry | None:
 def names_in_files(chip: Chip, unreadable: list[BadTiles] | None = None) -> dict[str, set[Path]]:
     """Every tunable that a file of this chip's vendor names, and the files that name it.
 
-    Raises for a file that cannot be read. With `unreadable`, appends the error to that list instead, and reads the
-    other files.
+    Raises for a file that cannot be read. With `unreadable`, instead appends the error to this list and goes on with
+    the other files.
     """
     files: dict[str, set[Path]] = {}
     for folder in folders(chip):
@@ -164,7 +164,7 @@ def _plain(item: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _product(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """The configs of an item with `gen: true`. `param_map` has the list of values of each field, or the list's name."""
+    """The configs of an item with `gen: true`. `param_map` maps each field to a list of values or to a list's name."""
     fields = item.get("param_map")
     if not isinstance(fields, dict):
         raise BadTiles(f"{where}: gen needs a param_map such as {{META: {{BLOCK_M: rows}}, num_warps: warps}}")
