@@ -848,8 +848,8 @@ def test_a_misspelt_environment_variable_warns_once(case):
     code = "for _ in range(2):\n    opmux.ops.silu(torch.ones(1))\n"
     got = case(code, acme=PLAIN, OPMUX_VENDOR="plain", OPMUX_STRIKT="1", TE_FL_PREFR="vendor")
     assert got.said == [
-        "environment variable OPMUX_STRIKT is no setting of opmux: did you mean OPMUX_STRICT?",
-        "environment variable TE_FL_PREFR is no setting of opmux: did you mean TE_FL_PREFER?",
+        "environment variable OPMUX_STRIKT is not a setting of opmux: did you mean OPMUX_STRICT?",
+        "environment variable TE_FL_PREFR is not a setting of opmux: did you mean TE_FL_PREFER?",
     ]
 
 

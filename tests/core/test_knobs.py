@@ -342,12 +342,12 @@ def test_unknown_settings_are_warned_about(monkeypatch):
     monkeypatch.setenv("OPMUX_STRICT", "1")
     toml('prefered = "vendor"\nstrict = true\nconfig = "other.toml"')
     assert unknown_settings() == [
-        "environment variable OPMUX_PREFFER is no setting of opmux: did you mean OPMUX_PREFER?",
-        "environment variable OPMUX_QQQQQQ is no setting of opmux",
-        "environment variable TEFL_LOGLEVEL is no setting of opmux: did you mean TEFL_LOG_LEVEL?",
-        "environment variable TE_FL_STRICKT is no setting of opmux: did you mean TE_FL_STRICT?",
-        "opmux.toml: prefered is no setting of opmux: did you mean prefer?",
-        "opmux.toml: config is no setting of opmux",
+        "environment variable OPMUX_PREFFER is not a setting of opmux: did you mean OPMUX_PREFER?",
+        "environment variable OPMUX_QQQQQQ is not a setting of opmux",
+        "environment variable TEFL_LOGLEVEL is not a setting of opmux: did you mean TEFL_LOG_LEVEL?",
+        "environment variable TE_FL_STRICKT is not a setting of opmux: did you mean TE_FL_STRICT?",
+        "opmux.toml: prefered is not a setting of opmux: did you mean prefer?",
+        "opmux.toml: config is not a setting of opmux",
     ]
 
 

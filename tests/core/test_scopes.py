@@ -196,8 +196,8 @@ def test_a_per_op_order_is_exclusive_unless_it_has_a_star(manager):
 @pytest.mark.parametrize("wrong, error, hint", [
     (dict(per_op={"which": "flagoss"}), BadPolicy, "Did you mean 'flagos'"),
     (dict(per_op={"which": ""}), BadPolicy, "at least one token"),
-    (dict(per_op={"which": "vendor:"}), BadPolicy, "is no token"),
-    (dict(per_op={"which": "kind:x"}), BadPolicy, "is no token"),
+    (dict(per_op={"which": "vendor:"}), BadPolicy, "is not a token"),
+    (dict(per_op={"which": "kind:x"}), BadPolicy, "is not a token"),
     (dict(per_op={"which": 3}), BadPolicy, "an order is a list of tokens"),
     (dict(allow=3), BadPolicy, "names of vendors"),
     (dict(per_op="which=flagos"), BadPolicy, "per_op maps ops to orders"),
@@ -209,7 +209,7 @@ def test_invalid_syntax_raises_when_the_scope_is_created(wrong, error, hint):
 
 
 def test_the_error_for_an_invalid_preference_suggests_the_nearest():
-    with pytest.raises(BadPolicy, match="'vender' is no preference.*Did you mean 'vendor'"):
+    with pytest.raises(BadPolicy, match="'vender' is not a preference.*Did you mean 'vendor'"):
         opmux.policy("vender")
     with pytest.raises(BadPolicy, match="expected a SelectionPolicy"):
         policy_context("vendor")

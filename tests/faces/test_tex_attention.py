@@ -281,7 +281,7 @@ def check(call: Call) -> None:
             torch.testing.assert_close(tops[head_index].double(), top.detach())
         if got.numel():
             sequence(total, fmt, n, sq, call.gaps)[:, h] = 1
-    assert out[total == 0].eq(0).all(), "what is no token is 0"
+    assert out[total == 0].eq(0).all(), "what is not a token is 0"
     if call.paged:
         return
     want_grads = list(torch.autograd.grad(loss, leaves))

@@ -95,7 +95,7 @@ def test_build_without_a_compiler_says_what_to_install(cli, monkeypatch, cache):
     monkeypatch.delenv("CXX", raising=False)
     result = cli("build")
     assert result.exit_code == 2
-    for name, lost in (("native", "auto mode takes few ops"), ("cpu_kernels", "plain PyTorch")):
+    for name, lost in (("native", "auto mode overrides few ops"), ("cpu_kernels", "plain PyTorch")):
         (line,) = [one for one in result.output.splitlines() if one.startswith(f"opmux: {name} is not compiled")]
         assert "there is no C++ compiler" in line and "Install one, or set CXX" in line and lost in line
     for state in both(cli):

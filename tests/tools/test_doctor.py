@@ -77,7 +77,7 @@ def test_a_setting_from_the_file_is_shown_with_its_source(cli, tmp_path):
     assert settings(result)["OPMUX_PREFER"]["source"] == "file opmux.toml"
     data = json.loads(result.stdout)
     assert data["policy"] == "prefer=reference"
-    assert data["strangers"] == ["opmux.toml: strickt is no setting of opmux: did you mean strict?"]
+    assert data["strangers"] == ["opmux.toml: strickt is not a setting of opmux: did you mean strict?"]
 
 
 def test_a_malformed_log_level_is_reported(cli, monkeypatch):
@@ -131,7 +131,7 @@ def test_an_unknown_variable_is_a_note_and_no_error(cli, monkeypatch):
     monkeypatch.setenv("TE_FL_PREFFER", "vendor")
     result = cli("doctor")
     assert result.exit_code == 0
-    assert "! environment variable TE_FL_PREFFER is no setting of opmux: did you mean TE_FL_PREFER?" in result.stdout
+    assert "! environment variable TE_FL_PREFFER is not a setting of opmux: did you mean TE_FL_PREFER?" in result.stdout
 
 
 def test_triton_may_be_missing(cli, monkeypatch):

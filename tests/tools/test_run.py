@@ -71,7 +71,7 @@ def test_an_error_of_the_program_gives_one_traceback(script):
     assert result.returncode == 1
     assert result.stderr.count("Traceback") == 1 and "typer" not in result.stderr and "cli.py" not in result.stderr
     assert result.stderr.splitlines()[1].strip().startswith('File "program.py", line 2')
-    assert "BadPolicy: 'nope' is no preference" in result.stderr.splitlines()[-1]
+    assert "BadPolicy: 'nope' is not a preference" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

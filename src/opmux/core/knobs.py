@@ -201,7 +201,7 @@ def unknown_settings() -> list[str]:
 
 
 def _unknown_message(where: str, name: str, names: set[str]) -> str:
-    return f"{where} is no setting of opmux{suggestion(name, names, ': did you mean {}?')}"
+    return f"{where} is not a setting of opmux{suggestion(name, names, ': did you mean {}?')}"
 
 
 # ---- the types ------------------------------------------------------------------------------------------------------

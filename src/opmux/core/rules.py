@@ -21,7 +21,7 @@ class ints(Rule):
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         several = value if isinstance(value, Sequence) else (value,)
         fine = value is None or all(isinstance(v, int) for v in several)
-        return None if fine else "be an int, several, or None"
+        return None if fine else "be an int, a sequence of ints, or None"
 
     def got(self, value: Any) -> str:
         return repr(value)

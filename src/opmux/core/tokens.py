@@ -39,13 +39,13 @@ def parse_token(text: str) -> str:
     head, colon, name = (part.strip() for part in body.partition(":"))
     if colon:
         if head not in ("vendor", "impl") or not name:
-            raise BadPolicy(f"'{text.strip()}' is no token. Tokens: {GRAMMAR}")
+            raise BadPolicy(f"'{text.strip()}' is not a token. Tokens: {GRAMMAR}")
         body = f"{head}:{name}"
     else:
         body = ALIASES.get(body, body)
         if body not in KINDS and (body != "*" or never):
             hint = suggestion(body, [*KINDS, *ALIASES], " Did you mean '{}'?")
-            raise BadPolicy(f"'{text.strip()}' is no token.{hint} Tokens: {GRAMMAR}")
+            raise BadPolicy(f"'{text.strip()}' is not a token.{hint} Tokens: {GRAMMAR}")
     return "!" + body if never else body
 
 
@@ -71,7 +71,7 @@ def parse_prefer(value: Any) -> str:
     if token == "*" or token.startswith("!"):
         hint = suggestion(value, [*KINDS, *ALIASES], " Did you mean '{}'?")
         allowed = ", ".join(map(shown, KINDS))
-        raise BadPolicy(f"'{value}' is no preference: expected {allowed}, vendor:NAME or impl:ID.{hint}")
+        raise BadPolicy(f"'{value}' is not a preference: expected {allowed}, vendor:NAME or impl:ID.{hint}")
     return token
 
 

@@ -124,7 +124,7 @@ def drives() -> bool:
     """
     with _LaunchingState.lock.held:
         if _LaunchingState.drives is None and (why := untested("triton")):
-            logger.warning("kernels are launched from Python, 5 to 20 us slower a call: %s", why)
+            logger.warning("kernels are launched from Python, 5 to 20 us slower per call: %s", why)
             _LaunchingState.drives = False
         if _LaunchingState.drives is None:
             address = lambda of, name: ctypes.cast(getattr(of, name), ctypes.c_void_p)

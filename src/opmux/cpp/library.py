@@ -26,8 +26,8 @@ NAME = "native"
 FOLDER = Path(__file__).parents[1] / "native"
 SOURCES = tuple(FOLDER / name for name in ("gate.cpp", "functions.cpp", "launches.h", "planner.h"))
 LOST = (
-    "overrides of torch's ops take 5 to 40 us more a call, auto mode takes few ops, and ops with gradients take 5 to "
-    "20 us more a call, because Python does what C++ would"
+    "overrides of torch's ops take 5 to 40 us more a call, auto mode overrides few ops, and ops with gradients take "
+    "5 to 20 us more a call, because Python does what C++ would"
 )
 COMPILE = "from opmux.cpp import library; library.compile()"
 

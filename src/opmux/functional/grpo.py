@@ -133,7 +133,7 @@ def fused_linear_grpo(
         weight: float [classes, hidden], of the dtype of input.
         completion_ids: int32 or int64 [batch, length].
         advantages: float [batch], or [batch, length].
-        completion_mask: [batch, length], 0 where there is no token; None if all positions are tokens.
+        completion_mask: [batch, length], 0 where there is not a token; None if all positions are tokens.
         bias: float [classes].
         old_logp: the log-probabilities of the policy that generated the completions, [batch, length]; None: the current
             log-probabilities, as constants.

@@ -170,7 +170,7 @@ class _OpsReader:
             if isinstance(result, str) or _is_row(result):
                 shown = repr(result) if isinstance(result, str) else f"the row of '{result[0]}'"
                 self._warn(
-                    f"{name}() returns {shown}, and is read as a tuple of that one: write a comma after it", name
+                    f"{name}() returns {shown}, and is read as a tuple with one entry: add a trailing comma", name
                 )
                 result = (result,)
             return read(result)
