@@ -78,7 +78,7 @@ def strides_of(stride: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSpec:
-    """An output with the memory layout of `t` or, with `seq_first`, of contiguous [batch, seq, heads, dim]."""
+    """An output with the memory layout of `t`, or of contiguous [batch, seq, heads, dim] if `seq_first`."""
     shape = (*t.shape[:-1], t.shape[-1] if dim is None else dim)
     if t.dim() == 3:
         return OutputSpec.of(shape, t.dtype)
@@ -88,7 +88,7 @@ def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSp
 
 
 class Options(NamedTuple):
-    """The options that other attention ops have and `attention` does not."""
+    """Options of other attention ops, which the op `attention` does not have."""
 
     at_end: bool = True
     softcap: float = 0.0
@@ -114,7 +114,7 @@ class AttentionProblem(NamedTuple):
     batch: int
     heads: int
     kv_heads: int
-    queries: int  # `queries` and `keys` are those of the longest sequence
+    queries: int  # the longest sequence has `queries` queries and `keys` keys
     keys: int
     dim: int
     dim_v: int

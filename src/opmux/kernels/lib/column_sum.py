@@ -33,7 +33,7 @@ def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
 def column_sum(partial: str, total: str, n_parts: int, n: int, dtype: torch.dtype) -> Launch:
     """The launch that adds partial sums [n_parts, n].
 
-    `partial`, `total`: names of tensors; `dtype`: that of the op's tensors.
+    `partial`, `total`: names of tensors; `dtype`: the dtype of the op's tensors.
     """
     tiles = tiles_of(n=n, dtype=dtype)
     grid, numbers = (-(-n // tiles["BLOCK_N"]),), {"n_parts": n_parts, "n": n}

@@ -64,7 +64,7 @@ class Row:
     function: Any  # the scalar function: takes the op's arguments, each as a block, a number, a constexpr or None
     dtypes: frozenset[torch.dtype]  # the dtypes that P may be; other calls fall back to torch, which may raise
     typed: bool = False  # the function takes P as its last argument
-    # Argument -> values for which a specialized kernel is compiled; and the scalar function of that kernel.
+    # `baked`: argument -> values that get a specialized kernel. `baked_function`: the scalar function of that kernel.
     baked: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     baked_function: Any = None
     rounds: bool = False  # whether ATen rounds a number to the dtype of 16-bit tensors before computing
@@ -85,11 +85,10 @@ class Row:
 
 
 def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
-    """Compute the op; `args` are all its arguments in order. If `out` is given, cast the result to its dtype and write
-    it there.
+    """Compute the op. If `out` is given, cast the result to its dtype and write it there.
 
-    Raises NotSupported before anything is written if torch must run the call: unsupported dtypes, an `out` of another
-    shape or dtype class, overlapping memory.
+    `args`: all arguments of the op, in order. Raises NotSupported before anything is written if torch must run the
+    call: unsupported dtypes, an `out` of another shape or dtype class, overlapping memory.
     """
     if out is not None:
         return row.write(out, *args)
@@ -187,7 +186,7 @@ class PointwiseDtypes(NamedTuple):
 
 
 def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
-    """The function for all calls with the same key as this one. It takes the arguments, and `out` if that is given."""
+    """The function for all calls with the same key as this one. It takes the arguments, and `out` if given."""
     refuse_negated(*args, out)
     kernel_args = _kernel_args(row, args)
     tensors = [a.value for a in kernel_args if a.kind == "t"]
@@ -263,7 +262,7 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
 
 
 def _common_shape(args: tuple) -> torch.Size | None:
-    """The shape that all tensors have, if they are contiguous: the result has it too, and is contiguous. Else None."""
+    """The shape of the result if all tensors have it and are contiguous, so that the result is too; else None."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     shape = tensors[0].shape
     stride = OutputSpec.of(shape, tensors[0].dtype).stride  # `is_contiguous` ignores strides of size-1 dimensions

@@ -183,7 +183,7 @@ def summed_tile(
     x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
     VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of r after `narrow`. If share_ptr is given, stores the tile's column sums in its row program_id(1)."""
+    """A tile of r after `narrow`. If share_ptr is given, stores the tile's column sums there, in row program_id(1)."""
     b_r = result(
         x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, i_m, i_n, m_m, m_n, n, offset,
         VALUE, SLOPE, GATED, WIDE,
