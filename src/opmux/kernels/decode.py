@@ -5,8 +5,7 @@ keys of a sequence are split among programs until the chip is full. Each program
 a second kernel combines them. The split depends on the sequence's length, which is known only on the device: a program
 without keys writes lse = -inf and returns.
 
-MLA's latent cache is one head of keys; their first columns are also the values. The same kernel serves it and reads no
-v.
+MLA's latent cache has one head of keys, whose first columns are also the values. The same kernel serves it, without v.
 """
 
 from __future__ import annotations
@@ -519,7 +518,7 @@ def _plan(
 def _page(k: Tensor, table: Tensor | None) -> tuple[int, int]:
     """The keys per sequence and per page.
 
-    Without pages, the page size is 1: it is a constexpr, and the length must not be one.
+    Without pages, the page size is 1. It cannot be the length, because it is a constexpr and lengths vary.
     """
     return (k.shape[1], 1) if table is None else (k.shape[1] * table.shape[1], max(k.shape[1], 1))
 

@@ -56,11 +56,11 @@ def _fwd(
     LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, LEAST: tl.constexpr, FULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]. With CAST, y is float8, and amax becomes the maximum of
-    itself and y's.
+    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b].
 
-    Without y_ptr, it writes only the statistics, and amax if amax_ptr is given. With y_scale_ptr, `put_blocks` writes
-    y. ROUND: norm(x) is rounded to this dtype. STEP: every step is rounded to this dtype.
+    With CAST, y is float8, and amax is raised to y's largest magnitude. Without y_ptr, it writes only the statistics,
+    and amax if amax_ptr is given. With y_scale_ptr, `put_blocks` writes y. ROUND: norm(x) is rounded to this dtype.
+    STEP: every step is rounded to this dtype.
     """
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
@@ -527,7 +527,7 @@ def _forward(
     stats: bool = False,
     blocks: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """`stats`: y is not computed.
+    """`stats`: compute only the statistics, not y.
 
     `blocks`: constants of `put_blocks`, with which y, an argument, is written as scaled blocks.
     """

@@ -2,8 +2,8 @@
 
 A unit is all elements that share one statistic. A small unit is held in registers and read once. For a longer unit
 there are two ways: one program reads it twice, the second time from L2; or many programs compute partial statistics,
-which are merged in a fixed order, and then another kernel scales all elements. Channels-last tensors with larger units
-are always computed by many programs, along columns. Results are deterministic.
+which are merged in a fixed order, and then another kernel scales all elements. Longer units of channels-last tensors
+are always shared by many programs, along columns. Results are deterministic.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def _units_of(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, 
 
 
 def _in_format(form: torch.memory_format, **tensors: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-    """For `Plan.before`: functions that copy those tensors to this memory format that do not have it."""
+    """For `Plan.before`: functions that copy tensors to this memory format, for the tensors in other formats."""
     copy = lambda t: t.contiguous(memory_format=form)
     return {name: copy for name, t in tensors.items() if not t.is_contiguous(memory_format=form)}
 

@@ -1,5 +1,4 @@
-"""Combine several writes to one position in a fixed order: sort elements by position, then combine those of each
-position.
+"""Combine writes to one position in a fixed order: sort elements by position, then combine each position's elements.
 
 Used where atomic additions do not serve: for 8-bit and 16-bit dtypes; for products, minima and maxima; for sums that
 torch promises to add in order (`index_put` with accumulate, the gradient of `embedding`); and under

@@ -136,7 +136,7 @@ def per_program(dtype: torch.dtype) -> int:
 
 
 def least_gap(n: int, most: int, least: int = 256) -> int:
-    """The largest power-of-two block <= `most` that pads n columns by at most a sixteenth; never halved below `least`."""
+    """The largest power-of-two block <= `most` that pads n columns by at most a sixteenth; not halved below `least`."""
     block = min(most, max(triton.next_power_of_2(n), 16))
     while block > least and -n % block > n // 16:
         block //= 2

@@ -1,4 +1,4 @@
-"""The kernels of tex's optimizers, over lists of tensors (`lib/list_kernels.py`)."""
+"""The kernels of Transformer Engine's optimizers, over lists of tensors (`lib/list_kernels.py`)."""
 
 from __future__ import annotations
 

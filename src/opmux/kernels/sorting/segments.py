@@ -117,8 +117,11 @@ def _gradient(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dx of the rows of a segment. If several elements are the maximum or minimum, they share a positive gradient, and
-    each gets a negative one in full, as in torch."""
+    """dx of the rows of a segment.
+
+    If several elements are the maximum or minimum, they share a positive gradient, but each gets all of a negative one,
+    as in torch.
+    """
     across = tl.cdiv(n, BLOCK_N)
     row = (tl.program_id(0) // across).to(tl.int64)
     o_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)
