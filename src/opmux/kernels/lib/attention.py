@@ -35,8 +35,9 @@ def _tiles(queries: int, dim: int, dtype: torch.dtype, widest: int, threads: int
 
 @tunable("attention.fwd", free="BLOCK_M BLOCK_N")
 def fwd_tiles(queries: int, keys: int, dim: int, dtype: torch.dtype, extra: bool) -> Tiles:
-    """Forward tiles. `dim`: the larger head dimension of q and v. `extra`: the kernel also loads a bias or generates
-    dropout bits, which takes registers and shared memory.
+    """Forward tiles; `dim` is the larger head dimension of q and v.
+
+    `extra`: the kernel also loads a bias or generates dropout bits, which takes registers and shared memory.
     """
     return _tiles(queries, dim, dtype, 64 if extra else 128, 256 if queries > 64 and not extra else 128)
 

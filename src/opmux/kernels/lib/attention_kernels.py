@@ -122,8 +122,9 @@ def visible(i, j, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.conste
 
 @triton.jit
 def span(begin, end, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """(first, full_first, full_last, last): queries in [begin, end) attend to keys in [first, last); the blocks in
-    [full_first, full_last) need no mask.
+    """(first, full_first, full_last, last): bounds of the keys that queries in [begin, end) attend to.
+
+    The queries attend to keys in [first, last). Blocks in [full_first, full_last) need no mask.
     """
     first = 0
     full_first = 0

@@ -72,7 +72,7 @@ class Tiles:
         return {name: value for name, value in self.flat().items() if value != usual[name]}
 
     def changed(self, sizes: Mapping[str, Any], where: str) -> Tiles:
-        """These tiles with some values replaced. Accepts our names or a vendor's (num_warps, num_stages).
+        """These tiles with some values replaced. Accepts opmux's names or Triton's (num_warps, num_stages).
 
         Raises BadTiles with `where` (a file and a tunable), the value, and what is allowed.
         """
@@ -108,7 +108,7 @@ class Choice(NamedTuple):
     """The tiles for some facts, and where they come from."""
 
     tiles: Tiles
-    source: str  # default, heuristics, cache, trying
+    source: str  # one of default, heuristics, cache, trying
 
 
 class TunableCall(NamedTuple):

@@ -78,8 +78,8 @@ class Plan:
     makes: Mapping[str, OutputSpec | Zeros]  # results and workspaces
     steps: Iterable[Step] = ()  # launches, and functions that write to the tensors named by their parameters
     strided: Iterable[str] = ()  # arguments that must be made contiguous
-    # Name -> a function that converts the argument of this name, or computes a new value of this name from the values
-    # that the function's parameters name.
+    # Name -> a function. It converts the argument of this name; if there is none, it computes a new value of this name
+    # from the values that its parameters name.
     before: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     # name of a result -> a function that converts it
     after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)

@@ -400,7 +400,7 @@ def _entry(compiled: Any, grid: Grid, device: torch.device) -> tuple[str, dict[s
 
 
 def _plain(run: Any) -> bool:
-    """Whether Triton's launcher needs no profiler and no sanitizer: only its arguments, and memory for descriptors."""
+    """Whether Triton's launcher needs only its arguments and memory for descriptors: no profiler and no sanitizer."""
     names = "global_scratch_size profile_scratch_size num_ctas launch_cooperative_grid launch_pdl launch"
     if not all(hasattr(run, n) for n in names.split()) or getattr(run, "gsan_enabled", False):
         return False

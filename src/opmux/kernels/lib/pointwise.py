@@ -5,8 +5,8 @@ out=y)` writes it to y (in place if y is the first argument). Both take all argu
 signature.
 
 The op itself computes shape, strides and dtype of the result on meta tensors, once per call key (dtypes, shapes,
-strides). If torch's op raises for the meta tensors, the call falls back to torch. Of a number only the type is in the
-key: its value is passed to the kernel at each call, as a 64-bit argument. A 0-dim CPU tensor among device tensors is
+strides). If torch's op raises for the meta tensors, the call falls back to torch. For a number, the key has only the
+type: the value is passed to the kernel at each call, as a 64-bit argument. A 0-dim CPU tensor among device tensors is
 treated as a number, and read at each call.
 
     operand's dtype -> dtype ATen computes in (P) -> dtype we compute in (C) -> result's dtype (R) -> dtype of `out`
@@ -359,7 +359,7 @@ def _compiled(text: str) -> types.CodeType:
 
 
 def _apart(y: Tensor, x: Tensor) -> None:
-    """Raise NotSupported if y overlaps x, unless both are the same elements: torch handles such calls."""
+    """Raise NotSupported if y overlaps x, unless both are the same view: torch handles such calls."""
     if not y.data_ptr():  # meta tensors have no memory
         return
     if x.data_ptr() != y.data_ptr() or x.dtype != y.dtype or x.shape != y.shape or x.stride() != y.stride():

@@ -1,7 +1,7 @@
 """Quantize tiles of a matrix to FP8: load or compute, cast, and write with transposes and scales.
 
-The quantized matrix r is a tensor x, an activation of it, the gradient of an activation, or a norm with known
-statistics, selected by the pointers that are not None and by VALUE, SLOPE and GATED. So each scaling mode needs only
+The quantized matrix r is a tensor x, an activation of x, the gradient of an activation, or a norm with known
+statistics. The pointers that are not None, VALUE, SLOPE and GATED select one of these. So each scaling mode needs only
 one kernel, whatever op it is fused with. With share_ptr, a kernel also writes column sums of its tile for `column_sum`.
 """
 
