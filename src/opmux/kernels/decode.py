@@ -336,11 +336,11 @@ def splits_for(programs: int, keys: int, slots: int) -> int:
 
 @tunable("decode.keys", free="BLOCK_M BLOCK_N PER_CORE")
 def key_tiles(rows: int, keys: int, dim: int, dtype: torch.dtype, kept: torch.dtype) -> Tiles:
-    """BLOCK_M: rows of a tile (heads and queries of one KV head). BLOCK_N: keys per step. PER_CORE: programs that run
-    on a core at a time.
+    """Tiles for the attention to a cache, whose keys are split until every core has PER_CORE programs.
 
-    `keys`: the capacity of the cache per sequence; `dim`: the larger head dimension of k and v; `kept`: the cache's
-    dtype. Keys are split among programs until every core has PER_CORE programs.
+    BLOCK_M: rows of a tile (heads and queries of one KV head). BLOCK_N: keys per step. PER_CORE: programs that run on a
+    core at a time. `keys`: the capacity of the cache per sequence; `dim`: the larger head dimension of k and v; `kept`:
+    the cache's dtype.
     """
     size = dtype.itemsize
     block_n = {2: 64, 4: 32, 8: 16}[size] // (2 if dim > 128 else 1) // (2 if dim > 256 and size > 2 else 1)

@@ -443,7 +443,7 @@ def _fold(g_ptr, y_ptr, total, length, inner, windows, size, step, most, WIDE: t
     outer = i // inner // length
     last = at // step
     acc = tl.zeros([BLOCK], WIDE)
-    for back in range(most):  # `most` is the limit of windows that contain an element; the last window comes first
+    for back in range(most):  # an element is in at most `most` windows; the last window comes first
         window = last - back
         k = at - window * step
         mask = inside & (window >= 0) & (window < windows) & (k < size)

@@ -30,7 +30,7 @@ from .lib.launch import Launcher
 from .lib.rows import TRITON_DTYPES, OutputSpec, Rows, cores, even_rows
 
 # ---- kinds of scans -------------------------------------------------------------------------------------------------
-# The state of a scan is two numbers, a and b. Kinds that need only a return b unchanged. The functions of a kind:
+# The state of a scan is two numbers, a and b. Kinds without a second number return b unchanged. Functions of a kind:
 #   lift(u, v, i) -> a, b: the state of one element, from its inputs and its position; u is already wide
 #   scan(a, b) over a tile, and combine(a, b of the earlier part, a, b of the later part)
 #   lower(a, b, v, w, i) -> the results, from the state and the inputs

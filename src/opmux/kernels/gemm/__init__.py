@@ -34,8 +34,8 @@ from .device import add_up, blocks, few, product
 def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
     """Tiles small enough for two stages in 64 KiB of shared memory.
 
-    IN_TURN: persistent, i.e. one program per core loops over tiles. SPLITS: the number of parts of K, which a second
-    kernel sums; for results of few tiles.
+    IN_TURN: persistent, i.e. one program per core loops over tiles. SPLITS: the number of parts of K, for results of
+    few tiles; a second kernel sums the parts.
     """
     most = 64 if dtype.itemsize > 4 else 128
     side = lambda length: min(most, max(16, triton.next_power_of_2(length)))

@@ -171,7 +171,7 @@ def folder(
     if dtype is torch.bool or (how == "mean" and not dtype.is_floating_point):
         raise NotSupported(f"the {how} of {dtype}")
     wide = WIDE.get(dtype, tl.int64)
-    # combine whole rows
+    # whether to combine whole rows
     whole = dtype.is_floating_point and (how == "sum" or (how == "mean" and not include_self))
     find, loop, beyond = keys(cells, x, skips, flat=not whole)
     whole = loop.rows
