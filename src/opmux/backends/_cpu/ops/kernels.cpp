@@ -447,7 +447,7 @@ template <class A> struct GateBwd {
   }
 };
 
-// Computes n numbers of W per output from n per input.
+// A function that computes n numbers per output from n numbers per input, all of type W.
 using Block = void (*)(const void* const* in, void* const* out, int64_t n);
 
 // The last pack overlaps the one before; fewer numbers than a pack are processed in a copy.

@@ -102,7 +102,7 @@ def is_being_compiled() -> bool:
 def compile(retry: bool = False) -> Path:
     """Compile the kernels if they are not compiled yet; do not load them.
 
-    `retry`: also if compiling failed in the last hours.
+    `retry`: compile even if it failed in the last hours.
     """
     return build.library(NAME, SOURCES, flags=flags(), retry=retry)
 

@@ -20,7 +20,7 @@ using at::ScalarType;
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-constexpr int64_t GRAIN = 32768;  // at least as many numbers per thread, like ATen's own kernels
+constexpr int64_t GRAIN = 32768;  // a thread gets at least this many numbers, as in ATen's own kernels
 
 // ---- the gate -------------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ template <class F> inline void each_stretch(const Rows& rows, F f) {
   });
 }
 
-// A number for each column, plus `offset`, in W; the tensor's own memory if it holds these numbers already.
+// One number of type W per column: t plus `offset`. Uses t's own memory if it already holds these numbers.
 template <class W> class Columns {
   std::unique_ptr<W[]> held;
 
