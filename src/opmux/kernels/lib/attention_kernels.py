@@ -122,7 +122,7 @@ def visible(i, j, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.conste
 
 @triton.jit
 def span(begin, end, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """(first, full_first, full_last, last): bounds of the keys that queries in [begin, end) attend to.
+    """(first, full_first, full_last, last): bounds of keys for the queries in [begin, end).
 
     The queries attend to keys in [first, last). Blocks in [full_first, full_last) need no mask.
     """

@@ -12,7 +12,7 @@ from .rows import wide_of
 
 
 def _add_up(share_ptr, total_ptr, n_parts, n, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Adds the partial sums of all programs in a fixed order."""
+    """Adds the partial sums [n_parts, n]."""
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     b_total = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     for at in range(0, n_parts, BLOCK_M):

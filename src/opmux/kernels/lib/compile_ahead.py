@@ -4,10 +4,9 @@
         step()                                   # on meta tensors; a kernel that is missing is listed, not compiled
     for kernel, outcome in compile_all(found.missing.values(), jobs=16): ...
 
-A listed kernel is compiled by the same `triton.compile` call as at its first launch. So its key in Triton's cache is
-the same, and a process that launches the kernel finds it in the cache. Repeat listing and compiling until nothing is
-missing: if a kernel needs too much shared memory, another kernel is launched instead, and only the next listing finds
-it.
+A listed kernel is compiled by the same `triton.compile` call as at its first launch, so a process that launches the
+kernel finds it in Triton's cache. Repeat listing and compiling until nothing is missing: if a kernel needs too much
+shared memory, another kernel is launched instead, and only the next listing finds it.
 """
 
 from __future__ import annotations

@@ -61,8 +61,7 @@ def e5m2_bits(x):
     return bits_of(x, E5M2_MAX, 2, 15)
 
 
-# Inline PTX, because Triton's own cast misplaces bytes after a transposed layout (3.6, sm_90). `satfinite`
-# saturates to the largest finite value.
+# Inline PTX, because Triton's own cast misplaces bytes after a transposed layout (3.6, sm_90).
 CVT = """{{
     .reg .b16 a, b;
     cvt.rn.satfinite.{0}x2.f32 a, $2, $1;

@@ -339,7 +339,7 @@ def _plan(spec: Any, describe: Callable[..., Iterable[Stage]], args: tuple, out:
     params = list(spec.signature.parameters.values())
     tensors = _Tensors()
     values: list[Any] = []
-    meta_args: list[Any] = []  # arguments for torch's op on meta tensors
+    meta_args: list[Any] = []
     for p, value in zip(params, args, strict=True):
         role = role_of(p.annotation)
         if role == "tensor":

@@ -72,7 +72,7 @@ def words_at(key, counter, group):
 
 @triton.jit
 def words(key, counter, group, GROUPS: tl.constexpr):
-    """Four random words for each of GROUPS consecutive groups, the first of which is `group`.
+    """Four random words for each of GROUPS groups, from `group` on.
 
     `group` is a multiple of GROUPS, so the high word has no carry.
     """

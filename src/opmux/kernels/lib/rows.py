@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def even_rows(x: Tensor) -> bool:
-    """Whether rows are contiguous, evenly spaced and do not overlap: true, for example, for one half of [.., 2n]."""
+    """Whether rows are contiguous, evenly spaced and do not overlap, as in one half of [.., 2n]."""
     if x.is_contiguous():
         return True
     if x.dim() < 2 or x.stride(-1) != 1:
