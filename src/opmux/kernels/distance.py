@@ -5,8 +5,7 @@ row. A gradient is summed by one program in order, without atomics. Euclidean di
 to torch: ATen composes them from matmul and pointwise ops.
 """
 
-# No `from __future__ import annotations`: Triton must see p's annotation, tl.float64; without it p would be passed as
-# float32.
+# No `from __future__ import annotations`: Triton must see that p is tl.float64, or it passes a float32.
 
 import math
 from collections.abc import Callable

@@ -237,8 +237,8 @@ def _bwd(
     m_n = inside(o_n, n, FULL)
     b_dw = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     b_db = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
-    # With several stages, a load in the loop would copy the weight to shared memory for each row. With one stage, a
-    # load in the loop saves registers.
+    # With several stages, a load in the loop would copy the weight to shared memory for each row. With one, it saves
+    # registers.
     if STAGES > 1:
         b_w = tl.load(weight_ptr + o_n, mask=m_n, other=0.0)
     for at in tl.range(pid * BLOCK_M, n_rows, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):

@@ -1,8 +1,7 @@
 """Resampling: along each dimension, a result is a weighted sum of some input elements.
 
 One kernel gathers, for each result, the inputs that it reads. The kernel of the gradient gathers, for each input, the
-results that read it, in a fixed order and without atomics. Kernels compute the weights themselves, so no table of
-weights is needed.
+results that read it, in a fixed order and without atomics. Kernels compute the weights themselves, without a table.
 """
 
 from __future__ import annotations

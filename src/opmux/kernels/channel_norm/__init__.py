@@ -1,9 +1,9 @@
 """Group norm, batch norm and weight norm: their layouts in memory, and the choice of kernels.
 
-A unit is all elements that share one statistic. A small unit is held in registers and read once. For a longer unit
-there are two ways: one program reads it twice, the second time from L2; or many programs compute partial statistics,
-which are merged in a fixed order, and then another kernel scales all elements. Longer units of channels-last tensors
-are always shared by many programs, along columns. Results are deterministic.
+A unit is all elements that share one statistic. A small unit is held in registers and read once. A longer unit is read
+twice by one program, the second time from L2; or many programs compute partial statistics, which are merged in a fixed
+order, and another kernel scales all elements. Longer units of channels-last tensors are always shared by many programs,
+along columns. Results are deterministic.
 """
 
 from __future__ import annotations

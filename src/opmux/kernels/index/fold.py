@@ -5,8 +5,7 @@ torch promises to add in order (`index_put` with accumulate, the gradient of `em
 `torch.use_deterministic_algorithms`. Sums of floats are computed in float32 (float64 for float64).
 """
 
-# No `from __future__ import annotations`: Triton must see alpha's annotation, tl.float64; without it alpha would be
-# passed as float32.
+# No `from __future__ import annotations`: Triton must see that alpha is tl.float64, or it passes a float32.
 
 from collections.abc import Callable
 from typing import Any

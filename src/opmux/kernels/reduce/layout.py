@@ -94,8 +94,8 @@ def by_columns(kept: list[Level], reduced: list[Level]) -> bool:
 def unit(n: int, *strides: int, itemsize: int) -> int:
     """The number of elements of the widest possible load: at most 16 bytes.
 
-    It is the largest power of two that divides n and all strides. It is 1 if n does not fit in 32 bits: otherwise the
-    kernel would multiply n / width in 32 bits.
+    The largest power of two that divides n and all strides; 1 if n does not fit in 32 bits, because the kernel would
+    multiply n / width in 32 bits.
     """
     width = max(1, 16 // itemsize) if n < 2**31 else 1
     for size in (n, *strides):

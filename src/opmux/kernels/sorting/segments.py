@@ -4,8 +4,7 @@ A program handles one segment and a block of columns, and reads the segment's ro
 computed in float32 (float64 for float64).
 """
 
-# No `from __future__ import annotations`: Triton must see initial's annotation, tl.float64; without it initial would be
-# passed as float32.
+# No `from __future__ import annotations`: Triton must see that `initial` is tl.float64, or it passes a float32.
 
 import math
 from collections.abc import Callable
