@@ -72,7 +72,6 @@ ALONE = {"": ("x", 1), "_bwd": ("dy, x", 1), "_bias": ("x, bias", 1), "_bias_bwd
 FORMS = dict.fromkeys(("gelu_tanh", "gelu", "silu", "qgelu", "relu", "srelu"), ALONE | GATED) | {"sigmoid": GATED}
 OPS |= {act + suffix: takes for act, forms in FORMS.items() for suffix, takes in forms.items()}
 
-# Ops that are not faster, by dtype.
 LEFT = {
     "softmax_bwd": ALL,
     "relu": (F64, F32, F16),

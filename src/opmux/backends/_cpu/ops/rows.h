@@ -36,8 +36,8 @@ bool has_memory(const Tensor& t) {
 
 // Whether t is a dense CPU tensor whose memory can be read directly, without a forward gradient. The list has the
 // allowed dispatch keys. Any other key (Python, functorch, functionalization, quantized, sparse, nested, the negative
-// and the conjugate bit, forward AD's zeros, keys that torch adds later) means that the memory does not hold the
-// values, or that there is no memory.
+// and the conjugate bit, forward AD's zeros, keys that torch adds later) means that the memory is missing, or does not
+// hold the values.
 bool plain(const Tensor& t) {
   using c10::DispatchKey;
   static const c10::DispatchKeySet allowed(
@@ -104,7 +104,6 @@ int64_t stride_of(const Tensor& t) {
   return step < 0 ? t.size(last) : step;
 }
 
-// The rows of a tensor.
 template <class T> struct In {
   const T* data;
   int64_t stride;
