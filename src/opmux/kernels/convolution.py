@@ -329,7 +329,7 @@ def precision() -> str:
 
 
 def _factors(t: Tensor, precise: str) -> str:
-    """The setting applies to NVIDIA's tensor cores; other devices use full float32."""
+    """The precision of the factors: the setting affects only NVIDIA's tensor cores; other devices use full float32."""
     return precise if t.device.type in ("cuda", "meta") else "ieee"
 
 

@@ -5,8 +5,7 @@ keys of a sequence are split among programs until the chip is full. Each program
 a second kernel combines them. The split depends on the sequence's length, which is known only on the device: a program
 without keys writes lse = -inf and returns.
 
-MLA's latent cache is one head of keys; their first columns are also the values. The same kernel serves it and reads no
-v.
+MLA's latent cache has one head of keys, whose first columns are also the values. The same kernel serves it, without v.
 """
 
 from __future__ import annotations
@@ -337,11 +336,11 @@ def splits_for(programs: int, keys: int, slots: int) -> int:
 
 @tunable("decode.keys", free="BLOCK_M BLOCK_N PER_CORE")
 def key_tiles(rows: int, keys: int, dim: int, dtype: torch.dtype, kept: torch.dtype) -> Tiles:
-    """BLOCK_M: rows of a tile (heads and queries of one KV head). BLOCK_N: keys per step. PER_CORE: programs that run
-    on a core at a time.
+    """Tiles for the attention to a cache, whose keys are split until every core has PER_CORE programs.
 
-    `keys`: the capacity of the cache per sequence; `dim`: the larger head dimension of k and v; `kept`: the cache's
-    dtype. Keys are split among programs until every core has PER_CORE programs.
+    BLOCK_M: rows of a tile (heads and queries of one KV head). BLOCK_N: keys per step. PER_CORE: programs that run on a
+    core at a time. `keys`: the capacity of the cache per sequence; `dim`: the larger head dimension of k and v; `kept`:
+    the cache's dtype.
     """
     size = dtype.itemsize
     block_n = {2: 64, 4: 32, 8: 16}[size] // (2 if dim > 128 else 1) // (2 if dim > 256 and size > 2 else 1)
@@ -519,7 +518,7 @@ def _plan(
 def _page(k: Tensor, table: Tensor | None) -> tuple[int, int]:
     """The keys per sequence and per page.
 
-    Without pages, the page size is 1: it is a constexpr, and the length must not be one.
+    Without pages, the page size is 1. It cannot be the length, because it is a constexpr and lengths vary.
     """
     return (k.shape[1], 1) if table is None else (k.shape[1] * table.shape[1], max(k.shape[1], 1))
 

@@ -1,12 +1,11 @@
 """Distances between all pairs of vectors, in tiles of pairs, so that a vector is loaded once per tile, not per pair.
 
-One kernel serves both forwards, and one both backwards. pdist has the pairs of one set that are above the diagonal, row
-by row. A gradient is summed by one program in order, without atomics. Euclidean distances of more than 25 vectors are
-left to torch: ATen composes them from matmul and pointwise ops.
+One kernel serves both forwards, another both backwards. pdist returns the pairs (i, j) of one set with i < j, row by
+row. A gradient is summed by one program in order, without atomics. Euclidean distances of more than 25 vectors are left
+to torch: ATen composes them from matmul and pointwise ops.
 """
 
-# No `from __future__ import annotations`: Triton must see p's annotation, tl.float64; without it p would be passed as
-# float32.
+# No `from __future__ import annotations`: Triton must see that p is tl.float64, or it passes a float32.
 
 import math
 from collections.abc import Callable

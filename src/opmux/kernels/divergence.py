@@ -1,7 +1,6 @@
 """Divergences of two distributions, in float32 (float64 for float64): one row per program, read in pieces."""
 
-# No `from __future__ import annotations`: Triton must see temperature's annotation, tl.float64; without it temperature
-# would be passed as float32.
+# No `from __future__ import annotations`: Triton must see that temperature is tl.float64, or it passes a float32.
 
 from typing import Any
 

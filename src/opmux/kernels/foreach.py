@@ -157,7 +157,7 @@ def row_of(name: str) -> Row:
     return ROWS["true_divide" if name == "div" else name]
 
 
-# ATen's overloads have several names for the same operand: of each group, the first name in the op's signature is used.
+# ATen's overloads have several names for the same operand. Of each group, the first argument that is given is used.
 OPERANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(spec.UNARY, (("self",),)),
     **dict.fromkeys(spec.BINARY, (("self",), ("scalars", "scalar", "other"))),

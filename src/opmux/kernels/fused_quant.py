@@ -1,5 +1,4 @@
-"""Activations and norms with FP8 results: one pass computes tiles, casts them, and writes them, their transpose and
-scales.
+"""Activations and norms with FP8 results: one pass computes, casts and writes tiles, their transpose and scales.
 
 Current scaling computes the result twice, once for its amax and once for the cast. So the inputs are read twice, but no
 intermediate result is written or read back.

@@ -1,5 +1,4 @@
-"""ATen's ops that move elements: a function per op says which part of the result is copied from where; `lib.moves`
-launches these copies.
+"""ATen's ops that move elements: a function per op lists the copies, and `lib.moves` launches them.
 
 Three ops also compute: `unfold_backward` adds, `polar` multiplies, `repeat_interleave` searches. tril and triu have
 their own kernel, which does not read the elements that become zero.
@@ -81,8 +80,10 @@ def block_diag(y: Tensor, tensors: list[Tensor]) -> Stages:
 
 @moves(spec.ops["_chunk_cat"])
 def chunk_cat(y: Tensor, tensors: list[Tensor], dim: int, num_chunks: int) -> Stages:
-    """Cut each tensor into chunks along dim, and pad with zeros at the end. The i-th slice of the result is the
-    concatenation of the i-th chunks of all tensors."""
+    """Cut each tensor into chunks along dim, and pad with zeros at the end.
+
+    The i-th slice of the result is the concatenation of the i-th chunks of all tensors.
+    """
     moves: Moves = []
     dim, at = dim % tensors[0].dim(), 0
     for t in tensors:
@@ -240,7 +241,7 @@ def _around(y: Tensor, dim: int, start: int, length: int, source: Tensor | Runti
 
 
 def _replaced(y: Tensor, source: Tensor | int, part: Tensor, src: Tensor) -> Stages:
-    """Write all of y, then overwrite a part of it: two launches, for parts whose rest is not just two blocks."""
+    """Write all of y, then overwrite a part of it: two launches, for a part with more than two blocks around it."""
     return [[(y, source)], [(part, src)]]
 
 
@@ -442,7 +443,7 @@ def _fold(g_ptr, y_ptr, total, length, inner, windows, size, step, most, WIDE: t
     outer = i // inner // length
     last = at // step
     acc = tl.zeros([BLOCK], WIDE)
-    for back in range(most):  # `most` is the limit of windows that contain an element; the last window comes first
+    for back in range(most):  # an element is in at most `most` windows; the last window comes first
         window = last - back
         k = at - window * step
         mask = inside & (window >= 0) & (window < windows) & (k < size)

@@ -37,10 +37,7 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit
 def put_row(y_ptr, o, b_y, m, x_ptr, scale_ptr, CAST: tl.constexpr):
-    """The same as `put`.
-
-    But if y_ptr is None, it stores nothing and returns the amax of y, rounded to the dtype of x.
-    """
+    """`put`; but if y_ptr is None, store nothing and return the amax of y, rounded to the dtype of x."""
     if y_ptr is None:
         b_y = b_y.to(x_ptr.dtype.element_ty).to(tl.float32)
         return tl.max(tl.where(m & (b_y == b_y), tl.abs(b_y).to(tl.int32, bitcast=True), 0))
@@ -56,11 +53,11 @@ def _fwd(
     LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, LEAST: tl.constexpr, FULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]. With CAST, y is float8, and amax becomes the maximum of
-    itself and y's.
+    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b].
 
-    Without y_ptr, it writes only the statistics, and amax if amax_ptr is given. With y_scale_ptr, `put_blocks` writes
-    y. ROUND: norm(x) is rounded to this dtype. STEP: every step is rounded to this dtype.
+    With CAST, y is float8, and amax is raised to y's largest magnitude. Without y_ptr, it writes only the statistics,
+    and amax if amax_ptr is given. With y_scale_ptr, `put_blocks` writes y. ROUND: norm(x) is rounded to this dtype.
+    STEP: every step is rounded to this dtype.
     """
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
@@ -240,7 +237,8 @@ def _bwd(
     m_n = inside(o_n, n, FULL)
     b_dw = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     b_db = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
-    # in the loop, the weight would be copied to shared memory for each row; with one stage, that load saves registers
+    # With several stages, a load in the loop would copy the weight to shared memory for each row. With one, it saves
+    # registers.
     if STAGES > 1:
         b_w = tl.load(weight_ptr + o_n, mask=m_n, other=0.0)
     for at in tl.range(pid * BLOCK_M, n_rows, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
@@ -446,7 +444,7 @@ bwd, bwd_pieces = Launcher(_bwd, sizes=_bwd_sizes), Launcher(_bwd_pieces, sizes=
 bwd_cooperative = Launcher(_bwd_cooperative, sizes=_bwd_sizes)
 bwd_columns = Launcher(_bwd_columns, sizes="dy_stride x_stride n")
 
-COOPERATIVE_FROM = 32768  # rows of more 16-bit columns are shared by programs if these can cooperate (layer norm: half)
+COOPERATIVE_FROM = 32768  # more 16-bit columns than this: programs share a row if they can cooperate (layer norm: half)
 COOPERATIVE_FROM_BWD = 16384  # the same for the backward
 FORWARD_FITS = 32768  # one program holds up to this many 16-bit columns in registers
 BACKWARD_FITS = 32768  # the same for x and dy (layer norm: half, because of the gradient of the bias)
@@ -527,9 +525,9 @@ def _forward(
     stats: bool = False,
     blocks: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """`stats`: y is not computed.
+    """`stats`: compute only the statistics, not y.
 
-    `blocks`: constants of `put_blocks`, with which y, an argument, is written as scaled blocks.
+    `blocks`: constants of `put_blocks`, which writes y, an argument of the op, as scaled blocks.
     """
     n, dtype, wide = x.shape[-1], x.dtype, wide_of(x.dtype)
     column = OutputSpec.of(x.shape[:-1], opmath_dtype(dtype))

@@ -490,8 +490,9 @@ def _dyt_bwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dx of a column block in every P-th row block, and sums over these rows: a single number for dalpha, and one per
-    column for dgamma and dbeta.
+    """dx of a column block in every P-th row block, and sums over these rows.
+
+    The sum is a single number for dalpha, and one number per column for dgamma and dbeta.
     """
     pid = tl.program_id(0)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]

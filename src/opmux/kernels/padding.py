@@ -1,7 +1,7 @@
-"""Padding by reflection and by replication: a function per dimension maps indices of the result to those of the input;
-forward and backward gather.
+"""Padding by reflection and by replication: forward and backward gather.
 
-The gradient of an input element is the sum over the results that copy it, in a fixed order, without atomics.
+A function per dimension maps indices of the result to indices of the input. The gradient of an input element is the sum
+over the results that copy it, in a fixed order, without atomics.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _pool_bwd(dy_ptr, index_ptr, dx_ptr, n, n_c, n_z, n_y, n_x, o_z, o_y, o_x,
               WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The gradient of each input element: the sum over the windows that contain it.
 
-    Along each dimension these are at most W.
+    Along each dimension, at most W windows contain it.
     """
     o, inside = lanes(n, INDEX, FULL, BLOCK)
     b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)

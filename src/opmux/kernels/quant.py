@@ -107,7 +107,7 @@ def _cast(
     FULL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """y = fp8(x * scale). scale_ptr holds the scale or, if PARTS > 0, that many partial amaxes that give it."""
+    """y = fp8(x * scale). scale_ptr holds the scale or, if PARTS > 0, PARTS partial amaxes to compute it from."""
     if noop_set(noop_ptr):
         return
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -210,9 +210,10 @@ def _history(
     RECENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One amax history per lane: append the newest amax, shift the history by one, and zero the first slot. If the
-    newest amax is 0, append the first slot's value instead; if that is 0 too, leave the history and the scale
-    unchanged.
+    """One amax history per lane: append the newest amax, shift the history by one, and zero the first slot.
+
+    If the newest amax is 0, append the first slot's value instead. If that value is 0 too, leave the history and the
+    scale unchanged.
     """
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = o < n

@@ -237,8 +237,9 @@ def put(y_ptr, o, n, value):
 
 @triton.jit
 def masked(b_x, keep, scale):
-    """b_x * scale, or 0. Selects the factor, because LLVM would select among products as packed halves, which is
-    slower.
+    """b_x * scale, or 0.
+
+    Selects the factor before the product: LLVM would select among products as packed halves, which is slower.
     """
     return b_x.to(scale.dtype) * tl.where(keep, scale, 0.0)
 
@@ -415,7 +416,7 @@ def dropout_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("random.fill", free="TILES BLOCK")
 def fill_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """What `dropout_tiles` are for dropout, for kernels that read no input."""
+    """Like `dropout_tiles`, for kernels that read no input."""
     return Tiles(128, TILES=1 if n < SMALL else 4, BLOCK=128)
 
 

@@ -48,7 +48,7 @@ def _position(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP
 
 @triton.jit
 def _spread(b_x):
-    """b_x, computed only once per element: layouts do not propagate backward through this sum of one element."""
+    """b_x, computed only once per element: the compiler moves no layout backward through this sum of one element."""
     return tl.sum(b_x[:, None], 1)
 
 
@@ -149,7 +149,7 @@ def _rope(
     GROUPS: tl.constexpr, APART: tl.constexpr, CP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, j) rotates block j of the heads at position i of all sequences; APART: at i % length of one."""
+    """Program (i, j) rotates block j of the heads at position i of all sequences; APART: of one, at i % length."""
     i_s = tl.program_id(0).to(tl.int64)
     i_b = i_s * 0
     if APART:

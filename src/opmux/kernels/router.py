@@ -1,4 +1,4 @@
-"""tex's router: a program holds all experts of one token in registers, and finds the best ones by repeated maxima.
+"""Transformer Engine's router: a program holds a token's experts in registers, and finds the best by repeated maxima.
 
 With up to 1024 experts a program is one warp, so a maximum needs no synchronization between warps. The routing map has
 the requested format: bytes, bits, or the indices of the chosen experts.
@@ -488,7 +488,7 @@ def _balanced(
 ) -> Plan:
     """`factor`: the coefficient of the loss.
 
-    If `total` (a tensor on the device) is given, the kernel divides it by total^2.
+    If `total` (a tensor on the device) is given, the kernel divides `factor` by total^2.
     """
     _refuse_many(cols)
     sizes = RowSizes.of(probs=probs)

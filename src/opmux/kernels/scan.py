@@ -30,7 +30,7 @@ from .lib.launch import Launcher
 from .lib.rows import TRITON_DTYPES, OutputSpec, Rows, cores, even_rows
 
 # ---- kinds of scans -------------------------------------------------------------------------------------------------
-# The state of a scan is two numbers, a and b. Kinds that need only a pass b through. The device functions of a kind:
+# The state of a scan is two numbers, a and b. Kinds without a second number return b unchanged. Functions of a kind:
 #   lift(u, v, i) -> a, b: the state of one element, from its inputs and its position; u is already wide
 #   scan(a, b) over a tile, and combine(a, b of the earlier part, a, b of the later part)
 #   lower(a, b, v, w, i) -> the results, from the state and the inputs
@@ -406,8 +406,7 @@ totals = Launcher(_totals, sizes="u_stride v_stride n step span")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-# A tile has at most so many positions of a lane: LONGEST along rows, by the itemsize of the state; DEEPEST along
-# columns.
+# The most positions of a lane in a tile: LONGEST along rows, by the itemsize of the state; DEEPEST along columns.
 LONGEST = {4: 8192, 8: 4096}
 DEEPEST = 64
 

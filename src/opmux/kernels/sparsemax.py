@@ -41,7 +41,7 @@ def _fwd(
         for at in range(0, n, BLOCK_N):
             b_x = tl.maximum(b_x, tl.load(x_ptr + at + o_n, mask=at + o_n < n, other=-float("inf")).to(WIDE))
         top = tl.max(b_x, 0)
-    # for x - top; at or below the root, because the largest element alone gives a sum of 1
+    # a lower bound of the root, for x - top: there, the largest element alone gives a sum of 1
     tau = tl.full([], -1.0, WIDE)
     before = tl.full([], 2, tl.int32) + n
     count = before - 1

@@ -1,8 +1,7 @@
 """Resampling: along each dimension, a result is a weighted sum of some input elements.
 
 One kernel gathers, for each result, the inputs that it reads. The kernel of the gradient gathers, for each input, the
-results that read it, in a fixed order and without atomics. Kernels compute the weights themselves, so no table of
-weights is needed.
+results that read it, in a fixed order and without atomics. Kernels compute the weights themselves, without a table.
 """
 
 from __future__ import annotations
@@ -103,10 +102,10 @@ def tap(there, k, scale, n_in, whole, MODE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def results(at, scale, n_in, n_out, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
-    """The first and the last result that may read an input index. The first and the last index are also read for
-    positions outside the input.
+    """The first and the last result that may read an input index.
 
-    A result at position p reads indices from p - high to p + low; positions are scale * (o + a) - b.
+    The first and the last input index are also read for positions outside the input. A result at position p reads
+    indices from p - high to p + low; positions are scale * (o + a) - b.
     """
     a = 0.0 if ALIGN or MODE == "nearest" else 0.5
     b = 0.5 if (MODE == "linear" or MODE == "cubic") and not ALIGN else 0.0

@@ -1,4 +1,4 @@
-"""Tiles on MLUs, where they differ from the defaults: blocks fill half of a core's NRAM; the next ones, the rest."""
+"""Tiles on MLUs, where they differ from the defaults: blocks fill half of a core's NRAM; the next blocks, the rest."""
 
 from opmux.backends import buffers
 

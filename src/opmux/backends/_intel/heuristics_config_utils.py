@@ -1,5 +1,4 @@
-"""Tiles on Intel's GPUs, where they differ from the defaults: rows in registers use more lanes, because a lane has few
-registers.
+"""Tiles on Intel's GPUs, where they differ from the defaults: more lanes per row, because a lane has few registers.
 
 A warp of 32 lanes is a thread of the hardware, with 128 registers of 64 bytes (32 on Arc A): 64 four-byte numbers per
 lane, where a thread of NVIDIA's chips may have 255. 64 elements per thread, which suit NVIDIA's chips, would spill.

@@ -1,6 +1,4 @@
-"""Tiles on Tsingmicro's chips, where they differ from the defaults: 16 programs in parallel, each with megabytes of
-memory.
-"""
+"""Tiles on Tsingmicro's chips, where they differ from the defaults: 16 programs, each with megabytes of memory."""
 
 from opmux.backends import buffers
 

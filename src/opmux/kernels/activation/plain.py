@@ -1,9 +1,9 @@
-"""Activations: alone, with a bias, and gated. An activation is two device functions, its value and its slope; six
-kernels serve all activations.
+"""Activations: alone, with a bias, and gated.
+
+An activation is two device functions, its value and its derivative. Six kernels serve all activations.
 
 Contiguous tensors are treated as one long row. Gated kernels and kernels with a bias read strided rows, so the halves
-of [.., 2n] are read in place. With CAST the results are float8, and amax becomes the maximum of itself and their
-magnitudes.
+of [.., 2n] are read in place. With CAST the results are float8, and amax is raised to their largest magnitude.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def gated_row_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
 
-# programs per core for sums over rows; with 4, dgelu with bias has 0.66 of a copy's bandwidth, not 0.78 (H200)
+# programs per core for sums over rows: with 8, dgelu with bias has 0.78 of a copy's bandwidth; with 4, 0.66 (H200)
 PER_CORE = 8
 
 
@@ -262,7 +262,7 @@ def bias_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 def functions(act: str, uses: str, fp8: torch.dtype | None = None) -> dict[str, Any]:
-    """The constexprs of an activation's kernels; CAST is that of the cast to `fp8`."""
+    """The constexprs of an activation's kernels; CAST converts results to `fp8`."""
     return {u: MATHS[act][("VALUE", "SLOPE").index(u)] for u in uses.split()} | {"CAST": fp8 and cast_of(fp8)}
 
 

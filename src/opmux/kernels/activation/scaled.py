@@ -1,7 +1,7 @@
 """Gates with parameters and a factor for each row. A gate is four device functions; three kernels serve all gates.
 
 Gate parameters are constexprs, because a model uses the same values everywhere. The gradient of a factor is a sum over
-its row, so that backward loops along rows; without factors, a program computes one tile, as in `plain`.
+its row, so with factors the backward loops along rows. Without factors, a program computes one tile, as in `plain`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Group norm, batch norm and weight norm: their layouts in memory, and the choice of kernels.
 
-A unit is all elements that share one statistic. A small unit is held in registers and read once. For a longer unit
-there are two ways: one program reads it twice, the second time from L2; or many programs compute partial statistics,
-which are merged in a fixed order, and then another kernel scales all elements. Channels-last tensors with larger units
-are always computed by many programs, along columns. Results are deterministic.
+A unit is all elements that share one statistic. A small unit is held in registers and read once. A longer unit is read
+twice by one program, the second time from L2; or many programs compute partial statistics, which are merged in a fixed
+order, and another kernel scales all elements. Longer units of channels-last tensors are always shared by many programs,
+along columns. Results are deterministic.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ COLUMNS = 16  # a program has at least this many adjacent units: 32 bytes of 16-
 
 
 def cut(n: int, most: int) -> int:
-    """The block size for n: the largest power of two <= `most` that is at least 80 % used, else the most used one."""
+    """The block size for n: the largest power of two <= `most` that is at least 80 % full, else the fullest one."""
     top = min(triton.next_power_of_2(n), most)
     tried = [b for b in (top, top // 2, top // 4, top // 8) if b]
     used = {b: n / (-(-n // b) * b) for b in tried}
@@ -260,7 +260,7 @@ class Launches(NamedTuple):
         return self._launch(kernel, runs.n_f * parts, tiles, runs._asdict(), names, even, **constants), parts
 
     def pieces(self, **names: str) -> tuple[Launch, int]:
-        """The launch in which one program reads a unit in pieces; returns the same as `whole`."""
+        """The same as `whole`, for one program that reads a unit in pieces."""
         at, runs = self.at, self.at.runs()
         tiles = piece_tiles(n_k=runs.n_k, n_l=runs.n_l, backward=self.backward, dtype=self.dtype)
         kernel = chip.bwd_pieces if self.backward else chip.fwd_pieces
@@ -299,7 +299,7 @@ class Launches(NamedTuple):
         return max(1, min(-(-16 * cores(self.device) // units), pieces // 4, MOST_PARTS))
 
     def merge(self, shape: tuple[int, int, int]) -> Launch:
-        """Partial statistics -> statistics."""
+        """The launch that merges partial statistics."""
         at, (_, parts, inner) = self.at, shape
         width = at.width if at.last else 1
         tiles = total_tiles(n_shares=parts * width, dtype=self.dtype)
@@ -308,14 +308,14 @@ class Launches(NamedTuple):
         return self._launch(totals.merge, programs, tiles, numbers, CENTRED=self.stat != "norm")
 
     def total_units(self, parts: int) -> Launch:
-        """Partial sums -> c1 and c2, from which group norm's dx is computed."""
+        """The launch that adds partial sums to c1 and c2, from which group norm's dx is computed."""
         at = self.at
         tiles = total_tiles(n_shares=parts * at.width, dtype=self.dtype)
         numbers = {"n_c": at.c, "n_w": at.width, "n_parts": parts, "n_units": at.units, "count": at.count}
         return self._launch(totals.total_units, -(-at.units // tiles["BLOCK_U"]), tiles, numbers)
 
     def total_channels(self, parts: int, **names: None) -> Launch:
-        """Partial sums -> gradients of each channel."""
+        """The launch that adds partial sums to the gradients of each channel."""
         at = self.at
         tiles = total_tiles(n_shares=parts, dtype=self.dtype)
         numbers = {"n_c": at.c, "n_parts": parts, "count": 1 if self.stat == "norm" else at.count}
@@ -357,7 +357,7 @@ def _units_of(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, 
 
 
 def _in_format(form: torch.memory_format, **tensors: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-    """For `Plan.before`: functions that copy those tensors to this memory format that do not have it."""
+    """For `Plan.before`: functions that copy tensors to this memory format, for the tensors in other formats."""
     copy = lambda t: t.contiguous(memory_format=form)
     return {name: copy for name, t in tensors.items() if not t.is_contiguous(memory_format=form)}
 

@@ -22,8 +22,10 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit
 def _sums(b_a, b_b, AXIS: tl.constexpr, BOTH: tl.constexpr, PAIRS: tl.constexpr):
-    """The sums of both tensors along an axis, or only of the first one. PAIRS fuses both sums into one reduction, which
-    the interpreter does not support."""
+    """The sums of both tensors along an axis, or only of the first one.
+
+    PAIRS fuses both sums into one reduction, which the interpreter does not support.
+    """
     if BOTH and PAIRS:
         a, b = tl.reduce((b_a, b_b), AXIS, _add_pairs)
     else:
@@ -244,7 +246,7 @@ def _bwd(
     CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """dx; and ds = dweight and db = dbias if a unit is one channel.
+    """dx and, if a unit is one channel, ds = dweight and db = dbias.
 
     Otherwise ds and db are partial sums over the units of this program: the same group of channels in every P-th
     sample.
@@ -414,8 +416,10 @@ def _bwd_pieces(
     BLOCK_K: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
-    """dx of a unit; ds = dweight and db = dbias of its channel, or their partial sums per sample if the unit has
-    several channels."""
+    """dx of a unit and, if the unit is one channel, ds = dweight and db = dbias.
+
+    Otherwise ds and db are partial sums per sample.
+    """
     pid = tl.program_id(0)
     i_r, i_f = pid // n_f, pid % n_f
     base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride

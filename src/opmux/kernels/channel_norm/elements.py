@@ -13,7 +13,7 @@ from .device import _inverse, _scale
 def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """A block of rows, each one channel of one sample: offsets, masks, channels, units.
 
-    The last rows come first: they are still in L2.
+    Programs start with the last rows, which are still in L2.
     """
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     n_b = tl.cdiv(n_l, BLOCK_N)
@@ -27,7 +27,7 @@ def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constex
 
 @triton.jit
 def _column_block(n_c, n_m, n_w, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """What `_row_block` returns, for matrices [n_m, n_c]."""
+    """`_row_block` for matrices [n_m, n_c]."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     n_b, n_i = tl.cdiv(n_c, BLOCK_N), tl.cdiv(n_m, BLOCK_M)
     i_o = pid // n_b // n_i

@@ -34,8 +34,8 @@ from .device import add_up, blocks, few, product
 def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
     """Tiles small enough for two stages in 64 KiB of shared memory.
 
-    IN_TURN: persistent, i.e. one program per core loops over tiles. SPLITS: the number of parts of K, which a second
-    kernel sums; for results of few tiles.
+    IN_TURN: persistent, i.e. one program per core loops over tiles. SPLITS: the number of parts of K, for results of
+    few tiles; a second kernel sums the parts.
     """
     most = 64 if dtype.itemsize > 4 else 128
     side = lambda length: min(most, max(16, triton.next_power_of_2(length)))
@@ -46,7 +46,7 @@ def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
     )
 
 
-FEW = 4  # up to this many rows do not use the matrix unit; if the matrix has contiguous columns, only 1 row
+FEW = 4  # products of up to this many rows (1 if the matrix has contiguous columns) do not use the matrix unit
 
 
 @tunable("gemm.few", free="BLOCK_N BLOCK_K SPLITS")
@@ -112,7 +112,7 @@ class Epilogue(NamedTuple):
     c: Tensor | None = None  # adds beta * c; c has the shape of the result or of one row
     act: str = ""  # the name of an activation in MATHS
     slope: str = ""  # the name of an activation; the product is multiplied by the activation's derivative at `pre`
-    # the first half of b's rows gives the activation, which is multiplied by the product with the second half
+    # the activation of the product with the first half of b's rows is multiplied by the product with the second half
     glu: bool = False
     residual: Tensor | None = None  # added last
 
@@ -232,7 +232,7 @@ def _many_rows(
     in_turn = tiles["IN_TURN"] and spaced and read["A_NUMBERS"] is None and k > 0
     splits = tiles["SPLITS"]
     plain = not (epilogue.act or epilogue.slope or epilogue.glu or epilogue.residual is not None)
-    one_byte = a.element_size() == 1  # not FP8: its scales would have to be applied to every part
+    one_byte = a.element_size() == 1  # FP8 is not split: every part would need the scales
     if in_turn or not plain or one_byte or batch > 1 or k % (splits * tiles["BLOCK_K"]) or not k:
         splits = 1
     changes = {"IN_TURN": in_turn, "SPLITS": splits}

@@ -227,7 +227,7 @@ def _gemm(
     FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The second grid dimension is the batch, or the parts of K; then the batch strides are those between parts."""
+    """The second grid dimension is the batch, or the parts of K: then batch strides are the strides between parts."""
     batch = tl.program_id(1).to(tl.int64)
     a_ptr += batch * a_batch
     b_ptr += batch * b_batch
@@ -359,10 +359,9 @@ def _blocks(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """a b^T, both of FP8 with one scale per 1x128 or 128x128 block. BLOCK_K is 128, so each partial product has its own
-    scales.
+    """a b^T, both of FP8 with one scale per 1x128 or 128x128 block.
 
-    IN_TURN: persistent, as in `persistent_tiles`.
+    BLOCK_K is 128, so each partial product has its own scales. IN_TURN: persistent, as in `persistent_tiles`.
     """
     A_ONE: tl.constexpr = A_ROWS >= BLOCK_M
     B_ONE: tl.constexpr = B_ROWS >= BLOCK_N

@@ -1,13 +1,11 @@
-"""Combine several writes to one position in a fixed order: sort elements by position, then combine those of each
-position.
+"""Combine writes to one position in a fixed order: sort elements by position, then combine each position's elements.
 
 Used where atomic additions do not serve: for 8-bit and 16-bit dtypes; for products, minima and maxima; for sums that
 torch promises to add in order (`index_put` with accumulate, the gradient of `embedding`); and under
 `torch.use_deterministic_algorithms`. Sums of floats are computed in float32 (float64 for float64).
 """
 
-# No `from __future__ import annotations`: Triton must see alpha's annotation, tl.float64; without it alpha would be
-# passed as float32.
+# No `from __future__ import annotations`: Triton must see that alpha is tl.float64, or it passes a float32.
 
 from collections.abc import Callable
 from typing import Any
@@ -172,7 +170,7 @@ def folder(
     if dtype is torch.bool or (how == "mean" and not dtype.is_floating_point):
         raise NotSupported(f"the {how} of {dtype}")
     wide = WIDE.get(dtype, tl.int64)
-    # combine whole rows
+    # whether to combine whole rows
     whole = dtype.is_floating_point and (how == "sum" or (how == "mean" and not include_self))
     find, loop, beyond = keys(cells, x, skips, flat=not whole)
     whole = loop.rows

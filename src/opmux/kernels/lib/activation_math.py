@@ -28,7 +28,7 @@ def clamp(x):
 
 @triton.jit
 def gate_slope(x, k, rate):
-    """(x * sigmoid(k))', with rate = k'."""
+    """The derivative of x * sigmoid(k) with respect to x, with rate = dk/dx."""
     s = sigmoid(k)
     return s + x * rate * s * sigmoid(-k)
 
@@ -117,8 +117,7 @@ MATHS = {
 def tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """The row indices [BLOCK_M, 1] and column indices [1, BLOCK_N] of this program; tiles are ordered row by row.
 
-    FLAT: the tensor is one row, so no division and no row stride is needed, which saves a tenth of a gate's
-    instructions.
+    FLAT: the tensor is one row. Skipping the division and the row stride saves a tenth of a gate kernel's instructions.
     """
     pid = tl.program_id(0)
     if FLAT:
@@ -137,7 +136,7 @@ def per_program(dtype: torch.dtype) -> int:
 
 
 def least_gap(n: int, most: int, least: int = 256) -> int:
-    """The largest power of two <= `most` that wastes at most a sixteenth of n columns, but at least `least`."""
+    """The largest power-of-two block <= `most` that pads n columns by at most a sixteenth; not halved below `least`."""
     block = min(most, max(triton.next_power_of_2(n), 16))
     while block > least and -n % block > n // 16:
         block //= 2

@@ -35,8 +35,9 @@ def _tiles(queries: int, dim: int, dtype: torch.dtype, widest: int, threads: int
 
 @tunable("attention.fwd", free="BLOCK_M BLOCK_N")
 def fwd_tiles(queries: int, keys: int, dim: int, dtype: torch.dtype, extra: bool) -> Tiles:
-    """Forward tiles. `dim`: the larger head dimension of q and v. `extra`: the kernel also loads a bias or generates
-    dropout bits, which takes registers and shared memory.
+    """Forward tiles; `dim` is the larger head dimension of q and v.
+
+    `extra`: the kernel also loads a bias or generates dropout bits, which takes registers and shared memory.
     """
     return _tiles(queries, dim, dtype, 64 if extra else 128, 256 if queries > 64 and not extra else 128)
 
@@ -78,7 +79,7 @@ def strides_of(stride: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSpec:
-    """An output with the memory layout of `t` or, with `seq_first`, of contiguous [batch, seq, heads, dim]."""
+    """An output with the memory layout of `t`, or of contiguous [batch, seq, heads, dim] if `seq_first`."""
     shape = (*t.shape[:-1], t.shape[-1] if dim is None else dim)
     if t.dim() == 3:
         return OutputSpec.of(shape, t.dtype)
@@ -88,7 +89,7 @@ def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSp
 
 
 class Options(NamedTuple):
-    """The options that other attention ops have and `attention` does not."""
+    """Options of other attention ops, which the op `attention` does not have."""
 
     at_end: bool = True
     softcap: float = 0.0
@@ -114,7 +115,7 @@ class AttentionProblem(NamedTuple):
     batch: int
     heads: int
     kv_heads: int
-    queries: int  # `queries` and `keys` are those of the longest sequence
+    queries: int  # the longest sequence has `queries` queries and `keys` keys
     keys: int
     dim: int
     dim_v: int

@@ -73,7 +73,7 @@ def tile_rows(
     INSIDE: tl.constexpr,
     ENGINE: tl.constexpr = False,
 ):
-    """Load ROWS rows, starting at row `begin`. Only one value depends on `begin`, which keeps loops cheap."""
+    """Load ROWS rows, starting at row `begin`. Only scalars depend on `begin`, so loops stay cheap."""
     if ENGINE:
         return x.load([begin, 0])
     else:
@@ -122,8 +122,9 @@ def visible(i, j, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.conste
 
 @triton.jit
 def span(begin, end, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """(first, full_first, full_last, last): queries in [begin, end) attend to keys in [first, last); the blocks in
-    [full_first, full_last) need no mask.
+    """(first, full_first, full_last, last): bounds of keys for the queries in [begin, end).
+
+    The queries attend to keys in [first, last). Blocks in [full_first, full_last) need no mask.
     """
     first = 0
     full_first = 0
@@ -223,10 +224,10 @@ def attended(
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, FUSE_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the keys from `first` to `last`: updates the output, its sum and its maximum.
+    """Online softmax over the keys from `first` to `last`: updates the output, the running sum and the running maximum.
 
     MASKED: some keys in the range may be masked. FUSE_SCALE: multiply by `scale` in the instruction that subtracts the
-    maximum; `scale` must be positive, and nothing may be added to the products.
+    maximum; `scale` must be positive, and nothing may be added to q @ k.
     """
     for begin in range(first, last, BLOCK_N):
         i_n = begin + tl.arange(0, BLOCK_N)
@@ -278,7 +279,7 @@ def _fwd(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     FUSE_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Programs start with the last queries: with a causal mask these attend to the most keys."""
+    """The last queries run first, because with a causal mask they attend to the most keys."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     z, h = tl.program_id(1) // heads, tl.program_id(1) % heads
     o_q, n_queries = sequence(cu_q_ptr, q_sizes_ptr, z, queries, q_batch, q_row)
@@ -583,8 +584,7 @@ def _bwd_kv(
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
         # [first, last): queries that attend to some of these keys; [full_first, full_last): queries that attend to all
-        # of them.
-        # Keys out of bounds need no mask because their gradients are not stored.
+        # of them. Keys out of bounds need no mask because their gradients are not stored.
         first, last = 0, n_queries
         full_first, full_last = 0, n_queries // BLOCK_M * BLOCK_M
         if RIGHT:

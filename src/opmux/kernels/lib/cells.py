@@ -32,8 +32,8 @@ INDICES = (torch.int64, torch.int32)
 class Index(NamedTuple):
     """A tensor of indices along one dimension of x."""
 
-    strides: Strides  # its strides over the shape of the cells
-    limit: int  # the size of that dimension of x
+    strides: Strides  # the strides of the index tensor over `Cells.shape`
+    limit: int  # the size of x along that dimension
     step: int  # the stride of x along that dimension
 
 
@@ -113,7 +113,7 @@ class Loop:
         return f"{index} * {name}"
 
     def head(self) -> list[str]:
-        """The lines that compute i and j. Call this after all calls of `at`: it computes only the used dimensions."""
+        """The lines that compute i and j. Call `head` last: it computes only dimensions that `at` has used."""
         lines = ["pid = tl.program_id(0)"]
         column = ""
         if self.rows:
@@ -149,7 +149,7 @@ class Loop:
     ) -> Launcher:
         """The launcher of the generated kernel.
 
-        Triton specializes only sizes that allow wide loads: strides and n, or m.
+        Triton specializes only sizes that allow wide loads: strides and n if rows are loaded, else m.
         """
         lines = [*self.head(), *body]
         self.numbers |= {"m": self.m, **({"n": self.n} if self.rows else {})}
@@ -176,10 +176,10 @@ def _launcher(text: str, sizes: str) -> Launcher:
 
 
 def take(cells: Cells, x: Tensor, y: Any, makes: bool, mask: Strides | None = None) -> Callable[..., Any]:
-    """A launch that reads y from x: launch(x, *indices, y), or launch(x, *indices) -> y if `makes` (y is an
-    OutputSpec).
+    """A launch that reads y from x: launch(x, *indices, y).
 
-    `mask`: strides of a mask over the cells; launch(x, *indices, mask, fill) writes `fill` where the mask is false.
+    `makes`: y is an OutputSpec, and launch(x, *indices) returns the new tensor. `mask`: strides of a mask over the
+    cells; launch(x, *indices, mask, fill) writes `fill` where the mask is false.
     """
     strides = (y.stride if makes else y.stride()) or (1,) * len(cells.shape)  # a 0-dim y is a row of one element
     loop = Loop(cells, [*([] if mask is None else [mask]), strides], [x.dtype])
@@ -223,9 +223,10 @@ def put(
 
 
 def keys(cells: Cells, x: Tensor, skips: bool = False, flat: bool = False) -> tuple[Callable[..., Tensor], Loop, int]:
-    """A launch, its loop, and the first offset beyond x. launch(x, *indices[, skip]) returns the offset in x of each
-    row of the cells, or of each element if `flat`. For indices out of range, and with `skips` for indices equal to
-    `skip`, it returns that offset beyond x.
+    """A launch, its loop, and the first offset beyond x.
+
+    launch(x, *indices[, skip]) returns the offset in x of each row of the cells, or of each element if `flat`. An index
+    out of range gets the offset beyond x. With `skips`, so does an index equal to `skip`.
     """
     loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat)
     if loop.rows and not loop.x[-1]:  # the index was expanded: all elements of a row refer to the same element of x

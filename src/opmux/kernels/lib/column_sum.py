@@ -12,7 +12,7 @@ from .rows import wide_of
 
 
 def _add_up(share_ptr, total_ptr, n_parts, n, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Adds the partial sums of all programs in a fixed order."""
+    """Adds the partial sums [n_parts, n]."""
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     b_total = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     for at in range(0, n_parts, BLOCK_M):
@@ -33,7 +33,7 @@ def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
 def column_sum(partial: str, total: str, n_parts: int, n: int, dtype: torch.dtype) -> Launch:
     """The launch that adds partial sums [n_parts, n].
 
-    `partial`, `total`: names of tensors; `dtype`: that of the op's tensors.
+    `partial`, `total`: names of tensors; `dtype`: the dtype of the op's tensors.
     """
     tiles = tiles_of(n=n, dtype=dtype)
     grid, numbers = (-(-n // tiles["BLOCK_N"]),), {"n_parts": n_parts, "n": n}

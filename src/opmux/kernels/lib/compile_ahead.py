@@ -1,13 +1,12 @@
-"""Compiles the kernels that a step launches and Triton has not cached: ahead of time, in several processes.
+"""Compiles ahead of time, in several processes, the kernels that a step launches and Triton has not cached.
 
     with compiling_for("sm_90"), listing() as found:
         step()                                   # on meta tensors; a kernel that is missing is listed, not compiled
     for kernel, outcome in compile_all(found.missing.values(), jobs=16): ...
 
-A listed kernel is compiled by the same `triton.compile` call as at its first launch. So its key in Triton's cache is
-the same, and a process that launches the kernel finds it in the cache. Repeat listing and compiling until nothing is
-missing: if a kernel needs too much shared memory, another kernel is launched instead, and only the next listing finds
-it.
+A listed kernel is compiled by the same `triton.compile` call as at its first launch, so a process that launches the
+kernel finds it in Triton's cache. Repeat listing and compiling until nothing is missing: if a kernel needs too much
+shared memory, another kernel is launched instead, and only the next listing finds it.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Kernel:
     options: dict[str, Any]
 
     def is_cached(self) -> bool:
-        # Triton writes the metadata file last, and shortens long names like this.
+        # Triton writes the metadata file last.
         return self._metadata() is not None
 
     def shared_memory(self) -> int:
@@ -69,7 +68,7 @@ class Kernel:
 
 @dataclass
 class Found:
-    """The launched kernels, by key: those that Triton's cache has, and those that it lacks."""
+    """The launched kernels by key: in Triton's cache, or missing from it."""
 
     cached: dict[str, Kernel] = field(default_factory=dict)
     missing: dict[str, Kernel] = field(default_factory=dict)
@@ -160,7 +159,7 @@ def compile_all(
 def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator[list[Connection]]:
     """Start worker processes, each with a pipe; they are forked, because sources cannot be pickled.
 
-    The end of the `with` block ends all of them.
+    Leaving the `with` block kills all of them.
     """
     pipes: list[Connection] = []
     children: list[int] = []
@@ -169,7 +168,7 @@ def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator
             ours, theirs = Pipe()
             child = os.fork()
             if child == 0:
-                # without these copies, a worker's pipe closes when this process is killed
+                # Close the parent's ends of the pipes; else no worker would notice that the parent was killed.
                 for pipe in (*pipes, ours):
                     pipe.close()
                 _work(theirs, kernels, launchers)
@@ -235,7 +234,7 @@ def _compile_launcher(compiled: Any) -> None:
         ]
         getattr(driver, utils)()
         getattr(driver, launcher)(compiled.src, compiled.metadata)
-    except Exception as error:  # no C compiler, or other private names in Triton: the first launch compiles it
+    except Exception as error:  # no C compiler, or Triton renamed a class: the first launch compiles it
         logger.debug("the launcher of kernel %s is left to its first launch: %s", compiled.name, error)
 
 

@@ -153,7 +153,7 @@ def target_of(chip: str) -> GPUTarget:
 
 
 def _silence_notices() -> None:
-    """Triton 3.9 warns about new defaults. Setting the environment variables that it names would change cache keys."""
+    """Silence Triton 3.9's warnings about new defaults; setting the variables they name would change cache keys."""
     silence = getattr(importlib.import_module("triton._utils"), "prewarm_deprecation_warnings", None)
     if silence is not None:
         silence()

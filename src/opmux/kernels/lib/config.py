@@ -72,7 +72,7 @@ class Tiles:
         return {name: value for name, value in self.flat().items() if value != usual[name]}
 
     def changed(self, sizes: Mapping[str, Any], where: str) -> Tiles:
-        """These tiles with some values replaced. Accepts our names or a vendor's (num_warps, num_stages).
+        """These tiles with some values replaced. Accepts opmux's names or Triton's (num_warps, num_stages).
 
         Raises BadTiles with `where` (a file and a tunable), the value, and what is allowed.
         """
@@ -108,7 +108,7 @@ class Choice(NamedTuple):
     """The tiles for some facts, and where they come from."""
 
     tiles: Tiles
-    source: str  # default, heuristics, cache, trying
+    source: str  # one of default, heuristics, cache, trying
 
 
 class TunableCall(NamedTuple):
@@ -121,7 +121,7 @@ class TunableCall(NamedTuple):
 
 
 _MOST_KEPT = 4096  # the dict below is cleared when it has so many entries
-_kept: dict[Any, Choice] = keep({})  # by tunable, chip and facts: choosing takes 20 us, and a model has few facts
+_kept: dict[Any, Choice] = keep({})  # by tunable, chip and facts; without this cache, each choice takes 20 us
 _trying: dict[str, Tiles] = {}  # key -> the tiles that the tuner is measuring
 _listeners: list[list[TunableCall]] = []
 _pretended: list[Chip | None] = []
@@ -139,7 +139,7 @@ class Tunable:
         return self.look(**facts).tiles
 
     def look(self, /, **facts: Any) -> Choice:
-        """The tiles and their source: the first of the tuner's trial, the tuning cache, heuristics and the default."""
+        """The tiles and their source: the tuner's trial, else the tuning cache, else heuristics, else the default."""
         if _listeners or _trying or _pretended:
             return self._look(facts)
         key = (self.name, this_chip(), *facts.items())
@@ -277,7 +277,7 @@ def as_on(chip: Chip | None) -> Iterator[None]:
 
 @contextmanager
 def trying(tiles: Mapping[str, Tiles]) -> Iterator[None]:
-    """Use these tiles, by key.
+    """Use these tiles for the tunable calls with these keys, in this block.
 
     Plans keep the tiles that they were made with, so clear the plans before and after the block.
     """

@@ -1,4 +1,4 @@
-"""Launches a new kernel through CUDA's driver, until the C code of Triton's launcher for it is compiled.
+"""Launches a new kernel through CUDA's driver while a thread compiles the C code of Triton's launcher for it.
 
 Before 3.7, Triton generates a C function for every signature that a kernel is launched with, and waits for a C compiler
 after the kernel itself is compiled. That takes 0.2 to 0.4 s per kernel, half of the first step of a patched Llama. With
@@ -66,7 +66,7 @@ def _launch_early(compiled: Any) -> None:
         return
     _, compiled.function, compiled.n_regs, compiled.n_spills, compiled.n_max_threads = loaded
     compiled._run = launcher
-    compiled.module = loaded[0]  # last: another thread that finds it set uses the other attributes
+    compiled.module = loaded[0]  # last: another thread that finds the module set uses the other attributes
     background.later(0.0, functools.partial(_replace, compiled))
 
 
@@ -83,7 +83,7 @@ def triton_launcher(compiled: Any) -> Any:
 
 
 class DriverLauncher:
-    """Has the call signature and the attributes of Triton's CudaLauncher, for kernels that need none of its extras."""
+    """Has the call signature and attributes of Triton's CudaLauncher; supports no extras, such as clusters."""
 
     def __init__(self, compiled: Any, kinds: list[Any]):
         self._compiled, self._kinds = compiled, kinds
@@ -92,7 +92,7 @@ class DriverLauncher:
 
     @classmethod
     def of(cls, compiled: Any) -> DriverLauncher | None:
-        """None if the kernel needs an extra, such as a cluster, or has parameters of other types."""
+        """None for kernels with extras, such as clusters, or with parameters other than numbers and pointers."""
         metadata, kinds = compiled.metadata, list(compiled.src.signature.values())
         known = all(k == "constexpr" or launching.is_number(k) or str(k).startswith("*") for k in kinds)
         plain = not any(getattr(metadata, name, 0) for name in launching.EXTRAS)
@@ -132,7 +132,7 @@ def _pointer(value: Any) -> int:
 def _launch(grid: tuple[int, int, int], warps: int, shared: int, stream: int, function: int, values: list[int]) -> None:
     if not all(grid):
         return
-    memory = (ctypes.c_uint64 * (len(values) + 2))(*values)  # at the end two pointers to scratch memory, not used
+    memory = (ctypes.c_uint64 * (len(values) + 2))(*values)  # the last two are unused pointers to scratch memory
     start, size = ctypes.addressof(memory), ctypes.sizeof(ctypes.c_uint64)
     params = (POINTER * len(memory))(*(start + size * i for i in range(len(memory))))
     if status := _driver().cuLaunchKernel(function, *grid, 32 * warps, 1, 1, shared, stream, params, None):

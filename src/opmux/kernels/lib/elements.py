@@ -1,4 +1,4 @@
-"""Elementwise kernels with several results, or that load several elements for each index.
+"""Elementwise kernels that have several results, or load several elements for each index.
 
 `Elements` generates the index arithmetic of a loop over a shape (lib/indexing.py); the caller writes the body:
 
@@ -55,7 +55,7 @@ class Elements:
     ) -> Callable[..., Any]:
         """launch(*inputs, *single, *runtime) -> outputs, where `makes` says which operands the launch allocates.
 
-        `single`: names of pointers that the loop does not index. `numbers`: scalar arguments with values known now.
+        `single`: names of pointers that the loop does not index. `numbers`: scalar arguments that are known now.
         `runtime`: scalar arguments given at each call. `functions`: functions that the body calls, by name.
         """
         numbers, indexing = dict(numbers or {}), self.indexing

@@ -1,8 +1,9 @@
 """Saturating casts to float8 (e4m3 and e5m2), and the amax of the values before the cast.
 
-Results are bytes: tex stores float8 data as uint8, and kernels that store bytes also compile for chips without float8.
-Chips with a conversion instruction (NVIDIA from sm_89 on) use it; other chips compute the bits with integer arithmetic.
-Both give the same bits as torch's cast of a value clamped to the largest finite number. NaN stays NaN.
+Results are bytes: Transformer Engine stores float8 as uint8, and kernels that store bytes also compile for chips
+without float8. Chips with a conversion instruction (NVIDIA from sm_89 on) use it; other chips compute the bits with
+integer arithmetic. Both give the same bits as torch's cast of a value clamped to the largest finite number. NaN stays
+NaN.
 
     CAST = cast_of(torch.float8_e4m3fn)                  # in a plan: a constexpr of the kernel, None for no cast
     top = put(y_ptr + o, b_y, m, scale_ptr, CAST)        # in the kernel: y_ptr points to uint8
@@ -60,8 +61,7 @@ def e5m2_bits(x):
     return bits_of(x, E5M2_MAX, 2, 15)
 
 
-# Inline PTX, because Triton's own cast misplaces bytes after a transposed layout (3.6, sm_90). `satfinite`
-# saturates to the largest finite value.
+# Inline PTX, because Triton's own cast misplaces bytes after a transposed layout (3.6, sm_90).
 CVT = """{{
     .reg .b16 a, b;
     cvt.rn.satfinite.{0}x2.f32 a, $2, $1;

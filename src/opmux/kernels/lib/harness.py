@@ -8,9 +8,9 @@
         return Plan({"y": y, "rstd": rstd}, [launch], [*rows.strided, *strided(weight=weight)])
 
 The planning function names the arguments of the op that its plan depends on. It is called once for each combination of
-its tensors' dtypes, shapes, strides and devices and its other arguments' values. Before that, all arguments of the op
+tensor dtypes, shapes, strides and devices, and of values of its other arguments. Before that, all arguments of the op
 are checked against the op's signature, also those that the function does not name. The plan becomes one flat function
-of all of the op's arguments; a plan that is a single launch becomes just this launch.
+of all arguments of the op; a plan with a single launch becomes just this launch.
 
 The kernel's parameter `x_ptr` is the argument, the result or the workspace named `x`. Numbers of the kernel that the
 plan lacks (`eps`) are the op's arguments of the same name.
@@ -55,7 +55,8 @@ class Launch(NamedTuple):
     kernel: Launcher
     grid: tuple[int, ...]
     config: Config
-    # may have more than the kernel takes; a function computes its number from the op's arguments at each call
+    # Entries that the kernel does not take are ignored. A function computes its number from the op's arguments per
+    # call.
     numbers: Mapping[str, Any]
     # the kernel's name of a tensor -> the op's name if it differs, None if the tensor is absent
     names: Mapping[str, str | None] = {}
@@ -77,8 +78,8 @@ class Plan:
     makes: Mapping[str, OutputSpec | Zeros]  # results and workspaces
     steps: Iterable[Step] = ()  # launches, and functions that write to the tensors named by their parameters
     strided: Iterable[str] = ()  # arguments that must be made contiguous
-    # Name -> a function that converts the argument of this name, or computes a new value of this name from the values
-    # that the function's parameters name.
+    # Name -> a function. It converts the argument of this name; if there is none, it computes a new value of this name
+    # from the values that its parameters name.
     before: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     # name of a result -> a function that converts it
     after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -107,10 +108,10 @@ def planned(
 ) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
     """Turn a planning function into an impl of an op. `fields` are fields of `OpImpl`.
 
-    `below`: also register a second function, for calls from ATen kernels: they never pass a negated view, which saves
-    one check per tensor. `state`: settings of torch that the plan depends on. Each function is called at every call of
-    the op, and its result is a parameter of the planning function. `varying`: arguments whose values differ in most
-    calls: they are no part of the cache key, and a step of the plan checks them.
+    `below`: also register a second function, for calls from ATen kernels. It makes one check fewer per tensor, because
+    these calls never pass a negated view. `state`: settings of torch that the plan depends on. Each function is called
+    at every call of the op, and its result is a parameter of the planning function. `varying`: arguments whose values
+    differ in most calls. They are not part of the cache key; a step of the plan checks them.
     """
 
     def declare(make: Callable[..., Plan]) -> Callable[..., Any]:
@@ -146,8 +147,7 @@ def host_code(
 def _functions(
     spec: Spec, make: Callable[..., Plan], state: Mapping[str, Callable[[], Any]], varying: Sequence[str] = ()
 ) -> list[Callable[..., Any]]:
-    """Two functions: the op's, which looks up and calls the plan for the tensors' dtypes, shapes and strides, and the
-    one for calls from ATen kernels.
+    """Two functions that find and call the plan for their arguments: the op's, and one for calls from ATen kernels.
 
     All of the op's arguments are checked against its contract. Arguments that the planning function takes are also
     checked against its annotations, which say what calls it supports. The other arguments are part of the cache key
@@ -206,7 +206,7 @@ class _Body:
         # names that have a value so far
         self.scope = {name for name in spec.names if arguments.get(name, 0) is not None}
         self.lines: list[str] = []
-        # imports from C read it from the caller's globals
+        # imports from C read `__builtins__` from the caller's globals
         self.globals: dict[str, Any] = {"__builtins__": __builtins__}
 
     def function(self) -> Callable[..., Any]:

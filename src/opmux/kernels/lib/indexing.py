@@ -121,7 +121,7 @@ def choose_indexing(shape: Sequence[int], strides: Sequence[Strides], dtypes: Se
 
 
 def _second(steps: list[Strides]) -> int:
-    """The dimension that forms a tile with the last one: one in which an operand is contiguous, or the last but one."""
+    """The dimension that forms a tile with the last one: where an operand is contiguous, else the second to last."""
     for s in steps:
         if s[-1] not in (0, 1) and 1 in s:
             return s.index(1)

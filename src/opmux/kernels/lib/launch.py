@@ -51,7 +51,7 @@ class Config:
     stages: int = 2
     even: bool = False  # all sizes are multiples of 16; a size that is always 1 must be passed to `Launcher.bind`
     together: bool = False  # all programs must be resident at once: a cooperative launch
-    registers: int | None = None  # limit per thread, set if registers limit how many programs a core runs
+    registers: int | None = None  # limit per thread; set it if registers limit how many programs a core runs
     options: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Config:
         return even
 
 
-NO_WARPS = 1024  # threads of such a warp: more than any program has, so a program is one warp
+NO_WARPS = 1024  # warp size for chips without warps: larger than any program, so a program is one warp
 
 
 def warp_size() -> int:
@@ -81,7 +81,7 @@ def warp_size() -> int:
         return 32
     prepare_triton.wait("driver")
     driver = triton.runtime.driver.active
-    if type(driver).__name__ == "CudaDriver":  # Triton would ask for the device's capability
+    if type(driver).__name__ == "CudaDriver":  # avoid a query of the device's capability
         return 32
     size = driver.get_current_target().warp_size
     return size if size > 1 else NO_WARPS
@@ -91,7 +91,7 @@ class Launcher:
     """One kernel. Its parameters are tensors, named `*_ptr` (None is allowed), then numbers, then constants.
 
     `sizes` names the lengths and strides among the numbers. The kernel is compiled in one of two forms: `even` assumes
-    that all of `sizes` are multiples of 16, without which masked loads are narrow; `odd` assumes nothing. Neither form
+    that all `sizes` are multiples of 16, which masked loads need to be wide; `odd` assumes nothing. Neither form
     specializes the other numbers. `descriptors`: the kernel may make tensor descriptors, for which Triton allocates
     memory. `jit`: the decorator of the kernel's language, Triton or Gluon.
     """
@@ -112,8 +112,8 @@ class Launcher:
                 f"got {list(parameters)}"
             )
 
-    # Created on first use: Triton reads the kernel's source for each form, which would be a third of the time to import
-    # all kernels.
+    # Created on first use, because Triton reads the kernel's source for each form: a third of the time to import all
+    # kernels.
     @cached_property
     def even(self) -> Any:
         free = [n for n in self.numbers if n not in self.sizes]
@@ -126,8 +126,7 @@ class Launcher:
     def ready(
         self, grid: Grid, numbers: tuple, config: Config, makes: Mapping[int, Output] | None = None
     ) -> Callable[..., Any]:
-        """A launch with positional arguments, `launch(*tensors, *numbers_still_missing)`; `bind` makes launches by
-        name.
+        """A launch with positional arguments: `launch(*tensors, *missing_numbers)`. `bind` makes launches by name.
 
         Tensors at the positions in `makes` are not passed: the launch allocates and returns them.
         """
@@ -163,7 +162,7 @@ class Launcher:
         return _Bound(self, form, grid, tuple(known.values()), config, makes).function
 
     def _form(self, *key: Any) -> _Form:
-        """`_Form` of a `bind`, kept, because a new length of a batch changes only the values of numbers."""
+        """The cached `_Form` of a `bind`: a new batch size changes only the values of numbers, not the form."""
         form = self._forms.get(key)
         if form is None:
             takes, known, makes, renamed, returns = key
@@ -227,7 +226,7 @@ _sound: set[str] = set()  # hashes of compiled kernels whose reductions are corr
 def _checked(compiled: Any) -> Any:
     """Returns the compiled kernel; raises Miscompiled if a reduction in it is wrong.
 
-    Compile-only mode checks with any Triton.
+    Compile-only mode checks with every version of Triton.
     """
     name = getattr(compiled, "hash", None)
     if name is None or name in _sound or not (layouts.old_reductions() or _compiling_only()):
@@ -401,7 +400,7 @@ def _entry(compiled: Any, grid: Grid, device: torch.device) -> tuple[str, dict[s
 
 
 def _plain(run: Any) -> bool:
-    """Whether Triton's launcher needs no profiler and no sanitizer: only its arguments, and memory for descriptors."""
+    """Whether Triton's launcher needs only its arguments and memory for descriptors: no profiler and no sanitizer."""
     names = "global_scratch_size profile_scratch_size num_ctas launch_cooperative_grid launch_pdl launch"
     if not all(hasattr(run, n) for n in names.split()) or getattr(run, "gsan_enabled", False):
         return False

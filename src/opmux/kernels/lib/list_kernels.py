@@ -161,8 +161,9 @@ squares_of_each = Launcher(_squares_of_each, sizes="")
 
 @tunable("optim.step")
 def step_tiles(lists: int, width: int) -> Tiles:
-    """`lists`: number of lists; `width`: total bytes of one element of each. Threads process only eight elements of
-    each tensor, so that registers suffice for many tensors.
+    """Each thread processes only eight elements of each tensor, so that registers suffice for many tensors.
+
+    `lists`: number of lists; `width`: total bytes of one element of each.
     """
     return Tiles(128, BLOCK=1024)
 

@@ -3,9 +3,9 @@
     from .lib.maths import libdevice            # in a kernel file, under this name
 
 On NVIDIA `tl.exp`, `tl.log`, `tl.sin`, `/` and `tl.sqrt` of float32 are approximations. They are accurate enough for a
-softmax, but not for `aten::exp` at 80 or `aten::sin` at 1e5: they first multiply the argument by a rounded constant.
-ATen's own kernels call the chip's library, which Triton offers as `libdevice`. The interpreter has no libdevice: this
-module then calls torch.
+softmax, but not for `aten::exp` at 80 or `aten::sin` at 1e5: the approximations first multiply the argument by a
+rounded constant. ATen's own kernels call the chip's library, which Triton offers as `libdevice`. The interpreter has no
+libdevice, so there this module calls torch.
 """
 
 from __future__ import annotations

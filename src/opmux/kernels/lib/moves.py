@@ -1,5 +1,4 @@
-"""Ops that move elements. A function describes which part of the result is copied from where, and kernels and launches
-are generated from that.
+"""Ops that move elements: kernels and launches, generated from a function that lists which part is copied from where.
 
     @moves(spec.ops["stack"])
     def stack(y, tensors, dim):
@@ -336,11 +335,11 @@ class _Tensors:
 
 
 def _plan(spec: Any, describe: Callable[..., Iterable[Stage]], args: tuple, out: Any) -> Callable[..., Any]:
-    """The function for calls like this one. It takes the op's arguments, after `out` if that is given."""
+    """The function for all calls with the same key. It takes `out`, if given, and then the op's arguments."""
     params = list(spec.signature.parameters.values())
     tensors = _Tensors()
     values: list[Any] = []
-    meta_args: list[Any] = []  # arguments for torch's op on meta tensors
+    meta_args: list[Any] = []
     for p, value in zip(params, args, strict=True):
         role = role_of(p.annotation)
         if role == "tensor":
@@ -400,7 +399,7 @@ def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
             raise NotSupported("elements of out share memory")
     if many:
         return [tensors.alike(f"y[{i}]", y) for i, y in enumerate(outs)]
-    # `out` may be an argument of the op: the plan's key says so, except for tensors in lists.
+    # `out` may be an argument of the op. The plan's key records that, except for tensors in lists.
     same = [
         m for m, t, s in zip(tensors.metas, tensors.reals, tensors.sources, strict=True) if t is out and s[-1] != "]"
     ]

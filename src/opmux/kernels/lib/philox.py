@@ -65,14 +65,14 @@ def seeded(seed_ptr, key, counter):
 
 @triton.jit
 def words_at(key, counter, group):
-    """Four words for each group, an int64 tensor."""
+    """Four random words for each index in `group`, an int64 tensor."""
     c2, c3 = halves(group)
     return rounds(key, counter, c2, c3)
 
 
 @triton.jit
 def words(key, counter, group, GROUPS: tl.constexpr):
-    """Four words for each of GROUPS groups from `group` on.
+    """Four random words for each of GROUPS groups, from `group` on.
 
     `group` is a multiple of GROUPS, so the high word has no carry.
     """

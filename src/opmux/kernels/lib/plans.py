@@ -83,7 +83,7 @@ class Refusal:
 
 
 def or_refusal(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, with a `Refusal` returned where it would raise NotSupported: a cached one is cheaper than a new plan."""
+    """`make`, but returns a `Refusal` instead of raising NotSupported: a cached refusal is cheaper than a new plan."""
 
     @functools.wraps(make)
     def plan(*args: Any) -> Any:

@@ -5,8 +5,8 @@ out=y)` writes it to y (in place if y is the first argument). Both take all argu
 signature.
 
 The op itself computes shape, strides and dtype of the result on meta tensors, once per call key (dtypes, shapes,
-strides). If torch's op raises for the meta tensors, the call falls back to torch. Of a number only the type is in the
-key: its value is passed to the kernel at each call, as a 64-bit argument. A 0-dim CPU tensor among device tensors is
+strides). If torch's op raises for the meta tensors, the call falls back to torch. For a number, the key has only the
+type: the value is passed to the kernel at each call, as a 64-bit argument. A 0-dim CPU tensor among device tensors is
 treated as a number, and read at each call.
 
     operand's dtype -> dtype ATen computes in (P) -> dtype we compute in (C) -> result's dtype (R) -> dtype of `out`
@@ -64,7 +64,7 @@ class Row:
     function: Any  # the scalar function: takes the op's arguments, each as a block, a number, a constexpr or None
     dtypes: frozenset[torch.dtype]  # the dtypes that P may be; other calls fall back to torch, which may raise
     typed: bool = False  # the function takes P as its last argument
-    # Argument -> values for which a specialized kernel is compiled; and the scalar function of that kernel.
+    # `baked`: argument -> values that get a specialized kernel. `baked_function`: the scalar function of that kernel.
     baked: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     baked_function: Any = None
     rounds: bool = False  # whether ATen rounds a number to the dtype of 16-bit tensors before computing
@@ -85,11 +85,10 @@ class Row:
 
 
 def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
-    """Compute the op; `args` are all its arguments in order. If `out` is given, cast the result to its dtype and write
-    it there.
+    """Compute the op. If `out` is given, cast the result to its dtype and write it there.
 
-    Raises NotSupported before anything is written if torch must run the call: unsupported dtypes, an `out` of another
-    shape or dtype class, overlapping memory.
+    `args`: all arguments of the op, in order. Raises NotSupported before anything is written if torch must run the
+    call: unsupported dtypes, an `out` of another shape or dtype class, overlapping memory.
     """
     if out is not None:
         return row.write(out, *args)
@@ -187,7 +186,7 @@ class PointwiseDtypes(NamedTuple):
 
 
 def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
-    """The function for all calls with the same key as this one. It takes the arguments, and `out` if that is given."""
+    """The function for all calls with the same key as this one. It takes the arguments, and `out` if given."""
     refuse_negated(*args, out)
     kernel_args = _kernel_args(row, args)
     tensors = [a.value for a in kernel_args if a.kind == "t"]
@@ -263,7 +262,7 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
 
 
 def _common_shape(args: tuple) -> torch.Size | None:
-    """The shape that all tensors have, if they are contiguous: the result has it too, and is contiguous. Else None."""
+    """The shape of the result if all tensors have it and are contiguous, so that the result is too; else None."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     shape = tensors[0].shape
     stride = OutputSpec.of(shape, tensors[0].dtype).stride  # `is_contiguous` ignores strides of size-1 dimensions
@@ -360,7 +359,7 @@ def _compiled(text: str) -> types.CodeType:
 
 
 def _apart(y: Tensor, x: Tensor) -> None:
-    """Raise NotSupported if y overlaps x, unless both are the same elements: torch handles such calls."""
+    """Raise NotSupported if y overlaps x, unless both are the same view: torch handles such calls."""
     if not y.data_ptr():  # meta tensors have no memory
         return
     if x.data_ptr() != y.data_ptr() or x.dtype != y.dtype or x.shape != y.shape or x.stride() != y.stride():

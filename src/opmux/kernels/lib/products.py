@@ -99,8 +99,7 @@ def precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-# ---- FP8 and TMA on the host
-# ------------------------------------------------------------------------------------------
+# ---- FP8 and TMA on the host ----------------------------------------------------------------------------------------
 
 NUMBERS: dict[torch.dtype, Any] = {torch.float8_e4m3fn: e4m3_numbers, torch.float8_e5m2: e5m2_numbers}
 

@@ -1,7 +1,7 @@
 """Quantize tiles of a matrix to FP8: load or compute, cast, and write with transposes and scales.
 
-The quantized matrix r is a tensor x, an activation of it, the gradient of an activation, or a norm with known
-statistics, selected by the pointers that are not None and by VALUE, SLOPE and GATED. So each scaling mode needs only
+The quantized matrix r is a tensor x, an activation of x, the gradient of an activation, or a norm with known
+statistics. The pointers that are not None, VALUE, SLOPE and GATED select one of these. So each scaling mode needs only
 one kernel, whatever op it is fused with. With share_ptr, a kernel also writes column sums of its tile for `column_sum`.
 """
 
@@ -183,7 +183,7 @@ def summed_tile(
     x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
     VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of r after `narrow`. If share_ptr is given, stores the tile's column sums in its row program_id(1)."""
+    """A tile of r after `narrow`. If share_ptr is given, stores the tile's column sums there, in row program_id(1)."""
     b_r = result(
         x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, i_m, i_n, m_m, m_n, n, offset,
         VALUE, SLOPE, GATED, WIDE,

@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def even_rows(x: Tensor) -> bool:
-    """Whether rows are contiguous, evenly spaced and do not overlap: true, for example, for one half of [.., 2n]."""
+    """Whether rows are contiguous, evenly spaced and do not overlap, as in one half of [.., 2n]."""
     if x.is_contiguous():
         return True
     if x.dim() < 2 or x.stride(-1) != 1:
@@ -121,7 +121,7 @@ def wide_of(dtype: torch.dtype) -> tl.dtype:
 
 
 def fits(elements: int, dtype: torch.dtype) -> int:
-    """Scale a limit for 16-bit types to another dtype. Kernels compute in at least 32 bits."""
+    """Scale a limit for types of up to 16 bits to another dtype. Kernels compute in at least 32 bits."""
     return elements if dtype.itemsize <= 2 else elements // 2 if dtype.itemsize == 4 else elements // 4
 
 

@@ -542,7 +542,7 @@ def airy_ai(x):
 
 @triton.jit
 def _polynomial(x, n, first, KIND: tl.constexpr, closed, value):
-    """The polynomial of degree n: `value` where `closed`, elsewhere by the recurrence KIND, from 1 and `first`.
+    """The polynomial of degree n: `value` where `closed`, else by recurrence KIND, which starts with 1 and `first`.
 
     As in ATen, the recurrence of an element stops as soon as it is NaN.
     """

@@ -1,4 +1,4 @@
-"""tex's optimizers over lists of tensors: one launch for all tensors; two for a capturable step, three for a norm."""
+"""Transformer Engine's optimizers over lists of tensors: one launch; two for a capturable step, three for a norm."""
 
 from __future__ import annotations
 

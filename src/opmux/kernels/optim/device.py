@@ -1,4 +1,4 @@
-"""The kernels of tex's optimizers, over lists of tensors (`lib/list_kernels.py`)."""
+"""The kernels of Transformer Engine's optimizers, over lists of tensors (`lib/list_kernels.py`)."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def adam(
 
 
 def hold(flag_ptr, lr_ptr, step_ptr, scale_ptr, held_ptr, log1: tl.float64, log2: tl.float64, CORRECT: tl.constexpr):
-    """Compute the numbers of a capturable step once, from values on the device; in float32, 1 - 0.999 loses digits."""
+    """Compute the numbers of a capturable step once, on the device, in float64: in float32, 1 - 0.999 loses digits."""
     tl.store(held_ptr, tl.load(lr_ptr))
     inv_c1 = 1.0
     inv_c2 = 1.0

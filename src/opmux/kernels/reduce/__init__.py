@@ -1,10 +1,10 @@
 """Reductions: each op is an entry of `OPS`. Four kernels serve all ops, and a fifth serves their gradients.
 
-A tensor is viewed as a matrix of kept and reduced dimensions; the one with adjacent elements is the last. If that one
-is reduced, `_rows` holds whole rows in registers, and `_pieces` loops over a long row, or over a plane: distant rows
-that are reduced together. If it is kept, `_columns` loops down columns. If there are too few results to fill the chip,
-programs write partial results, which `_finish` combines in a fixed order, so that results are deterministic. x is read
-once.
+A tensor is viewed as a matrix of kept and reduced dimensions; elements are adjacent in memory along the last one. If
+the last one is reduced, `_rows` holds whole rows in registers, and `_pieces` loops over a long row, or over a plane:
+distant rows that are reduced together. If it is kept, `_columns` loops down columns. If there are too few results to
+fill the chip, programs write partial results, which `_finish` combines in a fixed order, so that results are
+deterministic. x is read once.
 
 Gradients that need one pass over x have a kernel. Gradients that only broadcast a number, or compare for equality, are
 left to torch.
@@ -42,8 +42,7 @@ spread = Launcher(device._spread, sizes="")
 
 
 class ReductionForm(NamedTuple):
-    """How the pair (a, b) of a lane is made from an element (`lift`), updated by an element (`step`), and combined over
-    lanes (`settle`).
+    """How a lane's pair (a, b) is made from an element (`lift`) and updated (`step`), and how lanes combine (`settle`).
 
     `start` names the value of a lane without elements: see `limit`.
     """
@@ -453,10 +452,10 @@ NORM_SLOPES = {1: device.slope_size, 2: device.slope_root}
 
 
 def _gradient(name: str, x: Tensor, dim: Dim, extra: float, names: Mapping[str, str], *per: Tensor) -> Plan:
-    """dx of an op that needs one pass over x. `names`: the op's names for the kernel's g, h and y; `per`: these
-    three tensors.
+    """dx of an op that needs one pass over x.
 
-    If the kernel cannot read x in place, x is copied first, with the reduced dimensions last.
+    `names`: the op's names for the kernel's g, h and y; `per`: these three tensors. If the kernel cannot read x in
+    place, x is copied first, with the reduced dimensions last.
     """
     dims, per_name = spec.dims_of(x, dim), dict(zip(names.values(), per, strict=True))
     decline_back(name, extra, x, per)

@@ -12,7 +12,7 @@ from triton.language.extra import libdevice
 
 from ..lib.interpret import interpreting
 
-# The interpreter runs our combine functions element by element in Python, so there built-in functions take their place.
+# The interpreter would run our combine functions element by element in Python, so it uses built-in functions.
 FUSED = tl.constexpr(not interpreting())
 LAST_32 = tl.constexpr(2**31 - 1)
 LAST_64 = tl.constexpr(2**63 - 1)

@@ -17,11 +17,10 @@ SMALL = 2**30  # indices below this fit in 32 bits, even if rounded up to whole 
 
 
 class View(NamedTuple):
-    """Elements of x are indexed by (outer kept, inner kept, outer reduced, inner reduced); results have the order of
-    the kept dimensions.
+    """Elements of x are indexed by (outer kept, inner kept, outer reduced, inner reduced).
 
-    `columns`: the inner kept dimension has the smallest stride, so columns are reduced; otherwise the inner reduced one
-    has it, and rows are reduced.
+    Results have the order of the kept dimensions. `columns`: the inner kept dimension has the smallest stride, so
+    columns are reduced. Otherwise the inner reduced dimension has the smallest stride, and rows are reduced.
     """
 
     columns: bool
@@ -93,11 +92,10 @@ def by_columns(kept: list[Level], reduced: list[Level]) -> bool:
 
 
 def unit(n: int, *strides: int, itemsize: int) -> int:
-    """The elements of the widest possible load: the largest power of two that divides n and all strides, up to 16
-    bytes.
+    """The number of elements of the widest possible load: at most 16 bytes.
 
-    For an n that does not fit in 32 bits it is 1: otherwise the kernel would get n / width in 32 bits, and multiply it
-    in 32 bits.
+    The largest power of two that divides n and all strides; 1 if n does not fit in 32 bits, because the kernel would
+    multiply n / width in 32 bits.
     """
     width = max(1, 16 // itemsize) if n < 2**31 else 1
     for size in (n, *strides):

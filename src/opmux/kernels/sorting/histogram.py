@@ -4,8 +4,7 @@ A program counts in registers, then adds its counts to memory with atomics. With
 memory. Counts are integers, so the order of additions does not matter.
 """
 
-# No `from __future__ import annotations`: Triton must see the annotations of low and high, tl.float64; without them
-# they would be passed as float32.
+# No `from __future__ import annotations`: Triton must see that low and high are tl.float64, or it passes a float32.
 
 from collections.abc import Callable
 from typing import Annotated

@@ -4,8 +4,7 @@ A program handles one segment and a block of columns, and reads the segment's ro
 computed in float32 (float64 for float64).
 """
 
-# No `from __future__ import annotations`: Triton must see initial's annotation, tl.float64; without it initial would be
-# passed as float32.
+# No `from __future__ import annotations`: Triton must see that `initial` is tl.float64, or it passes a float32.
 
 import math
 from collections.abc import Callable
@@ -117,8 +116,11 @@ def _gradient(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dx of the rows of a segment. If several elements are the maximum or minimum, they share a positive gradient, and
-    each gets a negative one in full, as in torch."""
+    """dx of the rows of a segment.
+
+    If several elements are the maximum or minimum, they share a positive gradient, but each gets all of a negative one,
+    as in torch.
+    """
     across = tl.cdiv(n, BLOCK_N)
     row = (tl.program_id(0) // across).to(tl.int64)
     o_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -86,7 +86,7 @@ def _comparer(x: Tensor, y: Tensor) -> Callable[..., None]:
 
 
 def _runs(x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
-    """Of the runs of equal elements of x [n]: their first elements, the run of each element of x, and their lengths."""
+    """The first element of each run of equal elements of x [n], the run of each element, and the length of each run."""
     return _runs_of(_starter(x)(x), x, at, return_inverse, return_counts)
 
 

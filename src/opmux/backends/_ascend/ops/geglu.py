@@ -31,7 +31,7 @@ FAR = tl.constexpr(spec.FAR)
 
 @triton.jit
 def gate(x):
-    """sigmoid(k), where gelu_tanh(x) = x * sigmoid(k), and its derivative by k; one exp, which cannot overflow."""
+    """sigmoid(k) and its derivative, where gelu_tanh(x) = x * sigmoid(k). Uses one exp, which cannot overflow."""
     k = x * (K1 + K3 * x * x)
     small = tl.exp(-tl.abs(k))
     near = 1.0 / (1.0 + small)  # sigmoid(|k|)

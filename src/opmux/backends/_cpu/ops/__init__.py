@@ -34,10 +34,10 @@ on one thread of a Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it on a
     srelu              7.3/3.0    4.2/2.1    3.0/2.0     7.8/2.8    2.8/2.4    2.0/2.2
 
 Over all ops and shapes the median is 5.8/2.4 in float32, 4.8/2.6 in bfloat16, 10.7/2.5 in float16, 4.3/1.9 in float64.
-`LEFT` has the ops that are not faster: relu is a copy, a short row's softmax_bwd costs less than our call, and ATen has
-a float32 form of erf's gelu from oneDNN. Two registered ops only equal ATen at one shape and are faster elsewhere:
-softmax of a single float32 row (0.97 to 1.23 in several runs), and layer_norm_bwd of 1024x4096 in float32 (0.99 to
-1.10).
+`LEFT` lists the ops that are not faster: relu only copies, softmax_bwd of a short row takes less time than the call of
+our kernel, and ATen's gelu with erf in float32 comes from oneDNN. Two registered ops only equal ATen at one shape and
+are faster elsewhere: softmax of a single float32 row (0.97 to 1.23 in several runs), and layer_norm_bwd of 1024x4096 in
+float32 (0.99 to 1.10).
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ ALONE = {"": ("x", 1), "_bwd": ("dy, x", 1), "_bias": ("x, bias", 1), "_bias_bwd
 FORMS = dict.fromkeys(("gelu_tanh", "gelu", "silu", "qgelu", "relu", "srelu"), ALONE | GATED) | {"sigmoid": GATED}
 OPS |= {act + suffix: takes for act, forms in FORMS.items() for suffix, takes in forms.items()}
 
-# Ops that are not faster, by dtype.
 LEFT = {
     "softmax_bwd": ALL,
     "relu": (F64, F32, F16),

@@ -44,4 +44,4 @@ def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool
 
 
 for fn in (grouped_mm, grouped_mm_wgrad, grouped_mm_bwd):
-    fn.op = f"opmux::{fn.__name__}"  # type: ignore[attr-defined]  # in full, see `native.function`
+    fn.op = f"opmux::{fn.__name__}"  # type: ignore[attr-defined]  # with the namespace, as in `native.function`

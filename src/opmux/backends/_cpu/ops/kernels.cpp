@@ -1,8 +1,8 @@
 // Norms, softmaxes and activations for the CPU: vectorized by at::vec, parallelized by at::parallel_for.
 //
 // Everything computes in W (float; double for double) and rounds once. A tensor is rows of `n` contiguous numbers,
-// evenly spaced. Other calls (a layout, a dtype, a wrong argument) are declined: the result is undefined, None in
-// Python, and the op's reference then computes it or says what is wrong. So nothing here raises.
+// evenly spaced. A kernel declines all other calls (another layout or dtype, a wrong argument): it returns an undefined
+// tensor, None in Python, and the op's reference computes the result or raises the error. So nothing here raises.
 
 #include <torch/library.h>
 
@@ -70,7 +70,7 @@ Three add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight
   return {y, s, rstd};
 }
 
-// The backward of rms_norm (without ds) and of add_rms_norm: dx = ds + ..., written twice.
+// The backward of rms_norm (without ds) and of add_rms_norm (dx = ds + ..., stored in two results).
 Three rms_grads(
     const Tensor& dy, const Tensor* ds, const Tensor& x, const Tensor& weight, const Tensor& rstd, double offset) {
   if (!norm_takes(x, weight) || !fits(dy, x) || (ds && !fits(*ds, x)) || !is_statistic(rstd, x)) return {};
@@ -228,7 +228,7 @@ template <class T, class W> inline std::array<W, 2> exps(const T* x, W scale, W*
   return {exponentials<W>(e, top, e, n), top};
 }
 
-// The exponentials of a row are stored in the result if that is of W, else in a buffer of the thread.
+// The exponentials of a row are stored in the result if it has type W, else in a buffer of the thread.
 template <class T, class F> void each_softmax_row(const Rows& rows, T* y, F f) {
   using W = Wide<T>;
   constexpr bool in_place = std::is_same_v<T, W>;
@@ -293,7 +293,7 @@ Tensor log_softmax_bwd(const Tensor& dy, const Tensor& y, int64_t dim) {
   return dx;
 }
 
-// A mask over [.., queries, keys], of size 1 in any dimension but the last: finds the mask's row for a row of x.
+// A mask that broadcasts to [.., queries, keys], except along the keys: finds the mask's row for a row of x.
 struct MaskRows {
   const uint8_t* data = nullptr;
   int64_t dims = 0, sizes[16], strides[16];
@@ -412,7 +412,7 @@ Tensor scaled_softmax_bwd(const Tensor& dy, const Tensor& y, double scale, bool 
 
 // ---- activations ----------------------------------------------------------------------------------------------------
 
-// What is computed from a pack of each input.
+// Formulas: each computes one pack per output from one pack per input.
 template <class A> struct One {
   static constexpr int INS = 1, OUTS = 1;
   template <class W> HOT static std::array<Pack<W>, 1> at(std::array<Pack<W>, 1> x) { return {A::value(x[0])}; }
@@ -447,7 +447,7 @@ template <class A> struct GateBwd {
   }
 };
 
-// Computes n numbers of W per output from n per input.
+// A function that computes n numbers per output from n numbers per input, all of type W.
 using Block = void (*)(const void* const* in, void* const* out, int64_t n);
 
 // The last pack overlaps the one before; fewer numbers than a pack are processed in a copy.
@@ -482,7 +482,7 @@ struct Kernels {
 template <class Form>
 constexpr Kernels KERNELS{block<Form, float>, block<Form, double>, Form::INS, Form::OUTS};
 
-// The arguments of a kernel. With `biased`, the last input is of W, and all rows share one row of it.
+// The arguments of a kernel. With `biased`, the last input has type W, and all rows share one row of it.
 struct Args {
   Rows rows;
   const void* in[3];
@@ -492,8 +492,8 @@ struct Args {
   bool biased = false;
 };
 
-// A range of a row. 16-bit numbers are converted to W, some at a time: kernels for them would take twice as long to
-// compile, and run no faster. The first output is also added to `sums`.
+// Computes a range of a row. 16-bit numbers are converted to W in pieces: kernels for 16-bit types would take twice as
+// long to compile, and run no faster. The first output is also added to `sums`.
 template <class T>
 void stretch(const Kernels& kernels, const Args& args, int64_t row, int64_t from, int64_t to, Wide<T>* sums = nullptr) {
   using W = Wide<T>;
@@ -541,7 +541,7 @@ void elementwise(const Kernels& kernels, ScalarType dtype, const Args& args) {
 
 bool act_takes(const Tensor& x) { return is_float(x.scalar_type()) && stride_of(x) >= 0; }
 
-// Tensors of one shape: one row if all are contiguous, else rows.
+// Runs the kernels on tensors of one shape: as one row if all are contiguous, else row by row.
 void alike(const Kernels& kernels, std::initializer_list<const Tensor*> in, std::initializer_list<Tensor*> out) {
   const Tensor& x = **in.begin();
   const bool flat = std::all_of(in.begin(), in.end(), [](const Tensor* t) { return t->is_contiguous(); });
@@ -667,9 +667,9 @@ template <class A> Two biased_bwd(const Tensor& dy, const Tensor& x, const OptTe
 
 }  // namespace
 
-// Registered for all backends, so that tensors on another one are declined here instead of raising in torch; and for
-// autograd, which saves a detour of 1.5 us. So any tensor may arrive here, and the registered functions include the
-// gate. There is no gradient formula: opmux handles autograd before it calls these.
+// Registered for all backends, so that tensors of other devices are declined here instead of raising in torch; and for
+// autograd, which saves 1.5 us per call. So any tensor may arrive here, and `Gated` checks it. There is no gradient
+// formula: opmux handles autograd before it calls these functions.
 #define OP(name, schema, f) \
   m.def(name schema, torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, &Gated<&f>::run))
 #define GATED(act)                                                                \

@@ -1,5 +1,6 @@
-"""The C++ kernels as Python functions. The first call of any kernel loads all of them, or starts another process that
-compiles them.
+"""The C++ kernels as Python functions.
+
+The first call of any kernel loads all of them, or starts another process that compiles them.
 
 For a call that it does not support, a kernel returns None (see kernels.cpp), which raises NotSupported here; then the
 op's reference computes the result, or raises the error for wrong arguments. If the kernels cannot be built, one warning
@@ -66,10 +67,10 @@ def flags() -> tuple[str, ...]:
 
 
 def openmp() -> tuple[str, ...]:
-    """Link against the OpenMP that torch has loaded: a second one would start its own threads, and ignore
-    `torch.set_num_threads`.
+    """Link against the OpenMP that torch has loaded.
 
-    If torch has loaded no OpenMP, torch's header runs every loop on one thread.
+    A second OpenMP would start its own threads, and ignore `torch.set_num_threads`. If torch has loaded none, torch's
+    header runs every loop on one thread.
     """
     loaded = runtimes()
     root = str(Path(torch.__file__).parent)
@@ -101,7 +102,7 @@ def is_being_compiled() -> bool:
 def compile(retry: bool = False) -> Path:
     """Compile the kernels if they are not compiled yet; do not load them.
 
-    `retry`: also if compiling failed in the last hours.
+    `retry`: compile even if it failed in the last hours.
     """
     return build.library(NAME, SOURCES, flags=flags(), retry=retry)
 

@@ -20,7 +20,7 @@ using at::Half;
 using at::vec::Vectorized;
 
 // For functions that are called in a loop: if they are not inlined, their numbers go through memory, and they are half
-// as fast. The compiler stops inlining at some point of a large file, so this is not left to it.
+// as fast. The attribute forces inlining, because the compiler stops inlining at some point of a large file.
 #define HOT __attribute__((always_inline))
 #define COLD __attribute__((noinline, cold))
 
@@ -67,8 +67,8 @@ template <class W> inline Pack<W> where(Pack<W> mask, Pack<W> x, Pack<W> y) {
 template <class W> inline Pack<W> magnitude(Pack<W> x) { return {x.a.abs(), x.b.abs()}; }
 
 #if defined(__aarch64__) && !defined(__ARM_FEATURE_BF16)
-// Arm without bf16 instructions: at::vec widens and narrows by shifts, of which a cycle can do one; it can do two of
-// these instructions, and a copy takes half the time.
+// Arm without bf16 instructions: at::vec widens and narrows by shifts, one per cycle. The CPU runs two of the
+// instructions below per cycle, and a copy takes half the time.
 inline Pack<float> widen(const BFloat16* p) {
   const uint16x8_t x = vld1q_u16(reinterpret_cast<const uint16_t*>(p)), none = vdupq_n_u16(0);
   return {vreinterpretq_f32_u16(vzip1q_u16(none, x)), vreinterpretq_f32_u16(vzip2q_u16(none, x))};
@@ -76,7 +76,7 @@ inline Pack<float> widen(const BFloat16* p) {
 inline void narrow(BFloat16* p, Pack<float> x) {
   const uint16x8_t a = vreinterpretq_u16_f32(x.a), b = vreinterpretq_u16_f32(x.b);
   const uint16x8_t high = vuzp2q_u16(a, b), low = vuzp1q_u16(a, b);
-  // Round to nearest even: up from above a half, or from a half if that makes the result even.
+  // Round to nearest even: up if the rest is above a half, or if it is a half and `high` is odd.
   const uint16x8_t odd = vandq_u16(high, vdupq_n_u16(1));
   const uint16x8_t up = vcgtq_u16(vqaddq_u16(low, odd), vdupq_n_u16(0x8000));
   const uint16x8_t number = vuzp1q_u16(
@@ -165,8 +165,8 @@ template <class W, class F> HOT inline void sweep(int64_t n, F body) {
 }
 
 // N sums over a row: add(i, k, sums) adds the k numbers from i on. Packs alternate between two sets of sums, so that an
-// addition does not wait for the one before. Every 2048 numbers these are added to doubles, so a long row loses no more
-// precision than a short one.
+// addition does not wait for the previous one. Every 2048 numbers the sums are added to doubles, so a long row loses no
+// more precision than a short one.
 template <int N, class W, class F> HOT inline std::array<W, N> sums_over(int64_t n, F add) {
   constexpr int64_t STRETCH = 2048, L = Pack<W>::size;
   double total[N] = {};

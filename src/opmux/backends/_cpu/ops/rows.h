@@ -20,7 +20,7 @@ using at::ScalarType;
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-constexpr int64_t GRAIN = 32768;  // at least as many numbers per thread, like ATen's own kernels
+constexpr int64_t GRAIN = 32768;  // a thread gets at least this many numbers, as in ATen's own kernels
 
 // ---- the gate -------------------------------------------------------------------------------------------------------
 
@@ -35,9 +35,9 @@ bool has_memory(const Tensor& t) {
 }
 
 // Whether t is a dense CPU tensor whose memory can be read directly, without a forward gradient. The list has the
-// allowed dispatch keys: any other one (Python, functorch, functionalization, quantized, sparse, nested, the negative
-// and the conjugate bit, forward AD's zeros, keys that torch adds later) means that reading the memory is wrong, or
-// that there is none.
+// allowed dispatch keys. Any other key (Python, functorch, functionalization, quantized, sparse, nested, the negative
+// and the conjugate bit, forward AD's zeros, keys that torch adds later) means that the memory is missing, or does not
+// hold the values.
 bool plain(const Tensor& t) {
   using c10::DispatchKey;
   static const c10::DispatchKeySet allowed(
@@ -50,8 +50,8 @@ bool plain(const Tensor& t) {
 bool plain(const OptTensor& t) { return !t || plain(*t); }
 template <class N> std::enable_if_t<std::is_arithmetic_v<N>, bool> plain(N) { return true; }
 
-// F with the gate: returns an undefined tensor if a tensor is not plain, or while a dispatch mode (a tracer, a counter)
-// is active, which must see the op and not its parts. The check costs 1 ns here, 50 in Python. An argument of another
+// Calls F if all tensors are plain and no dispatch mode (a tracer, a counter) is active; a mode must see the op and not
+// its parts. Otherwise returns an undefined tensor. The check costs 1 ns here, 50 in Python. An argument of another
 // type, such as a list of tensors, does not compile until plain() has an overload for it.
 template <auto F> struct Gated;
 template <class R, class... A, R (*F)(A...)> struct Gated<F> {
@@ -104,7 +104,6 @@ int64_t stride_of(const Tensor& t) {
   return step < 0 ? t.size(last) : step;
 }
 
-// The rows of a tensor.
 template <class T> struct In {
   const T* data;
   int64_t stride;
@@ -113,8 +112,8 @@ template <class T> struct In {
   const T* operator[](int64_t row) const { return data + row * stride; }
 };
 
-// Prefetch: the next row is read while this one is written, 6 % of a backward that does not fit the caches. It has no
-// effect beyond the last row.
+// Prefetch: the next row is read while this one is written, which saves 6 % of a backward that does not fit the caches.
+// Beyond the last row it has no effect.
 inline void soon(const void* p) { __builtin_prefetch(p); }
 
 bool fits(const Tensor& t, const Tensor& x) {
@@ -161,7 +160,7 @@ template <class F> inline void each_stretch(const Rows& rows, F f) {
   });
 }
 
-// A number for each column, plus `offset`, in W; the tensor's own memory if it holds these numbers already.
+// One number of type W per column: t plus `offset`. Uses t's own memory if it already holds these numbers.
 template <class W> class Columns {
   std::unique_ptr<W[]> held;
 
@@ -199,7 +198,7 @@ template <class W> class ColumnSums {
   // `per_row` sums per column: [per_row, n].
   ColumnSums(int64_t n, int64_t per_row) : n(n), width(n * per_row) {}
 
-  // f(row, sums), where f adds to the sums.
+  // Calls f(row, sums) for all rows; f adds to the sums.
   template <class F> void each_row(const Rows& rows, F f) {
     const int64_t grain = std::max<int64_t>(1, GRAIN / rows.divisor());
     const int64_t shares = std::clamp<int64_t>(rows.count / grain, 1, at::get_num_threads());

@@ -2,7 +2,8 @@
 
 One call of cuBLAS computes as much as torch allows: it adds a bias (epilogue), adds to the output (beta), and computes
 float32 results of 16-bit factors. Activations and their derivatives are a separate pass over the product, which is
-rounded first, as in torch: torch does not expose the epilogue of cuBLAS that also returns the values before it.
+rounded first, as in torch: torch does not expose the epilogue of cuBLAS that also returns the values before the
+activation.
 """
 
 import functools
@@ -43,8 +44,9 @@ def faster() -> str | None:
 
 
 def _shaped(y: Tensor, x: Tensor) -> Tensor:
-    """y with the leading dimensions of x. Not a view: autograd forbids writing to a view that a custom function
-    returns.
+    """y with the leading dimensions of x.
+
+    Not a view: autograd forbids writing to a view that a custom function returns.
     """
     return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, (*x.shape[:-1], y.shape[-1]))
 
@@ -225,7 +227,7 @@ def by_rows(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: t
 
 
 def fp8_limits(a: Tensor, b: Tensor, both_e5m2: bool, bias: Tensor | None, out_dtype: torch.dtype) -> bool | str:
-    """Whether cuBLAS, as torch calls it, multiplies these in FP8: rows of multiples of 16 bytes, not both e5m2."""
+    """Whether cuBLAS, as torch calls it, multiplies a and b in FP8: rows of multiples of 16 bytes, not both e5m2."""
     (m, k), n = a.shape, b.shape[0]
     if k % 16 or n % 16 or not (m and n and k):
         return f"takes an inner size and columns in multiples of 16, and at least one row; there are {k}, {n} and {m}"
@@ -340,8 +342,8 @@ def _block_scaled(
 def _cublas_layout(scale: Tensor, rows: int) -> tuple[Tensor, Any]:
     """Scales in cuBLAS's layout, and torch's name for them.
 
-    Scales of 1x128 blocks are [rows, blocks of K] with adjacent rows; scales of 128x128 blocks are [blocks of K, blocks
-    of rows] with adjacent blocks of K, padded to a multiple of four of these.
+    Scales of 1x128 blocks are [rows, blocks of K] with adjacent rows. Scales of 128x128 blocks are [blocks of K, blocks
+    of rows] with adjacent blocks of K, whose number is padded to a multiple of four.
     """
     count, blocks = scale.shape
     if rows == 1:

@@ -170,7 +170,7 @@ def attention_bwd(
         lse,
         scale=scale,
     )
-    # lse also takes the place of the generator's state, which is not read without dropout
+    # lse is also passed in place of the generator's state, which is not read without dropout
     return as_layout_of(grads[0], q), as_layout_of(grads[1], k), as_layout_of(grads[2], v)
 
 
@@ -285,7 +285,7 @@ def _backward_packed(
         scale=spec.scale_of(q, scale),
         **window,
     )
-    # lse also takes the place of the generator's state, which is not read without dropout
+    # lse is also passed in place of the generator's state, which is not read without dropout
     return [t.contiguous() for t in grads]
 
 

@@ -72,7 +72,7 @@ def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def by_name(fn: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call a function with those of the values that its signature has: it differs between versions."""
+    """Call a function with the arguments that its signature has: signatures differ between versions."""
     known = parameters(fn)
     unknown = [p.name for p in known.values() if p.default is p.empty and p.name not in arguments]
     if unknown:
@@ -139,11 +139,11 @@ def packed(*tensors: Tensor) -> tuple[Tensor, ...]:
 def fits(
     full: tuple[int, ...], cols: tuple[int, ...] = (), rows: tuple[int, ...] = (), zero: int | None = None
 ) -> Callable[..., bool | str]:
-    """A `when` for an op on rows. The numbers are positions of arguments: all `full` tensors have the same shape,
-    `cols` have one element per column, `rows` one per row, and `zero` is an offset that must be 0.
+    """A `when` for an op on rows. The numbers are positions of arguments.
 
-    These libraries do not check shapes: a wrong one would be read out of bounds. Such calls are declined, and the next
-    impl raises the error.
+    All `full` tensors have the same shape, `cols` have one element per column, `rows` one per row, and `zero` is an
+    offset that must be 0. These libraries do not check shapes, and would read out of bounds. Calls with wrong shapes
+    are declined, and the next impl raises the error.
     """
 
     def when(*args: Any) -> bool | str:

@@ -1,2 +1,5 @@
-"""Sorting kernels. keys.py: dtypes as sortable integers; rows.py: sort rows that fit in one program, and top k;
-radix.py: sort longer rows; whole.py: choose between rows.py and radix.py."""
+"""Sorting kernels.
+
+keys.py turns elements into sortable integers. rows.py sorts rows that fit in one program, and finds the top k. radix.py
+sorts longer rows. whole.py chooses between rows.py and radix.py.
+"""

@@ -22,7 +22,7 @@ _INTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.in
 
 
 class Bits(NamedTuple):
-    """The integer dtype as which kernels read elements of a dtype, and constants of the sort order."""
+    """The integer dtype that kernels read elements of a dtype as, and constants of the sort order."""
 
     dtype: torch.dtype
     infinity: int  # the bits of infinity; 0 for integers

@@ -75,8 +75,9 @@ def _move(
     DIGITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Move the elements of a block to their sorted positions. at_ptr is None in the first pass, new_key_ptr in the
-    last.
+    """Move the elements of a block to their sorted positions.
+
+    at_ptr is None in the first pass, new_key_ptr in the last.
     """
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     begin, o = block * BLOCK, tl.arange(0, BLOCK)

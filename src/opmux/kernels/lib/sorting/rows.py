@@ -39,8 +39,10 @@ def _sorted(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Sorted rows and their indices. PART: for 64-bit elements, "low" sorts by the low half; "high" sorts the result
-    (`before`) by the high half."""
+    """Sorted rows and their indices.
+
+    PART, for 64-bit elements: "low" sorts by the low half, then "high" sorts the result (`before`) by the high half.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o = tl.arange(0, BLOCK_N)[None, :]
     m = (row < n_rows) & (o < n)
@@ -84,11 +86,11 @@ def _first(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Find the first KEEP elements of each chunk of x, or of candidates from an earlier step. Writes candidates to
-    `found` or, in the last step, elements and indices.
+    """Find the first KEEP elements of each chunk of x, or of candidates from an earlier step.
 
-    A candidate is an integer that packs an inverted key and an inverted index, so that the largest candidate is the
-    first element and, among equal elements, the one with the smallest index.
+    Writes candidates to `found` or, in the last step, elements and indices. A candidate is an integer that packs an
+    inverted key and an inverted index. So the largest candidate is the first element and, among equal elements, the one
+    with the smallest index.
     """
     lane = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     row, chunk = lane // chunks, (lane % chunks).to(tl.int32)

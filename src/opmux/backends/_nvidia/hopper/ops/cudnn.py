@@ -80,7 +80,7 @@ def attention_bwd(
         causal,
         scale=scale,
     )
-    # lse also takes the place of the generator's state, which is not read without dropout
+    # lse is also passed in place of the generator's state, which is not read without dropout
     return as_layout_of(grads[0], q), as_layout_of(grads[1], k), as_layout_of(grads[2], v)
 
 

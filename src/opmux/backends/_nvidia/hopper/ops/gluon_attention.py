@@ -61,7 +61,7 @@ def fits_window(left: int, right: int) -> str:
 def supports(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None, do: Tensor | None = None, causal: bool = False
 ) -> bool | str:
-    """Whether these kernels support the tensors: True, or why not. The same for causal and full masks."""
+    """Whether these kernels support the tensors: True, or why not. Causal and full masks have the same limits."""
     if do is not None and do.dtype != q.dtype:
         return f"takes gradients of q's dtype; they are {do.dtype}"
     dim, dim_v = q.shape[-1], v.shape[-1]

@@ -2,9 +2,9 @@
 
 Three parts of a program work concurrently. The producer is one warp: it lets TMA load tiles into rings of shared
 memory, and waits only for a free slot of a ring. Each of the two consumers has 64 rows of the tile: while one computes
-exponentials, the other one's products are on the matrix unit. Barriers: `full` counts a tile that has arrived, `empty`
-one that both consumers have read. Programs are persistent: one per core loops over tiles of the result, heads in
-sections that fit L2.
+exponentials, the other one's products are on the matrix unit. A `full` barrier completes when a tile has arrived, an
+`empty` barrier when both consumers have read it. Programs are persistent: one per core loops over tiles of the result,
+in sections of heads that fit L2.
 
 Dense batches and packed sequences use the same kernel: `cu_q_ptr` and `cu_k_ptr` are None, or say where a sequence
 begins. `_describe` explains how TMA is restricted to the rows of one sequence.
@@ -590,8 +590,9 @@ def _bwd_q(
 
 @gluon.jit
 def _kv_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SECTION: gl.constexpr):
-    """A tile's first key, its head, the range of blocks of queries that see the tile, and its sequence. Of the
-    sequence: the number of queries and keys, the coordinates in descriptors, and the offset of lse for head 0.
+    """A tile's first key, its head, the range of blocks of queries that see the tile, and its sequence.
+
+    Of the sequence: the number of queries and keys, the coordinates in descriptors, and the offset of lse for head 0.
     """
     queries, keys, kv_heads, batch, group, tiles, cu_q_ptr, cu_k_ptr = sizes
     if cu_k_ptr is None:
