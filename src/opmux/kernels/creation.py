@@ -96,7 +96,7 @@ impl(spec.ops["fill"], devices=DEVICES, into=_fill_into)(_fill)
 def allocated(size: Any, dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Tensor:
     """A new tensor; raises NotSupported for options that our kernels do not support."""
     if layout not in (None, torch.strided) or pin_memory:
-        raise NotSupported("other layouts and pinned memory")
+        raise NotSupported("layout must be torch.strided and pin_memory False")
     y = torch.empty(size, dtype=dtype, device=device)
     if y.is_cpu and runs_on_chip():
         raise NotSupported("the CPU")

@@ -470,7 +470,7 @@ def _stepped(
     for number in numbers:
         if isinstance(number, Tensor):
             if number.dtype is not torch.float32 or number.numel() != 1:
-                raise NotSupported("a learning rate that is no float32 number")
+                raise NotSupported("a learning rate must be one float32 element")
             if number.is_cpu:
                 number = number.item()
             elif number.device != home:
@@ -608,7 +608,7 @@ def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
         raise NotSupported(f"gradients of {self[0].dtype}")
     for t in (found_inf, inv_scale):
         if t.dtype is not torch.float32 or t.numel() != 1 or t.device != home:
-            raise NotSupported("a flag or scale that is no float32 number on the device")
+            raise NotSupported("found_inf and inv_scale must be one float32 element on the gradients' device")
     group = group_of([self, self])
     run_chunks(scale_lists, group, (found_inf, inv_scale, 1.0), {"LANES": lanes(group.dtypes)}, "I O")
 

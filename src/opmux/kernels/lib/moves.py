@@ -330,7 +330,7 @@ class _Tensors:
         if found is None:
             raise NotSupported("a part that is not a view of an argument")
         if view.storage_offset() * view.element_size() + bytes_of(view) > bytes_of(self.metas[found]):
-            raise NotSupported("a part out of bounds of its tensor")  # torch does not check meta tensors
+            raise NotSupported("a move reads or writes beyond its tensor")  # torch does not check meta tensors
         return found
 
 

@@ -39,7 +39,7 @@ TENSOR_KEY_BELOW = TENSOR_KEY.replace("{0}.is_neg()", "False")
 def refuse_negated(*args: Any) -> None:
     """Raise NotSupported for a negated view (`z.conj().imag`): kernels would read the negatives of its values."""
     if any(isinstance(a, Tensor) and a.is_neg() for a in args):
-        raise NotSupported("a view that negates what is in memory")
+        raise NotSupported("a negated view, such as z.conj().imag")
 
 
 def check(op: str, **args: Any) -> None:
