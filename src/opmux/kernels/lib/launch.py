@@ -49,7 +49,7 @@ class Config:
     constants: dict[str, Any]
     threads: int = 128
     stages: int = 2
-    even: bool = False  # all sizes are multiples of 16; a size that is always 1 must be passed to `Launcher.bind`
+    even: bool = False  # all sizes are multiples of 16, which the kernel is compiled to assume
     together: bool = False  # all programs must be resident at once: a cooperative launch
     registers: int | None = None  # limit per thread; set it if registers limit how many programs a core runs
     options: dict[str, Any] = field(init=False, repr=False)

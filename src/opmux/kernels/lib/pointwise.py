@@ -132,11 +132,8 @@ def _role(annotation: Any) -> str:
 
 def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
     """The entry points, generated with the op's parameters: each looks up the plan for its arguments and calls it."""
-    judged = (
-        f"if {row.unless}:\n        raise _NotSupported('left to torch, which raises or computes differently for these values')"
-        if row.unless
-        else ""
-    )
+    words = "left to torch, which raises or computes differently for these values"
+    judged = f"if {row.unless}:\n        raise _NotSupported({words!r})" if row.unless else ""
     params = [n for n in row.names if n not in row.keywords] + (["*", *row.keywords] if row.keywords else [])
     names: dict[str, Any] = {
         **table(or_refusal(functools.partial(_plan, row))),
