@@ -1,6 +1,6 @@
 """Writes the pages that are generated from the code: `docs/ops.md`, `docs/ops/` and `docs/tex.md` from the specs,
-`docs/settings.md` from the knobs, `docs/new-backend.md` from the guide in the vendors' folder, and
-`docs/aten_coverage.md` from the schemas of ATen.
+`docs/settings.md` from the knobs, `docs/new-backend.md` from the guide in the vendors' folder, `docs/aten_coverage.md`
+from the schemas of ATen, and the table of tested versions in `docs/installing.md` from `tools/tested.json`.
 
     python tools/docs.py [--check] [DIR]
 
@@ -21,6 +21,7 @@ import aten_coverage
 import measured
 import op_pages
 import stubs
+import tested
 
 from opmux.core import knobs
 from opmux.core.spec import Spec, specs
@@ -152,6 +153,7 @@ PAGES = {
     "new-backend.md": vendor_page,
     "tex.md": tex_page,
     "aten_coverage.md": aten_coverage.page,
+    "installing.md": tested.page,
 }
 
 
