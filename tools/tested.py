@@ -70,6 +70,7 @@ def _numbers(version: str) -> list[int]:
 def row_of_this_interpreter(what: str) -> Row:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
     row = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    row["torch"] = torch.__version__  # the metadata lack "+cu130" if the wheel is from PyPI
     return row | {"device": device, "what": what, "date": date.today().isoformat(), "commit": _commit()}
 
 
