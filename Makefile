@@ -83,7 +83,7 @@ test-all: test  ## the same, then every other test, and another processor's roun
 	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow --rest'
 	@$(MAKE) --no-print-directory other-rounding
 
-tested: test  ## the same, then record its versions in docs/installing.md
+tested: test  ## make test, then a row for the versions of .venv in docs/installing.md
 	$(BIN)/python tools/tested.py "make test"
 
 # After `make test`, REST=--rest skips the files of which it has run all tests.
