@@ -19,7 +19,7 @@ BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup libraries demo lint style types format bench docs site clean
-.PHONY: test test-all test-touched ready interpreted compiled other-rounding opinfo
+.PHONY: test tested test-all test-touched ready interpreted compiled other-rounding opinfo
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -82,6 +82,9 @@ test: ready  ## lint, types and a fixed set of tests: 10 minutes on two cores
 test-all: test  ## the same, then every other test, and another processor's rounding: an hour
 	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow --rest'
 	@$(MAKE) --no-print-directory other-rounding
+
+tested: test  ## make test, then a row for the versions of .venv in docs/installing.md
+	$(BIN)/python tools/tested.py "make test"
 
 # After `make test`, REST=--rest skips the files of which it has run all tests.
 test-touched: ready  ## every test of what changed since BASE=<commit>; by default since yesterday

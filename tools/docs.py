@@ -1,6 +1,6 @@
-"""Writes the pages that are generated from the code: `docs/ops.md` and `docs/tex.md` from the specs, `docs/settings.md`
-from the knobs, `docs/new-backend.md` from the guide in the vendors' folder, and `docs/aten_coverage.md` from
-the schemas of ATen.
+"""Writes the pages that are generated from the code: `docs/ops.md`, `docs/ops/` and `docs/tex.md` from the specs,
+`docs/settings.md` from the knobs, `docs/new-backend.md` from the guide in the vendors' folder, `docs/aten_coverage.md`
+from the schemas of ATen, and the table of tested versions in `docs/installing.md` from `tools/tested.json`.
 
     python tools/docs.py [--check] [DIR]
 
@@ -11,7 +11,6 @@ Pages go to DIR, by default `docs`; the type stubs `ops.pyi` and `tex.pyi` go to
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -19,46 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import aten_coverage
+import measured
+import op_pages
 import stubs
+import tested
 
 from opmux.core import knobs
 from opmux.core.spec import Spec, specs
 
 SRC = Path(__file__).parents[1] / "src" / "opmux"
-
-
-def ops_page() -> str:
-    """The page of all ops with signature, meaning and backward; one table for each group of ops."""
-    lines = [
-        "# Ops",
-        "",
-        "Each op is a function `opmux.ops.<name>`; `help(opmux.ops.rms_norm)` says what its arguments",
-    ]
-    lines += ["are. NVIDIA's functions are in [`opmux.tex`](tex.md), and computed by these.", ""]
-    lines += ["Made by `make docs` from the specs; do not edit.", ""]
-    for family in specs.families:
-        specs.load(family)
-        rows = [s for s in specs.by_key.values() if s.family == family and s.primitive]
-        lines += [f"## {family}", "", *_op_table(rows), ""] if rows else []
-    return "\n".join(lines)
-
-
-def _op_table(rows: list[Spec]) -> list[str]:
-    """The table of a group of ops, without empty columns."""
-    cells = [_op_row(s) for s in rows]
-    names = ("op", "meaning", "returns", "backward", "writes")
-    columns = [i for i in range(len(names)) if any(row[i] for row in cells)]
-    table = [[names[i] for i in columns], ["---" for _ in columns], *([row[i] for i in columns] for row in cells)]
-    return [f"| {' | '.join(row)} |" if row[0] != "---" else f"|{'|'.join(row)}|" for row in table]
-
-
-def _op_row(spec: Spec) -> tuple[str, ...]:
-    params = []
-    for p in spec.signature.parameters.values():
-        params.append(p.name if p.default is inspect.Parameter.empty else f"{p.name}={p.default!r}")
-    call = f"`{spec.name}({', '.join(params)})`"
-    doc = re.sub(r"\s+", " ", spec.summary).replace("|", "\\|")
-    return call, doc, ", ".join(spec.out), f"`{spec.grad}`" if spec.grad else "", ", ".join(spec.mutates)
 
 
 def settings_page() -> str:
@@ -126,14 +94,18 @@ def tex_page() -> str:
     declared = sorted((s for s in specs if s.space == "tex"), key=lambda s: (s.family, s.name))
     available = [s for s in declared if s.name not in UNAVAILABLE]
     rows: list[str] = []
-    for i, spec in enumerate(declared):
-        if not i or declared[i - 1].family != spec.family:
-            head = ["", "| function | meaning | reference | Triton | NVIDIA |", "|---|---|---|---|---|"]
-            rows += ["", f"### {spec.family.removeprefix('tex_')}", *head]
-        needs = UNAVAILABLE.get(spec.name)
-        reference = f"needs {_needs(needs)}" if needs else "yes"
-        call, meaning, *_ = _op_row(spec)
-        rows.append(f"| {call} | {meaning} | {reference} | {named(spec, ours)} | {named(spec, library)} |")
+    speeds = measured.tex_speeds()
+    for family in dict.fromkeys(s.family for s in declared):
+        names = ["function", "meaning", "reference", "Triton", "NVIDIA", "speed"]
+        cells = []
+        for spec in (s for s in declared if s.family == family):
+            needs = UNAVAILABLE.get(spec.name)
+            reference = f"needs {_needs(needs)}" if needs else "yes"
+            call, meaning, *_ = op_pages.spec_row(spec)
+            cells.append([call, meaning, reference, named(spec, ours), named(spec, library), speeds.get(spec.name, "")])
+        columns = [i for i in range(len(names)) if i < 5 or any(row[i] for row in cells)]
+        rows += ["", f"### {family.removeprefix('tex_')}", ""]
+        rows += op_pages.table([[row[i] for i in columns] for row in (names, *cells)])
     kernels = sum(bool(named(s, ours)) for s in available)
     guide = SRC / "faces" / "tex" / "README.md"
     lines = [guide.read_text(encoding="utf-8").rstrip(), "", "## Every function", ""]
@@ -148,6 +120,7 @@ def tex_page() -> str:
         "| reference | in plain PyTorch, on any device |",
         "| Triton | the kernels of ours it runs on: the op itself, or the primitives it is made of |",
         "| NVIDIA | what of it cuBLAS, cuDNN or flash attention compute on an NVIDIA GPU |",
+        "| speed | the time of a copy of as many bytes, divided by the function's time (`benchmarks/tex.py`) |",
         "",
         "Where NVIDIA's own `transformer_engine_torch` is installed, the backend `nvidia` has every function of it.",
         "`the casts` are the primitives of `quant` and `fused_quant`: to FP8 by a tensor's, a block's or MXFP8's",
@@ -176,11 +149,11 @@ def _from_docs(link: str) -> str:
 
 
 PAGES = {
-    "ops.md": ops_page,
     "settings.md": settings_page,
     "new-backend.md": vendor_page,
     "tex.md": tex_page,
     "aten_coverage.md": aten_coverage.page,
+    "installing.md": tested.page,
 }
 
 
@@ -191,16 +164,24 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     stale = []
     pages = [(options.dir / name, page()) for name, page in PAGES.items()]
+    pages += [(options.dir / name, text) for name, text in op_pages.pages().items()]
     package = options.dir.resolve().parent / "src" / "opmux"
     if package.is_dir():
         pages += [(package / name, text) for name, text in stubs.stubs()]
+    written = {path for path, _ in pages}
+    for path in sorted((options.dir / "ops").glob("*.md")):
+        if path not in written:  # the page of a family that no longer exists
+            stale.append(str(path))
+            if not options.check:
+                path.unlink()
     for path, text in pages:
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             stale.append(str(path))
             if not options.check:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(text, encoding="utf-8")
     for path in stale:
-        print(f"{path} {'is out of date: run make docs' if options.check else 'written'}")
+        print(f"{path} {'is out of date: run make docs' if options.check else 'changed'}")
     return 1 if options.check and stale else 0
 
 

@@ -3,6 +3,7 @@
 The Python blocks of a page run in order, in one namespace. The Python blocks of the vendors' page are files of a
 package, or programs. A block whose first line is `# needs a GPU` or `# needs the network` is only compiled, and NOT_RUN
 counts it. The command that a shell line calls parses the line, but does not run. TOML, YAML and JSON blocks are loaded.
+In a table `| you write | with opmux |` both columns of each row run, and must give the same results and gradients.
 """
 
 import json
@@ -13,8 +14,10 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
+import both_columns
 import fresh
 import pytest
+import torch
 import typer.main
 import yaml
 
@@ -27,6 +30,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 NEEDS = ("# needs a GPU", "# needs the network")
 NOT_RUN: dict[str, int] = {}  # page -> number of blocks that are only compiled
+MIGRATION = re.compile(r"^\| you write \| with opmux \|\n\|---\|---\|\n((?:\|.*\n)+)", re.MULTILINE)
+CELLS = re.compile(r"\| `(.+?)` \| `(.+?)` \|")
+SHARED = ROOT / "tests" / "shared"
 FILES = {"new-backend"}  # pages whose blocks are files of a vendor's package, or complete programs
 
 
@@ -113,6 +119,69 @@ def scaffold_with(files: list[Block], folder: Path) -> list[str]:
     for block in files:
         (package / block.file).write_text(block.code, encoding="utf-8")
     return [f"opmux_acme.{b.file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}" for b in files]
+
+
+# ---- tables of old and new code --------------------------------------------------------------------------------------
+
+
+def migration_rows(page: Path) -> list[tuple[int, str, str]]:
+    """(line number, old code, new code) of each row of the page's table `| you write | with opmux |`."""
+    text = page.read_text(encoding="utf-8")
+    rows = []
+    for table in MIGRATION.finditer(text):
+        line = text.count("\n", 0, table.start(1)) + 1
+        for i, row in enumerate(table[1].splitlines()):
+            cells = CELLS.fullmatch(row)
+            assert cells, f"{page.name}:{line + i}: a row must be two cells of code: {row}"
+            rows.append((line + i, *(c.replace("\\|", "|") for c in cells.groups())))
+    return rows
+
+
+MIGRATIONS = [ROOT / "docs" / f"{name}.md" for name in ("flag_gems", "functional", "liger", "te", "tex")]
+
+
+def test_pages_for_users_of_other_libraries_have_a_short_table_of_calls():
+    assert [p for p in PAGES if migration_rows(p)] == MIGRATIONS
+    assert all(6 <= len(migration_rows(p)) <= 12 for p in MIGRATIONS)
+
+
+@pytest.mark.parametrize("page", MIGRATIONS, ids=lambda p: p.stem)
+def test_old_and_new_code_of_a_migration_table_agree(page, tmp_path):
+    rows = [(f"{page.name}:{line}", old, new) for line, old, new in migration_rows(page)]
+    first = migration_rows(page)[0][0]
+    before = [b for b in blocks(page) if b.language == "python" and b.line < first and not b.needs]
+    codes = [("\n" * (b.line - 1) + b.code, str(page)) for b in before]
+    compare = (
+        f"import sys; sys.path.append({str(SHARED)!r}); import both_columns\nboth_columns.check({rows!r}, globals())"
+    )
+    run([*codes, (compare, "the comparison")], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("x + 1", "result: Tensor-likes are not close"),
+        ("x.detach() * 2", "results .*the gradient of x"),
+        ("x * 2, x", "results"),
+        ("y = x * 2", "results"),
+        ("no_such_name", "NameError"),
+        ("x.detach() * 2 + (x - x.detach()) * 3", "the gradient of x: Tensor-likes are not close"),
+    ],
+)
+def test_a_difference_between_old_and_new_code_is_detected(new, message):
+    names = {"x": torch.randn(3, requires_grad=True)}
+    both_columns.check([("page.md:1", "x * 2", "x + x")], names)
+    with pytest.raises(AssertionError, match=f"page.md:2.*{message}"):
+        both_columns.check([("page.md:2", "x * 2", new)], names)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("None", "no result"), ("torch.zeros(3)", "is 0"), ("torch.tensor(float('nan'))", "not finite")],
+)
+def test_a_row_that_compares_nothing_is_an_error(code, message):
+    with pytest.raises(AssertionError, match=message):
+        both_columns.check([("page.md:1", code, code)], {"torch": torch})
 
 
 # ---- shell ----------------------------------------------------------------------------------------------------------

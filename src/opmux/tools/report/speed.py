@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,10 @@ class SpeedFacts:
 
 def speeds(chip: Chip) -> SpeedFacts:
     return SpeedFacts(
-        _overloads(chip), _classes(chip), _files(decisions.FILES, chip), _files(provider_speed.FILES, chip)
+        _overloads(chip),
+        class_speeds(provider_speed.FILES.measured(chip)),
+        _files(decisions.FILES, chip),
+        _files(provider_speed.FILES, chip),
     )
 
 
@@ -104,9 +108,10 @@ def _overload(name: str, speed: decisions.Speed, copy: decisions.Speed | None) -
     )
 
 
-def _classes(chip: Chip) -> tuple[ClassSpeed, ...]:
+def class_speeds(measured: Mapping[str, provider_speed.Times]) -> tuple[ClassSpeed, ...]:
+    """The classes in which both we and a library were measured."""
     rows = []
-    for label, times in sorted(provider_speed.FILES.measured(chip).items()):
+    for label, times in sorted(measured.items()):
         ours = [us for impl, us in times.items() if impl.startswith("default.flagos")]
         others = [(us, impl) for impl, us in times.items() if not impl.startswith("default.flagos")]
         if ours and others:
