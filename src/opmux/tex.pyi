@@ -197,8 +197,8 @@ def bulk_allocate(shapes: list[list[int]], dtypes: list[Any], device: Any | None
     """
 
 def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
-    """All-gather the buffer of a CommOverlap on another object's streams, parallel to its gemm; then synchronize the
-    current stream.
+    """All-gather the buffer of a CommOverlap on the streams of another object, parallel to that object's gemm; then
+    synchronize the current stream.
     """
 
 def clamped_dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
@@ -254,7 +254,7 @@ def copy_to_kv_cache(new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Ten
     """Append the new tokens of each sequence to the caches, [pages, page, h, d], in place.
 
     cu_cached_lens includes the new tokens. A non-paged cache has one page per sequence, and page_table has the previous
-    index of each current sequence: these are moved to the front first.
+    index of each current sequence. The pages of the current sequences are first moved to the front.
 
     Args:
         new_k (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8, [s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says)
@@ -511,7 +511,7 @@ def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
     """
 
 def fp8_block_scaling_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, start_offset: int, block_len: int) -> None:
-    """amax[i, j] = max |x| over the shard's part of each block of block_len x block_len (128), 0 where it has none.
+    """amax[i, j] = max |x| over the shard's elements in block (i, j) of block_len x block_len (128); 0 if none.
 
     Args:
         tensor (float32, bfloat16 or float16 [..], a piece of the h x w matrix)
@@ -548,9 +548,9 @@ def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> T
 def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, amax_histories: list[Tensor], scales: list[Tensor], amax_compute_algo: str, fp8_dtype: torch.dtype, margin: float) -> None:
     """Roll the amax histories [L, n] by one and update each scale, for all tensors at once.
 
-    The newest amax comes from the buffer (concatenated for all tensors), or from history[0] if that is 0. If it is not
-    0, append it, shift the history, and zero history[0]. A scale becomes fp8_max * 2^-margin / amax, where amax is the
-    newest one or the maximum of the history; the scale is not changed if that amax is not a positive number.
+    The newest amax comes from the buffer (concatenated for all tensors), or from history[0] if the buffer has 0. If the
+    newest amax is not 0, append it, shift the history, and zero history[0]. A scale becomes fp8_max * 2^-margin / amax,
+    where amax is the newest one or the maximum of the history; if amax is not positive, the scale is not changed.
 
     Args:
         amax_reduction_buffer (float32 [..])
@@ -857,20 +857,21 @@ def generic_gemm(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: 
 def get_cublasLt_version() -> int:
     """120900, whatever is installed.
 
-    From 130300 on Transformer Engine uses GroupedTensors for expert gemms, whose sizes are on the device; our gemms
+    From 130300 on Transformer Engine uses GroupedTensors for expert gemms. Their sizes are on the device, and our gemms
     would read them on the host. For older versions it uses lists of gemms. FP8 needs at least 120103.
     """
 
 def get_cudnn_version() -> int:
     """cuDNN's version, major * 10000 + minor * 100 + patch: that of torch's cuDNN, or 91200 without one.
 
-    The layer uses it to choose an attention backend among those that get_fused_attn_backend reports.
+    Transformer Engine uses it to choose an attention backend among those that get_fused_attn_backend reports.
     """
 
 def get_fused_attn_backend(is_training: Any, q_dtype: torch.dtype | None, kv_dtype: torch.dtype | None, qkv_layout: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, p_dropout: Any, num_attn_heads: Any, num_gqa_groups: Any, max_seqlen_q: Any, max_seqlen_kv: Any, head_dim_qk: Any, head_dim_v: Any, window_size_left: Any, window_size_right: Any, return_max_logit: Any, cuda_graph: Any, deterministic: Any) -> Any:
     """The backend for a call with these arguments, a member of NVTE_Fused_Attn_Backend.
 
-    From 2.20.2 on the layer passes one object with all arguments, and expects (backend, reason if there is none).
+    From 2.20.2 on Transformer Engine passes one object with all arguments, and expects (backend, reason if there is
+    none).
     """
 
 def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
@@ -881,7 +882,7 @@ def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
     """
 
 def get_num_cublas_streams() -> int:
-    """4. The layer allocates as many workspaces for grouped gemms, which ours do not need."""
+    """4. Transformer Engine allocates this many workspaces for grouped gemms; our gemms do not need them."""
 
 def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
     """(lowest, highest) priority of a CUDA stream, where a lower number is a higher priority; (0, 0) without CUDA.
@@ -898,7 +899,7 @@ def glu(input: Tensor, quantizer: Any) -> Any:
     """
 
 def group_dequantize(input: Any, otype: torch.dtype) -> Any:
-    """The dequantized GroupedTensor, in a dtype. first_dims is read on the host.
+    """Dequantize to a GroupedTensor of dtype otype. first_dims is read on the host.
 
     Args:
         input (a GroupedTensor)
@@ -906,10 +907,11 @@ def group_dequantize(input: Any, otype: torch.dtype) -> Any:
     """
 
 def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any | None = None) -> Any:
-    """Quantize matrices [first_dims[i], last_dims[i]], concatenated in memory, separately: a GroupedTensor.
+    """Quantize each of the concatenated matrices [first_dims[i], last_dims[i]]; returns a GroupedTensor.
 
-    The group has the shape of `tensor`; if one of the two is None, members have that dimension of it. `output`, if
-    given, is written; its members must have the same shapes. The dimensions are read on the host.
+    The group has the shape of `tensor`. If only first_dims or only last_dims is None, members have the group's size in
+    that dimension. `output`, if given, is written; its members must have the same shapes. The dimensions are read on
+    the host.
 
     Args:
         tensor (float [rows, columns])
@@ -1131,7 +1133,7 @@ def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[l
     """
 
 def multi_tensor_pad_last_dim(inputs: list[Tensor], alignment: int) -> Any:
-    """Each tensor padded with zeros to a multiple of the alignment; one that needs no padding is returned itself.
+    """Each tensor padded with zeros to a multiple of the alignment; without padding, the input tensor itself.
 
     Args:
         inputs (each 2 dimensions)
@@ -1225,7 +1227,7 @@ def multi_tensor_unscale_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists
     """
 
 def mxfp8_scaling_compute_partial_amax(input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
-    """max |x| over the shard's part of each block of 1 x 32 and of 32 x 1, 0 where it has none, in its dtype.
+    """max |x| over the shard's elements in each block of 1 x 32 and of 32 x 1 (0 if none), in the shard's dtype.
 
     Args:
         input (float32, bfloat16 or float16 [..], a piece of the rows x cols matrix)
@@ -1264,7 +1266,7 @@ def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, 
     """
 
 def nvfp4_2d_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, start_offset: int, block_len: int = 16) -> None:
-    """amax[i, j] = max |x| over the shard's part of each tile of 16 x 16, 0 where it has none.
+    """amax[i, j] = max |x| over the shard's elements in tile (i, j) of 16 x 16; 0 if there are none.
 
     Args:
         tensor (float32, bfloat16 or float16 [..], a piece of the h x w matrix)
@@ -1276,7 +1278,7 @@ def nvfp4_2d_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, 
     """
 
 def nvfp4_2d_multi_tensor_transpose(rowwise_data_list: list[Tensor], columnwise_data_list: list[Tensor], rowwise_scale_inv_list: list[Tensor], columnwise_scale_inv_list: list[Tensor], M_list: list[int], K_list: list[int]) -> None:
-    """Columnwise data and scales from rowwise ones of many [M, K] matrices: the two transposes above.
+    """Transpose rowwise data and scales of many [M, K] matrices to columnwise ones, as the two functions above do.
 
     Args:
         columnwise_data_list (as many as rowwise_data_list)
@@ -1514,7 +1516,7 @@ def scaled_clamped_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, 
     """
 
 def scaled_clamped_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0) -> Any:
-    """clamped_swiglu times the number of act_scales for each row.
+    """clamped_swiglu times the row's factor from act_scales.
 
     Args:
         input (float [*rows, 2*n])
@@ -1568,7 +1570,7 @@ def scaled_masked_softmax_forward(input: Tensor, mask: Tensor | None, scale_fact
     """
 
 def scaled_situglu(input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0) -> Any:
-    """situglu times the number of act_scales for each row.
+    """situglu times the row's factor from act_scales.
 
     Args:
         input (float [*rows, 2*n])
@@ -1592,7 +1594,7 @@ def scaled_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
     """
 
 def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: Any) -> Any:
-    """s * max(x, 0)^2, with s the number of act_scales for each row.
+    """s * max(x, 0)^2, where s is the row's factor from act_scales.
 
     Args:
         input (float [*rows, n])
@@ -1600,7 +1602,7 @@ def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: Any) -> Any:
     """
 
 def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0) -> Any:
-    """s * silu(a) * b, with s the number of act_scales for each row.
+    """s * silu(a) * b, where s is the row's factor from act_scales.
 
     Args:
         input (float [*rows, 2*n])
@@ -1707,7 +1709,7 @@ def te_general_grouped_gemm(A: list[Any], transa: bool, B: list[Any], transb: bo
     """
 
 def te_general_grouped_gemm_for_discrete_in(A: list[Any], transa: bool, B: Any, transb: bool, D: Any, bias: Any | None, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
-    """As te_general_grouped_gemm_for_grouped_tensor, with A a list of matrices: separate weights.
+    """Like te_general_grouped_gemm_for_grouped_tensor, but A is a list of matrices (separate weights).
 
     Args:
         B (a GroupedTensor)
@@ -1719,7 +1721,7 @@ def te_general_grouped_gemm_for_discrete_in(A: list[Any], transa: bool, B: Any, 
     """
 
 def te_general_grouped_gemm_for_discrete_out(A: Any, transa: bool, B: Any, transb: bool, D: list[Tensor], bias: Any | None, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
-    """As te_general_grouped_gemm_for_grouped_tensor, with D a list of matrices (weight gradients) and no bias.
+    """Like te_general_grouped_gemm_for_grouped_tensor, but D is a list of matrices (weight gradients); no bias.
 
     Args:
         A (a GroupedTensor)
@@ -1732,7 +1734,7 @@ def te_general_grouped_gemm_for_discrete_out(A: Any, transa: bool, B: Any, trans
     """
 
 def te_general_grouped_gemm_for_grouped_tensor(A: Any, transa: bool, B: Any, transb: bool, D: Any, bias: Any | None, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
-    """D[i] = alpha[i] op(B[i]) op(A[i]) + beta[i] D[i] + bias[i] (times bias_scale of each row), D returned.
+    """D[i] = alpha[i] op(B[i]) op(A[i]) + beta[i] D[i] + bias[i] (times bias_scale of each row); returns D.
 
     alpha and beta have one number, or one for each member. The members' sizes are read on the host.
 
