@@ -3,7 +3,7 @@
     python benchmarks/choice.py [--json FILE] [--rounds 5]
 
 Times are medians of device time with a cold cache, measured alternately: the default, then each impl alone. `ratio` is
-the fastest implementation's time over the default's time: 1 if the default is the best choice.
+the fastest implementation's time divided by the default's time: 1 if the default is the best choice.
 """
 
 from __future__ import annotations
