@@ -4,8 +4,8 @@
 
 Each kind of call gets `--shapes` random shapes (odd sizes, transposed factors, grouped heads). The error of a result is
 the norm of its difference from the float64 result, but at least the float32 rounding error of the sum. A ratio is our
-error over the error of torch's call on the same tensors (cuBLAS, flash or cuDNN attention). `larger` counts shapes with
-a ratio above 1.01, or with a result of ours that is not finite.
+error divided by the error of torch's call on the same tensors (cuBLAS, flash or cuDNN attention). `larger` counts
+shapes with a ratio above 1.01, or with a result of ours that is not finite.
 """
 
 from __future__ import annotations

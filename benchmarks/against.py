@@ -3,8 +3,8 @@
     python benchmarks/against.py TREE [--rounds N] [--json FILE] -- --preset memory-bound --device cuda
 
 TREE is a folder with another `opmux` package in it (the `src` of a checkout of an older commit). Arguments after `--`
-go to `opmux bench`. A ratio is this tree's best time over the other tree's best time, so this tree is faster if the
-ratio is below 1.
+go to `opmux bench`. A ratio is this tree's best time divided by the other tree's best time, so this tree is faster if
+the ratio is below 1.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python benchmarks/attention.py [--json FILE]
 
 `ours` is our kernel for this chip; `any chip` is our generic kernel, if `ours` is a different one. Times are medians of
-device time with a cold cache. TFLOP/s count only unmasked pairs of a query and a key. `error` is our relative error in
-norm, measured against float64, over that of torch's flash attention. A case's row omits providers that refuse the case.
+device time with a cold cache. TFLOP/s count only unmasked pairs of a query and a key. `error` is our error divided by
+that of torch's flash attention; both are relative to the float64 result, in norm. A case's row omits providers that
+refuse the case.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def relative(got: Tensor, exact: Tensor) -> float:
 
 
 def errors(shape: Shape) -> dict[str, float]:
-    """For each result, our error over the error of torch's flash attention, on one batch of 1024 tokens."""
+    """For each result, our error divided by that of torch's flash attention, on one batch of 1024 tokens."""
     q, do = (new(1, shape.heads, 1024, shape.dim) for _ in range(2))
     k, v = (new(1, shape.kv_heads, 1024, shape.dim) for _ in range(2))
 

@@ -3,7 +3,7 @@
     python benchmarks/choice.py [--json FILE] [--rounds 5]
 
 Times are medians of device time with a cold cache, measured alternately: the default, then each impl alone. `ratio` is
-the fastest implementation's time over the default's time: 1 if the default is the best choice.
+the fastest implementation's time divided by the default's time: 1 if the default is the best choice.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     *(("linear", s, {}) for s in ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096), (16, 8192, 8192))),
     *(("scaled_gemm", (n, n, n), {"by_rows": rows, "fast": True}) for n in (4096, 8192) for rows in (False, True)),
     *(("block_scaled_gemm", (n, n, n), {"a_rows": 1, "b_rows": 128}) for n in (4096, 8192)),
-    *(("grouped_mm", (rows, 4096, 2048, 64), {"turned": True}) for rows in (1024, 16384)),
+    *(("grouped_mm", (rows, 4096, 2048, 64), {"trans_b": True}) for rows in (1024, 16384)),
     *(
         (op, (4, 32, kv_heads, 4096, dim), {"causal": causal})
         for op in ("attention", "attention_bwd", "attention_varlen", "attention_varlen_bwd")
         for kv_heads, dim, causal in ((32, 128, True), (8, 128, True), (32, 128, False), (32, 64, True))
     ),
-    *(("attention_decode", (batch, 32, 8, 8192, 128), {"kept": None}) for batch in (16, 64)),
+    *(("attention_decode", (batch, 32, 8, 8192, 128), {"cache": None}) for batch in (16, 64)),
 ]
 
 

@@ -4,7 +4,7 @@
     PYTHONPATH=src python benchmarks/collect_shapes.py            # all models; names on the command line choose some
 
 Models are built on the meta device with their real sizes but few layers, because layers repeat. They run forward and
-backward in bfloat16, and a dispatch mode below autograd records every call of an overload that opmux serves. From calls
+backward in bfloat16, and a dispatch mode below autograd records every call of an overload that opmux computes. Of calls
 with similar sizes, only the largest and the one with the oddest sizes are written. Hand-written rows under "ops" stay.
 """
 
@@ -31,7 +31,7 @@ SKIPPED = {"random"}  # families of ops whose results cannot be compared
 
 
 class Record(TorchDispatchMode):
-    """Records the calls of overloads that opmux serves, as rows."""
+    """Records the calls of overloads that opmux computes, as rows."""
 
     def __init__(self, model: str, rows: dict[tuple, set[str]]):
         super().__init__()

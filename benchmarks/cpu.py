@@ -141,7 +141,7 @@ def measure(name: str, dtype: torch.dtype, shape: tuple[int, ...], threads: int,
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Our time in us, and the best other time over ours; < marks cells in which ours is not faster."""
+    """Our time in us, and the best other time divided by it; < marks rows in which that ratio falls below 1.05."""
     heads = sorted({(r["threads"], tuple(r["shape"])) for r in rows})
     words = [f"{'x'.join(map(str, s))} t{t}" for t, s in heads]
     lines = [f"{'op':20}{'dtype':10}" + "".join(f"{w:>20}" for w in words)]

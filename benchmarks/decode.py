@@ -2,11 +2,10 @@
 
     python benchmarks/decode.py [--json FILE] [--quick]
 
-Times are medians of device time with a cold cache. A share is the bandwidth at which keys and values are read, over the
-bandwidth (read and write) of a copy in the same run; the goal is 0.8. `torch` is torch's flash attention, which
-supports neither pages nor float8, on the same keys and values as a contiguous cache. An error is the largest difference
-from float64,
-relative to the largest number of the result.
+Times are medians of device time with a cold cache. A share is the bandwidth at which keys and values are read, divided
+by the bandwidth (read and write) of a copy in the same run; the goal is 0.8. `torch` is torch's flash attention on the
+same keys and values in a contiguous cache, because it supports neither pages nor float8. An error is the largest
+difference from float64, relative to the largest number of the result.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ the caches that the cold run left. Models are in bfloat16 with random weights: a
 |---|---|
 | enable | seconds that `opmux.enable()` takes after `import torch`, and seconds until auto mode is on |
 | steps | one shape: the first step (s); median and longest of the steps after the third, median of the last 100 (ms) |
-| warm | s of `opmux warm`, and of the first step after it ("example 10": 10 s after `patch_model(model, example=ids)`)
-|
+| warm | s of `opmux warm`, and of the first step after it ("example 10": 10 s after `patch_model(example=ids)`) |
 | lengths | ms of a step for 80 batches of different lengths (64 to 900), and for the same lengths again |
 | shapes | ms of the first call of `mode="all"` on each of 40 fresh shapes, and how many of them compile a kernel |
 | host | microseconds of forward + backward of small `opmux.ops` after their C++ is compiled |
@@ -167,7 +166,7 @@ def warm(mode: str, name: str) -> dict[str, float]:
 
 
 def lengths(mode: str, name: str) -> dict[str, float]:
-    """Step times for changing lengths; first native ones, because torch's libraries plan attention per length."""
+    """Step times for changing lengths. Native steps come first: torch's libraries plan attention for each length."""
     import random
 
     model = model_of(name)

@@ -8,7 +8,7 @@ possible; this op launched from Python; and a minimal `autograd.Function` that a
 same tensors and computes nothing. In the case "empty", the kernels of opmux's op only allocate, so the difference
 between its time and that of the minimal Function is the cost of opmux.
 
-On an accelerator, a measurement never waits for the device, so it times only the host. On the CPU, it times the
+On an accelerator, a measurement never waits for the device, so it has only the host's time. On the CPU, it has the
 thread's CPU time, kernels included. Because clocks drift, columns alternate every few milliseconds, and a ratio is the
 median over these rounds.
 """

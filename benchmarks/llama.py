@@ -4,8 +4,8 @@
 
 Each variant runs in a new process, and trains a fresh model from the same weights on the same tokens (4 x 2048,
 bfloat16, fused AdamW, eager unless compiled). Times are medians of steps after the first three; the memory peak is that
-of one step. Decoding runs `generate` on one sequence, token by token. It reports the fastest of several runs, and the
-first run, in which cuDNN's attention makes a plan for every new length.
+of one step. Decoding runs `generate` on one sequence, token by token. The results have the fastest of several runs, and
+the first run, in which cuDNN's attention makes a plan for every new length.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/llm_ops.py [--json FILE]
 
 Times are medians; all providers alternate in one run. GBps is the number of bytes that must move (each input read once,
-each result written once) over the time. A share is relative to a copy of the same number of bytes in the same run. Host
-times are measured on a call whose kernel takes less time than its launch: rope of one token, as in decoding.
+each result written once) divided by the time. A share is relative to a copy of the same number of bytes in the same
+run. Host times are measured on a call whose kernel takes less time than its launch: rope of one token, as in decoding.
 """
 
 from __future__ import annotations

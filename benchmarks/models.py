@@ -8,9 +8,9 @@ few steps, because times of the same model in two processes differ by some perce
 one core, the least busy core when a model begins, because other load changes times by more than opmux does. A ratio is
 native's time over the mode's time, so the mode is faster if the ratio is above 1. The first ratio is the median over
 all pairs of neighbouring blocks of steps, with its standard error; the second is the ratio of the fastest tenth of all
-steps, which other load affects least. Gradients are compared with float64 gradients of the same model. Another process
-for each model compiles the kernels before. `--traces` measures nothing and needs no GPU: it writes the overloads that a
-step calls, with dtypes, sizes and counts, to the file by which `opmux.enable()` decides without its C++ gate.
+steps, which other load affects least. Gradients are compared with float64 gradients of the same model. Before a model
+is measured, another process compiles its kernels. `--traces` measures nothing and needs no GPU: it writes the overloads
+that a step calls, with dtypes, sizes and counts, to the file by which `opmux.enable()` decides without its C++ gate.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Linear layers with an activation, a gate or a residual are compared with the sam
 
     python benchmarks/products.py [--json FILE]
 
-Times are medians of device time with a cold cache. An error is the largest difference from the float64 product, over
-that of torch's result. A table of all times comes last.
+Times are medians of device time with a cold cache. An error is our largest difference from the float64 product, divided
+by torch's. A table of all times comes last.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def of_fp8(m: int, n: int, k: int) -> list[dict[str, Any]]:
         compared(f"fp8 rows {size}", flops, lambda: ours(*each, True), lambda: mm(*each, True)),
     ]
     block = lambda: opmux.ops.block_scaled_gemm(*bytes_of, *blocks, E4M3, E4M3, None, 1, 128, BF16)
-    with opmux.policy(per_op={"block_scaled_gemm": "flagos"}):  # for the chip, if we have one
+    with opmux.policy(per_op={"block_scaled_gemm": "flagos"}):  # runs our kernel for this chip, if there is one
         rows += [
             compared(f"fp8 blocks {size}", flops, block, lambda: mm(blocks[0], blocks[1].t(), False)),
             compared(f"fp8 blocks, torch with one scale {size}", flops, block, lambda: mm(one, one, True)),

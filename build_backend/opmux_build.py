@@ -1,7 +1,7 @@
 """Builds wheels with setuptools, and adds one file: `opmux_startup.pth`, which Python runs at each start.
 
-It makes an unmodified `import transformer_engine` work (see src/opmux_startup.py). setuptools has no way to put a .pth
-file into a wheel, and none at all for editable installs.
+The file makes an unmodified `import transformer_engine` work (see src/opmux_startup.py). setuptools cannot put a .pth
+file into a wheel, nor into an editable install.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403 - the other hooks of a build backend are setuptools' own
 
 PTH = "opmux_startup.pth"
-# Prints nothing if the module is missing: Python would print an error at each start.
+# Ignores a missing module, because Python would otherwise print an error at each start.
 LINE = 'import sys; exec("try:\\n    import opmux_startup\\nexcept ImportError:\\n    pass")\n'
 
 

@@ -1,4 +1,4 @@
-"""Fine-tunes a language model with Lightning, with opmux by one argument: a callback.
+"""Fine-tunes a language model with Lightning. One argument, a callback, turns opmux on.
 
 Run it from anywhere: python examples/finetune_lightning.py
 """

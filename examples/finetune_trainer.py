@@ -1,4 +1,4 @@
-"""Fine-tunes a language model with transformers' Trainer, with opmux by one argument: a callback.
+"""Fine-tunes a language model with transformers' Trainer. One argument, a callback, turns opmux on.
 
 Run it from anywhere: python examples/finetune_trainer.py
 The model is a tiny Llama with random weights. For a real one, use `AutoModelForCausalLM.from_pretrained(name)`.

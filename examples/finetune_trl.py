@@ -1,4 +1,4 @@
-"""Supervised fine-tuning with TRL, with opmux by one argument: a callback. DPOTrainer and GRPOTrainer take it too.
+"""Fine-tunes a model with TRL. One argument, a callback, turns opmux on; DPOTrainer and GRPOTrainer accept it too.
 
 Run it from anywhere: python examples/finetune_trl.py
 """

@@ -1,13 +1,13 @@
 """Trains a layer of Transformer Engine with FP8, on whatever device is there, without NVIDIA's compiled extension.
 
 Run it from anywhere: python examples/fp8_transformer_engine.py
-It needs the Python layer: pip install '.[te]'. Without an accelerator FP8 is emulated: slower, but rounded in the same
-way.
+It needs Transformer Engine's Python layer: pip install '.[te]'. Without an accelerator FP8 is emulated, which is slower
+but rounds in the same way.
 """
 
 import torch
 
-import opmux.te  # isort: skip  # before transformer_engine, only needed in a tree that is not installed
+import opmux.te  # isort: skip  # before transformer_engine; needed only if opmux is not installed
 import transformer_engine.pytorch as te
 from transformer_engine.common.recipe import DelayedScaling
 

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from opmux.integrations.kernels import mapping
 
-# transformers prepares its own layers if it supports the installed version of kernels; MLPs it does not prepare.
+# transformers prepares its norms if it supports the installed version of kernels. It does not prepare MLPs.
 kernels.replace_kernel_forward_from_hub(LlamaRMSNorm, "RMSNorm")
 kernels.replace_kernel_forward_from_hub(LlamaMLP, "SwiGLUMLP")
 

@@ -9,7 +9,7 @@ import os
 import torch
 import torch.nn.functional as F
 
-import opmux.te  # isort: skip  # before transformer_engine, only needed in a tree that is not installed
+import opmux.te  # isort: skip  # before transformer_engine; needed only if opmux is not installed
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec

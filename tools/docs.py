@@ -1,6 +1,8 @@
-"""Writes the pages that are generated from the code: `docs/ops.md`, `docs/ops/` and `docs/tex.md` from the specs,
-`docs/settings.md` from the knobs, `docs/new-backend.md` from the guide in the vendors' folder, `docs/aten_coverage.md`
-from the schemas of ATen, and the table of tested versions in `docs/installing.md` from `tools/tested.json`.
+"""Writes the pages that are generated from the code.
+
+`docs/ops.md`, `docs/ops/` and `docs/tex.md` come from the specs, `docs/settings.md` from the knobs,
+`docs/new-backend.md` from the guide in the vendors' folder, `docs/aten_coverage.md` from ATen's schemas, and the table
+of tested versions in `docs/installing.md` from `tools/tested.json`.
 
     python tools/docs.py [--check] [DIR]
 
@@ -81,7 +83,7 @@ def tex_page() -> str:
     registry.list_operators()  # loads all ops and kernels
 
     def named(spec: Spec, accepts: Callable[[OpImpl], bool]) -> str:
-        """Name the ops that have an accepted impl: "itself" for the function, else those of its parts."""
+        """Name the ops that have an accepted impl: "itself" for the function, else the parts that have one."""
         if any(map(accepts, registry.impls(spec.key))):
             return "itself"
         parts = [p for p in spec.parts.values() if any(map(accepts, registry.impls(p.key)))]

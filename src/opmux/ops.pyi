@@ -56,7 +56,7 @@ def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, a
     """
 
 def act_fp8_blocks_into(x: Tensor, dy: Tensor | None, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False, two_d: bool = False, pow2: bool = True, eps: float = 0.0) -> None:
-    """fp8_blocks_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
+    """fp8_blocks_into of r rounded to x's dtype; r is an activation or its gradient, as in act_fp8_cast_into.
 
     Args:
         x (float [*rows, _]): the input of the activation.
@@ -94,7 +94,7 @@ def act_fp8_cast_into(x: Tensor, dy: Tensor | None, scale: Tensor, y: Tensor | N
     """
 
 def act_fp8_current_into(x: Tensor, dy: Tensor | None, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False, pow2: bool = False, eps: float = 0.0) -> None:
-    """fp8_current_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
+    """fp8_current_into of r rounded to x's dtype; r is an activation or its gradient, as in act_fp8_cast_into.
 
     Args:
         x (float [*rows, _]): the input of the activation.
@@ -111,7 +111,7 @@ def act_fp8_current_into(x: Tensor, dy: Tensor | None, y: Tensor | None, yt: Ten
     """
 
 def act_mxfp8_into(x: Tensor, dy: Tensor | None, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False, two_d: bool = False) -> None:
-    """mxfp8_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
+    """mxfp8_into of r rounded to x's dtype; r is an activation or its gradient, as in act_fp8_cast_into.
 
     Args:
         x (float [*rows, _]): the input of the activation.
@@ -367,9 +367,9 @@ def attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: T
         k (float [batch, kv_heads, keys, dim], of the dtype of q): as in the forward.
         v (float [batch, kv_heads, keys, dim_v], of the dtype of q): as in the forward.
         o (float [batch, heads, queries, dim_v], of the dtype of q): the first result of the forward.
-        lse (float [batch, heads, queries]): the second result of the forward. If the keys of a sequence are on several devices, o and lse may be those
-            of all keys: the results are then the contributions of the keys in k. For this ds has sum(do * o) and not
-            sum(p * dp).
+        lse (float [batch, heads, queries]): the second result of the forward. If the keys of a sequence are on several devices, o and lse may be the
+            results for all keys: the gradients are then the contributions of the keys in k. This is why ds has
+            sum(do * o) and not sum(p * dp).
         causal: as in the forward.
         scale: as in the forward.
 
@@ -415,8 +415,8 @@ def attention_general(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = Non
         v (float [batch, kv_heads, keys, dim_v], of the dtype of q): the values.
         bias (float [_, _, _, _], optional): added to the scores: [sequences or 1, heads or 1, queries or 1, keys]; -inf masks a key.
         slopes (float [heads], optional): ALiBi's slope for each head.
-        sink (float [heads], optional): an extra score for each head whose value vector is 0: exp(sink) is added to the softmax's denominator, and
-            so to lse.
+        sink (float [heads], optional): an extra score for each head, with a value vector of 0: exp(sink) is added to the softmax's denominator,
+            so lse includes it.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU, optional): the seed of the dropout; the same seed drops the same probabilities.
         cu_q (index [sequences+1], optional): the offset of each packed sequence of q, and the end of the last one; the batch is then 1.
         cu_k (index [sequences+1], optional): the same for k and v.
@@ -427,12 +427,12 @@ def attention_general(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = Non
         left (at least -1): how many keys before its aligned key a query attends to; -1 is all.
         right (at least -1): how many keys after its aligned key a query attends to; -1 is all, 0 is causal.
         at_end: align the last query to the last key; otherwise the first query to the first key.
-        softcap (at least 0): the limit of the scores; 0 is none.
-        dropout_p (between 0 and 1): the probability that a softmax probability is dropped; the others are divided by 1 - dropout_p.
+        softcap (at least 0): the limit of the scores; 0 is no limit.
+        dropout_p (between 0 and 1): the share of softmax probabilities that are dropped; the kept ones are divided by 1 - dropout_p.
         scale: multiplies q k^T; by default 1 / sqrt(dim).
         bias_grad: whether the backward computes the gradient of the bias.
         seq_first: o, dq, dk and dv have the memory layout of a contiguous [batch, seq, heads, dim]; by default o and dq
-            have that of q, dk of k, dv of v.
+            have q's layout, dk has k's and dv has v's.
 
     Returns:
         o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
@@ -543,7 +543,7 @@ def avg_pool3d_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int
 def batch_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None, running_var: Tensor | None = None, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Batch norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
-    mean and var are those of each channel, over samples and positions. The new running statistics are returned; the
+    Each channel has its own mean and var, over samples and positions. The new running statistics are returned; the
     arguments are not changed.
 
     Args:
@@ -557,8 +557,8 @@ def batch_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
     Returns:
         y, like x; mean and rstd, float32 [channels] (float64 for float64); new_mean and new_var, the new running
-        statistics: (1 - momentum) * old + momentum * those of the batch, with the unbiased variance. They are those of
-        the batch if no running statistics are given, and the old ones if the batch is empty.
+        statistics: (1 - momentum) * old + momentum * those of the batch, with the unbiased variance. If no running
+        statistics are given, they are the batch's own; if the batch is empty, they are the old ones.
     """
 
 def batch_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -714,7 +714,7 @@ def clamped_glu(x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alp
     """
 
 def clamped_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alpha: float = 1.702, offset: float = 1.0, interleave: int = 0) -> tuple[Tensor, Tensor]:
-    """The gradients of clamped_glu. Clamped elements of a and b get 0; dscales is empty without scales.
+    """The gradients of clamped_glu. Clamped elements of a and b get gradient 0; dscales is empty without scales.
 
     Args:
         dy (float [*rows, n])
@@ -813,7 +813,7 @@ def cumprod(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
     Args:
         x (float, int or bool [..]): the factors.
         dim (a dimension of x): the dimension to multiply along.
-        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64): x is converted to it first, and y has it. None is x's dtype, or int64 for integers and bools.
+        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64): the dtype of y; x is converted to it first. None is x's dtype, or int64 for integers and bools.
 
     Returns:
         y, contiguous, of x's shape.
@@ -822,7 +822,7 @@ def cumprod(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
 def cumprod_bwd(dy: Tensor, x: Tensor, dim: int = -1) -> Tensor:
     """The gradient of cumprod: dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim.
 
-    It does not divide by zero: the formula also holds for zeros in x.
+    The formula also holds for zeros in x: nothing is divided by zero.
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -839,7 +839,7 @@ def cumsum(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor
     Args:
         x (float, int or bool [..]): the terms.
         dim (a dimension of x): the dimension to sum along.
-        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64): x is converted to it first, and y has it. None is x's dtype, or int64 for integers and bools.
+        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64): the dtype of y; x is converted to it first. None is x's dtype, or int64 for integers and bools.
 
     Returns:
         y, contiguous, of x's shape.
@@ -851,8 +851,8 @@ def cumsum_bwd(dy: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> T
     Args:
         dy (float [..]): the gradient of y.
         dim (a dimension of dy): as in the forward.
-        dtype: as in the forward. If it is given, the dtype of x is unknown here: dx is then float32 (float64 for
-            float64), and autograd converts it to x's dtype.
+        dtype: as in the forward. If dtype is given, x's dtype is unknown here: dx is then float32 (float64 for
+            float64), and autograd converts dx to x's dtype.
 
     Returns:
         dx, contiguous, of dy's shape; of dy's dtype unless dtype is given.
@@ -1025,7 +1025,7 @@ def fmod(self: Tensor, other: Tensor | int | float) -> Tensor:
 def fp8_blocks_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None, noop: Tensor | None, dtype: torch.dtype, two_d: bool = False, pow2: bool = True, eps: float = 0.0) -> None:
     """Quantize in blocks: y with a scale for each 1x128 block of x, yt = the transpose with one for each 128x1 block.
 
-    With two_d, all blocks are 128x128. The scales that are written are 1 / scale; their padding is not written.
+    With two_d, all blocks are 128x128. y_scale and yt_scale receive 1 / scale; their padding is not written.
 
     Args:
         x (float [*shape]): the input.
@@ -1422,7 +1422,7 @@ def grid_sampler_3d_backward(grad_output: Tensor, input: Tensor, grid: Tensor, i
 def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
     """Group norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
-    mean and var are those of each group of adjacent channels in a sample.
+    Each group of adjacent channels in a sample has its own mean and var.
 
     Args:
         x (float [samples, channels, *places]): the input.
@@ -1663,7 +1663,7 @@ def layer_norm_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor
 def layer_norm_fp8_blocks_into(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, y_scale: Tensor, dtype: torch.dtype, eps: float = 1e-05, offset: float = 0.0, pow2: bool = True, least: float = 0.0) -> tuple[Tensor, Tensor]:
     """layer_norm whose y is rounded to x's dtype, and then quantized to float8 with a scale for each block of a row.
 
-    Bytes and scales are those of mxfp8_into if y_scale is uint8, else those of fp8_blocks_into.
+    Bytes and scales are as from mxfp8_into if y_scale is uint8, else as from fp8_blocks_into.
 
     Args:
         x (float [*rows, n]): the rows to normalise.
@@ -1751,9 +1751,9 @@ def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: 
         weight (float [n, k], of the dtype of x): one row for each output; with glu, first the rows of the gate a, then those of b.
         bias (float [n], of the dtype of x, optional): added to each row of pre.
         residual (float [..], optional): added to the result; of y's shape, and of x's dtype, or float32 if x has 16 bits.
-        act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; None is none.
+        act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; None for no activation.
         glu: whether the first half of the outputs is a gate for the second.
-        save: whether to return pre, for a backward; it is never returned without act and glu.
+        save: whether to return pre, for a backward; pre is returned only with act or glu.
 
     Returns:
         y [*rows, n] ([*rows, n / 2] with glu), of residual's dtype, or x's without a residual; and pre [*rows, n], of
@@ -1761,7 +1761,7 @@ def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: 
     """
 
 def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of linear: dx = dy weight, dweight = dy^T x, dbias = sum(dy), both summed over all rows.
+    """The gradients of linear: dx = dy weight, dweight = dy^T x, dbias = sum(dy). The last two are sums over all rows.
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -2073,8 +2073,8 @@ def mla_decode(q: Tensor, cache: Tensor, lengths: Tensor, rank: int, table: Tens
         rank (at least 1): how many columns of the cache are values.
         table (index [batch, max_pages], optional): the pages of each sequence, in order; entries after its last page are not read.
         cache_scale (float32 [..], optional): multiplies the cache; one element.
-        scale: multiplies the scores; by default 1 / sqrt(dim). A model's own scale is that of its head size before the
-            up-projections were absorbed: pass it.
+        scale: multiplies the scores; by default 1 / sqrt(dim). Pass the model's own scale, which belongs to its head
+            size before the up-projections were absorbed.
 
     Returns:
         o [batch, queries, heads, rank], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
@@ -2123,7 +2123,7 @@ def modulated_rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor,
 def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1, round_once: bool = False) -> Tensor:
     """Add up the copies of each token: y[t] = the sum of probs[t, k] * x[row_map[k * tokens + t]] over k.
 
-    Dropped copies are left out. Unless round_once is set, rounding is that of NVIDIA's kernels: probs, each product and
+    Dropped copies are left out. Unless round_once is set, the op rounds as NVIDIA's kernels do: probs, each product and
     each partial sum are rounded to x's dtype (float16 for float8). For float8 without probs, the sum is divided by
     topk.
 
@@ -2576,7 +2576,7 @@ def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Tensor:
     """
 
 def philox_uniform(like: Tensor, seed: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform random numbers in [low, high); rounding does not return high either.
+    """Uniform random numbers in [low, high); rounding never gives high.
 
     Args:
         like (float [..]): has the shape, dtype and device of the result; its values are not read.
@@ -2976,7 +2976,7 @@ def rms_norm_fp8(x: Tensor, weight: Tensor, scale: Tensor, amax: Tensor | None, 
 def rms_norm_fp8_blocks_into(x: Tensor, weight: Tensor, y: Tensor, y_scale: Tensor, dtype: torch.dtype, eps: float = 1e-06, offset: float = 0.0, pow2: bool = True, least: float = 0.0) -> Tensor:
     """rms_norm whose y is rounded to x's dtype, and then quantized to float8 with a scale for each block of a row.
 
-    Bytes and scales are those of mxfp8_into if y_scale is uint8, else those of fp8_blocks_into.
+    Bytes and scales are as from mxfp8_into if y_scale is uint8, else as from fp8_blocks_into.
 
     Args:
         x (float [*rows, n]): the rows to normalise.
@@ -3030,7 +3030,7 @@ def rope_fwd(x: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tenso
         x (float [..]): the heads, with the dimensions of `layout`.
         angles (float [*lead, 2*pairs]): one row for each position: [positions, d2], [batch, positions, d2], or [positions, 1, 1, d2] as in
             Transformer Engine. d2 is even and at most the size of a head. There are at least as many positions as the
-            sequences are long. It gets no gradient.
+            sequences are long. The angles get no gradient.
         sin (float [*lead, 2*pairs], of the dtype of angles, optional): the sines of the angles; `angles` then holds their cosines.
         starts (index [sequences], optional): the position of each sequence's first token; by default 0.
         cu_seqlens (index [edges], optional): for "thd" only: the offset of each sequence among the tokens, and the end of the last one. With
@@ -3050,13 +3050,13 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str = 'bhsd'
     """Rotary embedding of q and k by one table of cosines and sines, in one kernel launch.
 
     Rotates the first d2 elements of each head and copies the others. A pair (u, v) becomes
-    (u cos - v sin, v cos + u sin); the first has cos and sin from u's column, the second from v's.
+    (u cos - v sin, v cos + u sin); the first element uses cos and sin of u's column, the second those of v's.
 
     Args:
         q (float [_, _, _, _]): [batch, heads, length, d] for the layout "bhsd", [batch, length, heads, d] for "bshd"; any strides.
         k (float [_, _, _, _], of the dtype of q): the same, with its own number of heads.
         cos (float [*lead, columns]): one row for each position: [length, columns], [1, length, columns] or [batch, length, columns]. There are
-            d2 columns, an even number, or d2/2 if `per_pair`. It gets no gradient.
+            d2 columns, an even number, or d2/2 if `per_pair`. The table gets no gradient.
         sin (float [*lead, columns], of the dtype of cos): like cos.
         layout (one of 'bhsd', 'bshd'): the dimensions of q and k: b is the batch, h the heads, s the sequence, d a head's elements.
         memory (one of 'bhsd', 'bshd'): the order of the dimensions in the results' memory; "bshd" suits heads that are views of a linear
@@ -3082,7 +3082,7 @@ def rope_qk_bwd(dq_out: Tensor, dk_out: Tensor, cos: Tensor, sin: Tensor, layout
     """
 
 def rope_qkv_bwd(dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
-    """The gradient of rope_qkv_fwd: dq and dk with the transposed rotation, and dv, packed.
+    """The gradient of rope_qkv_fwd: apply the transposed rotation to dq and dk, and pack them with dv.
 
     Args:
         dq (float [a, b, q_heads, dim]): the gradient of q.
@@ -3950,7 +3950,7 @@ def token_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: 
     """The gradient of token_cross_entropy.
 
     p = exp(x - lse): dx = dloss * ((1 - s) * w[t] * (p - [t]) + s / n * (sum(w) * p - w) + 2 * z_loss * lse * p),
-    where [t] is 1 in column t and 0 in the others.
+    where [t] is 1 in column t and 0 in all other columns.
 
     Args:
         dloss (float [*rows]): the gradient of loss.
@@ -4112,7 +4112,7 @@ def token_nll_entropy_bwd_(logits: Tensor, target: Tensor, dnll: Tensor, dentrop
     """
 
 def token_shard_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, first: int = 0, ignore_index: int = -100, own: float = 1.0, spread: float = 0.0) -> Tensor:
-    """The gradient of a cross entropy whose classes are sharded: of the n logits from class `first` on.
+    """The gradient of the n logits from class `first` on, in a cross entropy whose classes are sharded.
 
     dlogits = dloss * (exp(logits - lse) - own * [target] - spread), where [target] is 1 in the target's column, else 0.
 
@@ -4316,7 +4316,7 @@ def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0) -> tuple[Tensor, Tens
     Args:
         v (float [*lead, last]): the direction of the weight.
         g (float [..]): the length of the weight: v's shape with 1 for every dimension but dim; 0-dim if dim is None or -1.
-        dim (a dimension of v): the dimension whose indices have a norm each; None, or -1 as in torch, is one norm of the whole tensor.
+        dim (a dimension of v): each index of this dimension has its own norm; None (or -1, as in torch) is one norm of the whole tensor.
 
     Returns:
         w, like v, and norm, float32 (float64 for float64), of g's shape.

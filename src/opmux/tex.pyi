@@ -793,7 +793,7 @@ def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softma
     Args:
         logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): the router's output.
         topk (from 1 to the size of the last dimension of logits): the number of experts to choose for a token.
-        use_pre_softmax: softmax of all experts before the choice; otherwise of the chosen experts after it.
+        use_pre_softmax: apply softmax to all experts before the choice, instead of to the chosen experts after it.
         num_groups: with group_topk, the number of equal groups that the experts are divided into.
         group_topk: choose only from this many groups: those whose best topk / group_topk scores have the largest sum.
             None and 0: choose from all experts.
@@ -1153,7 +1153,7 @@ def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[li
 
     Args:
         chunk_size: not used.
-        noop_flag (int32 [..], one element): set to 1 if an input is not finite. It does not stop the computation.
+        noop_flag (int32 [..], one element): set to 1 if an input is not finite. The flag does not stop the computation.
         tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
         scale: the factor.
     """
@@ -1163,7 +1163,7 @@ def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists
 
     Args:
         chunk_size: not used.
-        is_infinite (int32 [..], one element): set to 1 if an input is not finite. It does not stop the computation.
+        is_infinite (int32 [..], one element): set to 1 if an input is not finite. The flag does not stop the computation.
         tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
         scale (float32 [..], one element): the factor, on the device.
     """

@@ -1,7 +1,7 @@
 """Functions for model code, with gradients: `import opmux.functional as F`.
 
-They are composed from ops, and import only `..specs` and `..core`. Each module has the functions of one kind; norms.py
-is the shortest, so read it first. A module must not have the name of a function.
+The functions call ops; their modules import only `..specs` and `..core`. Read glu.py first, the shortest module. No
+module may have the name of a function, because importing the module would hide the function.
 """
 
 from __future__ import annotations

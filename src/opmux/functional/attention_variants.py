@@ -1,7 +1,6 @@
-"""Less common forms of attention and residual connections: attention residuals, hyper-connections, multi-token and
-neighborhood attention.
+"""Attention residuals, hyper-connections, multi-token attention and neighborhood attention.
 
-No argument is modified, and no function synchronizes with the device.
+No function modifies its arguments or synchronizes with the device.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def mhc_forward(
 
     Args:
         x: float [..., S, C].
-        layer: a function of [..., C] to [..., C]. If it has parameters, its input is cast to their dtype.
+        layer: a function of [..., C] to [..., C]. If the layer has parameters, its input is cast to their dtype.
         phi: as in mhc_coeffs.
         b: as in mhc_coeffs.
         alpha_pre: as in mhc_coeffs.
@@ -260,7 +259,7 @@ def multi_token_attention(
         padding: as in torch's conv2d.
         dilation: as in torch's conv2d.
         groups: as in torch's conv2d.
-        sparse: sparsemax instead of softmax.
+        sparse: use sparsemax instead of softmax.
 
     Returns:
         [batch, out, queries', keys'], of the dtype of scores. Probabilities are computed in float32 (float64 for

@@ -41,7 +41,7 @@ def autocasted(device: torch.device, *tensors: Tensor | None) -> list[Any]:
 
 
 def parts(x: Tensor, weight: Tensor, tensors: int = 1) -> list[slice]:
-    """Split the rows into slices; `tensors` tensors as large as a slice's logits fit into CHUNK bytes."""
+    """Split the rows into slices so small that `tensors` tensors of a slice's logits fit into CHUNK bytes."""
     rows = max(1, CHUNK // max(1, tensors * weight.shape[0] * x.element_size()))
     rows = rows // 128 * 128 or rows
     return [slice(start, min(start + rows, x.shape[0])) for start in range(0, x.shape[0], rows)]
@@ -54,9 +54,8 @@ def logits_of(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class LinearSums:
     """Sums over parts of the rows: the requested gradients of input, weight and bias.
 
-    The weight's gradient may be summed in a wider dtype than the weight's. A wide sum is stored in two tensors, one per
-    half of the classes. The rounded gradient then fits into the memory of the first tensor; a copy would need half as
-    much memory again.
+    The weight's gradient may be summed in a wider dtype than the weight's. Such a sum is stored in two tensors, one per
+    half of the classes. So the rounded gradient fits into the memory of the first tensor; no third one is allocated.
     """
 
     def __init__(self, x: Tensor, weight: Tensor, needs: Sequence[bool], dtype: torch.dtype):

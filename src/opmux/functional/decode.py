@@ -68,11 +68,10 @@ def mla_decode(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The last tokens of each sequence attend to a cache: multi-head latent attention with absorbed up-projections
-    (DeepSeek).
+    """Multi-head latent attention of each sequence's last tokens to a cache, with absorbed up-projections (DeepSeek).
 
-    All heads share one cache of latents. Its rows are the keys, and their first `rank` columns are the values; each row
-    is read once.
+    All heads share one cache of latents. Each row of the cache is a key, and its first `rank` columns are the value;
+    each row is read once.
 
     Args:
         q: float [batch, queries, heads, dim]: queries times the keys' up-projection, concatenated with the rope part.
@@ -115,7 +114,7 @@ def write_kv_cache(
         v: [batch, tokens, kv_heads, dim_v]; None for the cache of `mla_decode`.
         k_cache: modified; [batch, max_len, kv_heads, dim], or with a table [pages, page_size, kv_heads, dim]; of k's
             dtype or float8, which saturates.
-        v_cache: modified; [.., dim_v], in the same way.
+        v_cache: modified; like k_cache, but with dim_v elements in the last dimension.
         lengths: int [batch], the tokens of each sequence, the new ones included.
         table: int [batch, max_pages], the pages of each sequence, in order. Written pages must not be shared.
         counts: int [batch], how many tokens of k and v are new (the first ones); by default all.
@@ -129,7 +128,7 @@ def write_kv_cache(
 
 
 def _need_no_gradient(op: str, **tensors: Tensor | None) -> None:
-    """Raise if autograd would record the call, because there is no backward, and gradients would be lost silently."""
+    """Raise if autograd would record the call: there is no backward, so gradients would be lost silently."""
     if not torch.is_grad_enabled():
         return
     for name, t in tensors.items():

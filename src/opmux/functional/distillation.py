@@ -1,8 +1,7 @@
-"""Distillation losses from hidden states and last layers of student and teacher.
+"""Distillation losses, computed from the hidden states and last layers of student and teacher.
 
-Only a part of the logits is in memory at a time. The forward computes the gradients from each part, like
-fused_linear_cross_entropy with a reduction; it needs four matrix products. The gradients of both losses are added in
-float32 and then rounded.
+Only a part of the logits is in memory at a time. A step needs four matrix products. The gradients of both losses are
+added in float32 and then rounded.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from . import chunked
 from .losses import assert_classes
 
 NAME = "fused_linear_distillation"
-TENSORS = 4  # number of tensors as large as a part's logits in memory at once: parts are smaller by this factor
+TENSORS = 4  # this many tensors of the size of a part's logits are in memory at once, so parts must be smaller
 
 
 class DistillationOutput(NamedTuple):
@@ -51,11 +50,11 @@ def fused_linear_distillation(
 ) -> DistillationOutput:
     """weight_hard_loss * cross entropy with the labels + weight_soft_loss * distance from the teacher.
 
-    With the logits s of the student and t of the teacher, both divided by temperature, q = softmax(s), p = softmax(t):
-    "jsd" is beta * KL(p, m) + (1 - beta) * KL(q, m), m = beta * p + (1 - beta) * q; KL(p, q) for beta = 0 and KL(q, p)
-    for beta = 1. "cosine" is beta * (1 - cosine of s and t). The cross entropy uses logits that are not divided by
-    temperature. All losses are means over the rows that are not ignored. If the teacher has more classes than the
-    student, the student's logits of the extra classes are 0.
+    Let s and t be the logits of student and teacher, divided by temperature; q = softmax(s), p = softmax(t). The
+    distance "jsd" is beta * KL(p, m) + (1 - beta) * KL(q, m), m = beta * p + (1 - beta) * q; it is KL(p, q) for
+    beta = 0 and KL(q, p) for beta = 1. The distance "cosine" is beta * (1 - cosine of s and t). The cross entropy uses
+    logits that are not divided by temperature. All losses are means over the rows that are not ignored. If the teacher
+    has more classes than the student, the student's logits of the extra classes are 0.
 
     The forward computes the gradients, and the backward reuses the forward's buffers for them, so a second backward
     raises.
@@ -67,7 +66,7 @@ def fused_linear_distillation(
         teacher_weight: float [classes or more, hidden of the teacher], of the dtype of teacher_input.
         true_labels: the class of each row, int32 or int64 [...].
         student_bias: float [classes].
-        teacher_bias: float [classes or more], as teacher_weight.
+        teacher_bias: float [classes or more], one element for each row of teacher_weight.
         kind: "jsd" or "cosine".
         weight_hard_loss: as above.
         weight_soft_loss: as above.
@@ -122,7 +121,7 @@ class _DistillationOptions(NamedTuple):
     accum_dtype: torch.dtype
 
 
-# ---- the distance of each row from the teacher's --------------------------------------------------------------------
+# ---- the distance of each student row from the teacher's row --------------------------------------------------------
 # These functions overwrite the student's logits with their gradient, unless dloss is None.
 
 
@@ -139,7 +138,7 @@ def _jsd(
 def _cosine(
     student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, settings: _DistillationOptions
 ) -> Tensor:
-    # Uses torch's ops: beside the matrix products a fused kernel would save little. Temperature cancels in a cosine.
+    # Uses torch's ops: the matrix products take most of the time. The temperature cancels in a cosine.
     norm = torch.linalg.vector_norm(student, dim=-1, keepdim=True).clamp(min=1e-12)
     unit, target = student.div_(norm), F.normalize(teacher.to(student.dtype), dim=-1)
     cosine = (unit * target).sum(-1, keepdim=True)
@@ -176,7 +175,7 @@ def _linear_distillation(
     accum_dtype: torch.dtype,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The soft loss, the hard loss, and gradients of soft * soft loss + hard * hard loss. An op for torch.compile."""
+    """Return the soft loss, the hard loss, and the gradients of their weighted sum; opaque to torch.compile."""
     settings = _DistillationOptions(kind, hard, soft, beta, temperature, ignore_index, accum_dtype)
     dtype = torch.promote_types(x.dtype, torch.float32)
     classes, more = weight.shape[0], teacher.shape[0] - weight.shape[0]

@@ -1,9 +1,9 @@
-"""Distances between distributions: Kullback-Leibler, Jensen-Shannon, total variation. Also Jensen-Shannon after two
-linear layers, which never has all logits in memory.
+"""Kullback-Leibler, Jensen-Shannon and total variation distances between distributions.
 
-No argument is modified, no function synchronizes with the device, and of the tensors of the input's size only the input
-is saved. Our kernels compute the gradient of the first argument. If the second argument also needs a gradient, or the
-loss is not reduced, the loss is composed from torch's ops.
+`fused_linear_jsd` computes the logits by two linear layers, and has only a part of them in memory at a time. No
+function modifies its arguments or synchronizes with the device. Our kernels compute the gradient of the first argument;
+in kl_div, jsd and tvd the backward needs only the arguments. If the second argument also needs a gradient, or the loss
+is not reduced, torch's ops compute the loss.
 """
 
 from __future__ import annotations
@@ -181,11 +181,11 @@ def fused_linear_jsd(
     )
 
 
-# ---- what they share ------------------------------------------------------------------------------------------------
+# ---- shared code ----------------------------------------------------------------------------------------------------
 
 
 def _check(op: Any, **args: Any) -> None:
-    """Check a composed loss's arguments by an op's rules; skipped under torch.compile, which cannot trace the check."""
+    """Check a composed loss's arguments by an op's rules; not under torch.compile, which cannot trace the check."""
     if not torch.compiler.is_compiling():
         op.spec.contract.check(args)
 
@@ -217,7 +217,7 @@ def _linear_jsd(
     accum_dtype: torch.dtype,
     needs: list[bool],
 ) -> tuple[Tensor, list[Tensor]]:
-    """The loss and the student's gradients. It is an opaque op for the same reasons as `_linear_cross_entropy`."""
+    """The loss and the student's gradients. Opaque, so that torch.compile does not unroll the loop."""
     losses = _losses_like(x)
     sums = chunked.LinearSums(x, weight, [*needs, False], accum_dtype)
     factor = torch.ones((), dtype=losses.dtype, device=x.device) / _count(labels, ignore_index, losses)

@@ -22,7 +22,8 @@ def swiglu(gate: Tensor, up: Tensor, gate_multiplier: float = 1.0, down_multipli
         down_multiplier: multiplies the result.
 
     Returns:
-        A tensor like gate, computed in float32 (float64 for float64), and rounded once, and once more per multiplier.
+        A tensor like gate, computed in float32 (float64 for float64). It is rounded once, and once more for each
+        multiplier other than 1.
     """
     if gate_multiplier != 1.0:
         gate = gate * gate_multiplier
@@ -46,7 +47,7 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
 
 
 def fused_gate_up_swiglu(input: Tensor) -> Tensor:
-    """silu(gate) * up, where one tensor has gate and up as the halves of its last dimension (Phi-3).
+    """silu(gate) * up, where gate and up are the halves of the last dimension of input (Phi-3).
 
     Args:
         input: float [..., 2n], the gate first.

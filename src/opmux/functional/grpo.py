@@ -27,9 +27,9 @@ LEVELS = ("token", "sequence")
 class GRPOOutput(NamedTuple):
     """The loss, the divergence from the reference model (None without one), and which tokens were clipped.
 
-    Only the loss has a gradient. If reduced, each field has one element: the loss is reduced by its type, the other
-    fields are means over the tokens of the mask. With reduction="none" each field is [batch, length], and 0 or False
-    outside the mask.
+    Only the loss has a gradient. With reduction="mean" each field has one element: loss_type says how the loss is
+    reduced; the other fields are means over the tokens of the mask. With reduction="none" each field is
+    [batch, length], and 0 or False outside the mask.
     """
 
     loss: Tensor
@@ -109,16 +109,16 @@ def fused_linear_grpo(
 ) -> GRPOOutput:
     """Group relative policy optimization from hidden states, with only a part of the logits in memory at a time.
 
-    With the log-probability x of a token, ratio = exp(x - old) and its advantage A, the loss of the token is
+    For a token with log-probability x, advantage A and ratio = exp(x - old), the loss is
     -min(min(ratio, delta) * A, clip(ratio, 1 - eps_low, 1 + eps_high) * A) * vllm_is_ratio
     + beta * (exp(ref - x) - (ref - x) - 1).
 
     Other loss types replace the first line of the formula:
-    cispo: -min(ratio, eps_high) * A * x * vllm_is_ratio, with the ratio as a constant (eps_high itself is the bound);
+    cispo: -min(ratio, eps_high) * A * x * vllm_is_ratio, where the ratio is a constant (the bound is not 1 + eps_high);
     sapo: -4 / t * sigmoid(t * (ratio - 1)) * A * vllm_is_ratio, t = sapo_temperature_pos if A > 0 else
     sapo_temperature_neg;
-    vespo: -phi * A * x, phi = e^l * w^k * e^(-l * w) as a constant, where w is the ratio of the whole sequence, times
-    vllm_is_ratio, and k, l are those for A >= 0 or A < 0.
+    vespo: -phi * A * x, where phi = e^l * w^k * e^(-l * w) is a constant and w is the ratio of the whole sequence times
+    vllm_is_ratio; k, l are vespo_k_pos, vespo_lambda_pos if A >= 0, else vespo_k_neg, vespo_lambda_neg.
 
     The tokens' losses are reduced by loss type:
     grpo and sapo: the mean over sequences of each sequence's mean;
@@ -137,10 +137,10 @@ def fused_linear_grpo(
         bias: float [classes].
         old_logp: the log-probabilities of the policy that generated the completions, [batch, length]; None: the current
             log-probabilities, as constants.
-        ref_logp: the log-probabilities of the reference model, [batch, length]. If it is None:
-        ref_input: the hidden states of the reference model,
-        ref_weight: its last layer's weight,
-        ref_bias: and its bias.
+        ref_logp: the log-probabilities of the reference model, [batch, length]; None: computed from the next three.
+        ref_input: the hidden states of the reference model.
+        ref_weight: the weight of the reference model's last layer.
+        ref_bias: the bias of the reference model's last layer.
         vllm_is_ratio: corrects for completions that another engine generated: [batch, length], [batch, 1] or [batch].
         loss_type: "grpo", "dapo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo" or "vespo".
         beta: the weight of the divergence from the reference model, which must then be given.
@@ -158,9 +158,9 @@ def fused_linear_grpo(
         vespo_k_neg: as above.
         vespo_lambda_neg: as above.
         max_completion_length: for dr_grpo; None for length.
-        num_items_in_batch: for dapo, cispo and vespo: the number of tokens of all micro-batches and processes; it is
-            divided by the number of processes. None: the tokens of this batch, averaged over the processes. With
-            torch.distributed this is an all_reduce, so every process must call the function.
+        num_items_in_batch: for dapo, cispo and vespo: the number of tokens of all micro-batches and processes; the
+            function divides it by the number of processes. None: the tokens of this batch, averaged over the processes.
+            With torch.distributed the average is an all_reduce, so every process must call the function.
         reduction: "mean" (as loss_type defines), or "none": the loss of each token.
         accum_dtype: as in linear_log_probs.
 
@@ -384,7 +384,7 @@ def _loss(options: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
         kl = torch.expm1(difference) - difference  # exp(d) - d - 1, without its rounding error near d = 0
         kl = kl * ratio if options.use_bias_correction_kl else kl
         losses = losses + options.beta * kl
-    losses, clipped = losses * mask, clipped & keep  # expands values of sequences to their tokens
+    losses, clipped = losses * mask, clipped & keep  # the product also expands a sequence's value to its tokens
     kl = None if kl is None else kl.detach() * mask
     if options.reduction == "none":
         return GRPOOutput(losses, kl, clipped)
@@ -458,7 +458,7 @@ def _token_log_probs(
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """token_log_probs, one sequence at a time: to cut the last position off the whole batch would copy the logits."""
+    """token_log_probs for one sequence at a time: a slice of the whole batch would have to be copied."""
 
     @staticmethod
     def forward(

@@ -15,7 +15,7 @@ from ..core.errors import BadArgument
 from ..specs import activation as acts
 from ..specs import gemm
 
-NAMES = {"act": "activation"}  # the op's argument name -> this function's, for errors
+NAMES = {"act": "activation"}  # the op's name of an argument -> the function's name, for errors
 
 
 def linear(
@@ -45,7 +45,7 @@ def linear(
     Returns:
         float [..., n], of the dtype of residual, or of x without a residual. The product accumulates in float32
         (float64 for float64). If a single kernel computes everything, it rounds once, at the end; otherwise each step
-        rounds. Under autocast x, weight and bias are cast to its dtype, as torch's linear casts them.
+        rounds. Under autocast x, weight and bias are cast to autocast's dtype, as in torch's linear.
     """
     dtype = autocast.dtype_on(x.device.type)
     if dtype is not None and x.dtype is not torch.float64:

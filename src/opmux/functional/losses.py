@@ -53,7 +53,7 @@ def cross_entropy(
     return_token_accuracy: bool = False,
     return_predicted_tokens: bool = False,
 ) -> Tensor | CrossEntropyOutput:
-    """`torch.nn.functional.cross_entropy` of class indices, with a z-loss and capped logits.
+    """`torch.nn.functional.cross_entropy` of class indices, with an optional z-loss and softcap.
 
     Args:
         input: the logits, float [n, classes], [classes] or [n, classes, ...].
@@ -307,7 +307,7 @@ def _linear_cross_entropy_bwd(
     accum_dtype: torch.dtype,
     needs: list[bool],
 ) -> list[Tensor]:
-    """The gradients if losses are not reduced; recomputes the logits."""
+    """The gradients of losses that are not reduced. Recomputes the logits."""
     options = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
     for rows in chunked.parts(x, weight):

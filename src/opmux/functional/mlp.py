@@ -32,7 +32,7 @@ def swiglu_mlp(
 
     Args:
         input: float [..., hidden].
-        gate_weight: [intermediate, hidden], of the dtype of input; any of the four may be frozen.
+        gate_weight: [intermediate, hidden], of the dtype of input. The input and any weight may be frozen.
         up_weight: [intermediate, hidden].
         down_weight: [hidden, intermediate].
         gate_multiplier: multiplies the gate before its activation (Falcon-H1).
@@ -70,9 +70,9 @@ def tiled_mlp(
 ) -> Tensor:
     """Compute fn(module, input) in shards along the sequence; the backward recomputes each shard.
 
-    It needs memory for the activations of only one shard, and costs one more forward. Gradients of parameters are added
-    up over the shards in the parameters' dtype. It calls `torch.utils.checkpoint` for each shard, so dropout, autocast,
-    hooks of DDP and FSDP, and second derivatives work.
+    Only one shard's activations are in memory at a time, at the cost of one more forward. Gradients of parameters are
+    added up over the shards in the parameters' dtype. Each shard runs in `torch.utils.checkpoint`, so dropout,
+    autocast, hooks of DDP and FSDP, and second derivatives work.
 
     Args:
         fn: computes a module's result for a part of the sequence. Tokens must not depend on each other.

@@ -34,7 +34,7 @@ def fused_moe(
 
     expert[e](x) = down_proj[e] (f(a) * b), where a and b are the halves of gate_up_proj[e] x and f is the activation.
 
-    The input and gate_up_proj's products are saved for backward, which recomputes the rest. No argument is modified.
+    The forward saves x and its products with gate_up_proj; the backward recomputes the rest. No argument is modified.
 
     Args:
         x: the tokens, float [..., hidden].
@@ -166,8 +166,8 @@ class _FusedMoE(torch.autograd.Function):
         return dx, dgate_up, ddown, None, dweights, None
 
 
-# A row's weight multiplies the gated values before the second product. So its gradient is a sum over the intermediate
-# size, and the second product need not be saved.
+# A row's weight multiplies the gated values before the second product. So the weight's gradient is a sum over the
+# intermediate size, and the second product need not be saved.
 
 
 def _gated(products: Tensor, scales: Tensor, activation: str) -> Tensor:
@@ -190,5 +190,5 @@ def _glu(products: Tensor, activation: str) -> Tensor:
 
 
 def _scaled(x: Tensor, scales: Tensor) -> Tensor:
-    """Multiply rows by their scales in the wider of both dtypes; round once."""
+    """Multiply rows by their scales in the wider of the two dtypes; round once."""
     return (x * scales[:, None]).to(x.dtype)

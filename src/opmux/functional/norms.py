@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.errors import BadArgument
 from ..specs import channel_norm, norm, norm_variant
 
-NAMES = {"x": "input"}  # the op's argument name -> this function's, for errors
+NAMES = {"x": "input"}  # the ops' name of an argument -> the functions' name, for errors
 
 
 def rms_norm(
@@ -23,7 +23,7 @@ def rms_norm(
 
     Args:
         input: float [..., n].
-        weight: float [n]; None for ones. The offset is also added to ones.
+        weight: float [n]; None for ones, to which the offset is added too.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight (Gemma).
         casting: what is rounded to half precision. "llama": first the normalised value, then its product with the
@@ -136,7 +136,7 @@ def _flat(name: str, value: Tensor, dims: tuple[int, ...]) -> Tensor:
     return value.reshape(-1)
 
 
-# ---- instead of a norm ----------------------------------------------------------------------------------------------
+# ---- variants of norms ----------------------------------------------------------------------------------------------
 
 
 def modulated_rms_norm(
@@ -158,7 +158,7 @@ def modulated_rms_norm(
         shift: of the shape and dtype of scale.
         eps: as in rms_norm.
         offset: as in rms_norm.
-        casting: as in rms_norm; unless it is "none", the modulation is rounded once.
+        casting: as in rms_norm; "none" rounds each step of the modulation, otherwise it is rounded once.
 
     Returns:
         A tensor of the shape and dtype of input.

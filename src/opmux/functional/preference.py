@@ -1,9 +1,9 @@
 """Preference losses from hidden states and the last layer's weight: DPO and its variants, CPO, SimPO, ORPO, KTO.
 
-Each loss is a formula over the log-probabilities of sequences. `linear_log_probs` computes these with only a part of
-the logits in memory at a time, and its backward recomputes the logits. This needs four matrix products; with gradients
-computed in the forward it would be three. In return the formulas are plain differentiable torch code, the parts of a
-batch may begin and end anywhere, and a second backward gives the same gradients.
+Each loss is a formula over the log-probabilities of sequences. `linear_log_probs` has only a part of the logits in
+memory at a time, and its backward recomputes the logits. So forward and backward need four matrix products; if the
+forward computed the gradients, three would do. In return the formulas are plain differentiable torch code, a part of
+the logits may end within a sequence, and a second backward gives the same gradients.
 
 A batch of pairs has the chosen sequences in its first half, and the rejected sequences, in the same order, in its
 second half. Targets are not shifted: `target[b, t]` is the token that `input[b, t]` predicts. The reference model gets
@@ -35,7 +35,7 @@ class PreferenceOutput(NamedTuple):
     chosen_mean_logit: Tensor  # mean over all positions (also ignored ones) and all classes
     rejected_mean_logit: Tensor
     nll_loss: Tensor  # cross entropy of the chosen sequences; 0 if the loss does not include it
-    chosen_rewards: Tensor  # [pairs]: beta * (log-probability - the reference model's)
+    chosen_rewards: Tensor  # [pairs]: beta * the log-ratio to the reference model
     rejected_rewards: Tensor
     log_odds_ratio: Tensor | None = None  # ORPO: mean of log(sigmoid(log_odds))
     log_odds_chosen: Tensor | None = None  # ORPO: mean of log_odds
@@ -77,7 +77,7 @@ def linear_log_probs(
         bias: float [classes].
         temperature: divides the logits.
         ignore_index: targets with this value have log-probability 0, and no gradient.
-        accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
+        accum_dtype: the dtype in which the weight's gradient is added up: torch.float32, or None for weight's dtype.
 
     Returns:
         The log-probabilities, float32 [...] (float64 for float64), differentiable in input, weight and bias.
@@ -93,7 +93,7 @@ class LogProbs(NamedTuple):
     temperature: float = 1.0
     ignore_index: int = -100
     accum_dtype: torch.dtype | None = None
-    target: str = "target"  # the argument's name in that function
+    target: str = "target"  # the public function's name for its targets, in errors
 
     def tokens(self, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, prefix: str = "") -> Tensor:
         """The log-probability of each target; errors put `prefix` before the names of the arguments."""
@@ -142,7 +142,7 @@ class _Batch:
         if target.dim() != 2:
             raise BadArgument.of(model.name, "target", "have shape (batch, sequence)", str(tuple(target.shape)))
         self.tokens = model.tokens(input, weight, target, bias)
-        self.counts = (target != model.ignore_index).sum(-1).clamp(min=1)  # an empty sequence has probability 1
+        self.counts = (target != model.ignore_index).sum(-1).clamp(min=1)  # an empty sequence gets 0 / 1, not 0 / 0
         of_sequences = lambda tokens: tokens.sum(-1) / self.counts if average else tokens.sum(-1)
         self.log_probs = of_sequences(self.tokens)
         of_reference = model.reference(target, *reference)
@@ -283,9 +283,9 @@ def fused_linear_dpo(
         weight: float [classes, hidden], of the dtype of input.
         target: the class of each position, int32 or int64 [batch, sequence].
         bias: float [classes].
-        ref_input: as input, of the reference model; its hidden size may differ.
-        ref_weight: as weight, of the reference model.
-        ref_bias: as bias, of the reference model.
+        ref_input: like input, for the reference model; its hidden size may differ.
+        ref_weight: like weight, for the reference model.
+        ref_bias: like bias, for the reference model.
         loss_type: "sigmoid" (https://arxiv.org/abs/2305.18290), "hinge" (2305.10425), "ipo" (2310.12036, over means
             of tokens), "exo_pair" (2402.00856), "nca_pair" (2402.05369), "robust" (2403.00409), "bco_pair"
             (2404.04656, without its running mean), "sppo_hard" (2405.00675), "apo_zero" and "apo_down" (2408.06266),
@@ -423,7 +423,7 @@ def fused_linear_orpo(
         target: as in fused_linear_dpo.
         bias: as in fused_linear_dpo.
         nll_target: the targets of the cross entropy, [batch, sequence]; only the chosen half is used. None means
-            target; other targets need the logits of the chosen half once more.
+            target. With any other tensor, the chosen half's logits are computed twice.
         beta: the weight of the odds ratio.
         compute_nll_loss: add the mean cross entropy of the chosen sequences.
         ignore_index: as in fused_linear_dpo.
@@ -467,8 +467,8 @@ def fused_linear_kto(
 ) -> KTOOutput:
     """Kahneman-Tversky optimization (https://arxiv.org/abs/2402.01306) of sequences that are not in pairs.
 
-    The mean over the batch of 1 - sigmoid(beta * (x - kl)) for the log-ratio x of a chosen sequence, and 1 -
-    sigmoid(beta * (kl - x)) for the log-ratio x of a rejected sequence.
+    The loss is the mean over the batch. A chosen sequence with log-ratio x adds 1 - sigmoid(beta * (x - kl)), a
+    rejected sequence adds 1 - sigmoid(beta * (kl - x)).
 
     Args:
         input: float [batch, sequence, hidden].
@@ -476,9 +476,9 @@ def fused_linear_kto(
         target: the class of each position, int32 or int64 [batch, sequence].
         preference_labels: bool [batch]: whether a sequence is chosen.
         bias: float [classes].
-        ref_input: as input, of the reference model; its hidden size may differ.
-        ref_weight: as weight, of the reference model.
-        ref_bias: as bias, of the reference model.
+        ref_input: like input, for the reference model; its hidden size may differ.
+        ref_weight: like weight, for the reference model.
+        ref_bias: like bias, for the reference model.
         kl: an estimate of the divergence from the reference model, one element or [batch]; None means 0.
         beta: the scale of log-ratios.
         average_log_prob: a sequence's log-probability is the mean over its tokens instead of the sum.

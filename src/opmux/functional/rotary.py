@@ -1,7 +1,7 @@
 """Rotary embedding of q and k in one kernel, in the variants that models use.
 
 All functions compute in float32 (float64 for float64), round once and return the dtype of q, even if the tables are
-wider. q and k may have any strides. Results have the inputs' order of dimensions in memory. So if q and k are views of
+wider. q and k may have any strides. Results keep the inputs' order of dimensions in memory. So if q and k are views of
 a linear layer's result, attention and caches get the layout that they expect. No argument is modified.
 """
 
@@ -41,7 +41,7 @@ def rope(
         per_pair: the tables have one column for each pair (gpt-oss).
 
     Returns:
-        q and k, rotated; None for a k that is None.
+        q and k, rotated; the second is None if k is None.
     """
     if layout not in ("bhsd", "bshd"):
         raise BadArgument.of("rope", "layout", "be 'bhsd' or 'bshd'", repr(layout))
@@ -174,7 +174,7 @@ def _memory(x: Tensor, layout: str) -> str:
 
 
 def _learned(cos: Tensor, sin: Tensor) -> bool:
-    """Whether tables need a gradient. This is rare; our ops do not compute it, so torch's ops run instead."""
+    """Whether tables need a gradient. Our ops do not compute it, because few models need it; torch's ops do."""
     return torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
 
 

@@ -10,7 +10,7 @@ from ..specs import activation
 from ..specs import softmax as softmax_spec
 from ..specs import sparsemax as sparsemax_spec
 
-NAMES = {"x": "input"}  # the op's argument name -> this function's, for errors
+NAMES = {"x": "input"}  # the ops' name of an argument -> the functions' name, for errors
 
 
 def softmax(input: Tensor, dim: int = -1) -> Tensor:
@@ -34,7 +34,7 @@ def sparsemax(input: Tensor, dim: int = -1) -> Tensor:
 
     Args:
         input: float, of any shape.
-        dim: the dimension that sums to 1, of any size.
+        dim: the dimension that sums to 1; it may have any size.
 
     Returns:
         A tensor of the shape and dtype of input, in which small elements are exactly 0.

@@ -1,4 +1,4 @@
-"""A linear layer, and for each token the negative log-probability of its target and the entropy of its distribution."""
+"""A linear layer followed by each token's negative log-probability and entropy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fused_linear_scaled_cross_entropy(
         temperature: logits are divided by it.
         ignore_index: tokens with this target have loss 0, entropy 0, and no gradient.
         return_entropy: also return the entropy of each token's distribution.
-        accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
+        accum_dtype: the dtype in which the weight's gradient is added up: torch.float32, or None for weight's dtype.
 
     Returns:
         The losses [...], in float32 (float64 for float64); a ScaledCrossEntropyOutput if return_entropy is set.
@@ -65,7 +65,7 @@ def fused_linear_scaled_cross_entropy(
 def _linear_nll_entropy(
     x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """nll, entropy and lse of each row. It is an opaque op for the same reasons as `_linear_cross_entropy`."""
+    """nll, entropy and lse of each row. Opaque, so that torch.compile does not unroll the loop."""
     nll, entropy, lse = _rows_like(x)
     for rows in chunked.parts(x, weight):
         logits = chunked.logits_of(x[rows], weight)

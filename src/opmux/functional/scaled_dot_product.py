@@ -17,7 +17,7 @@ NAME = "attention"
 # layout -> permutation to "bhsd", and back
 PLACES = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3)}
 BACK = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (2, 0, 1, 3)}
-# the ops' argument names -> this function's, for errors
+# the ops' name of an argument -> the function's name, for errors
 OURS = {
     "cu_q": "cu_seqlens_q",
     "cu_k": "cu_seqlens_k",
@@ -66,19 +66,19 @@ def attention(
         window: the numbers of keys before and after its own position that a query attends to; -1 for all.
         top_left: align the first query with the first key; by default the last query is aligned with the last key.
         bias: added to the scores, [batch or 1, heads or 1, queries or 1, keys]; a bool tensor is a mask, in which False
-            hides a key. Leading dimensions may be absent. With cu_seqlens_q its sizes are the numbers of sequences and
-            heads, max_seqlen_q and max_seqlen_k.
+            hides a key. Leading dimensions may be absent. With cu_seqlens_q the batch is the number of sequences, and
+            queries and keys are max_seqlen_q and max_seqlen_k.
         alibi: [heads], the slope of each head; True for the standard slopes.
         softcap: scores become softcap * tanh(score / softcap); 0 does not change them.
-        sink: [heads], an extra score per head, whose row of v is 0; or one number for all heads (0.0 gives the
+        sink: [heads], an extra score per head, for a row of v that is 0; or one number for all heads (0.0 gives the
             off-by-one softmax).
         dropout_p: the share of attention probabilities that are set to 0. Pass 0 in eval mode.
         scale: multiplies q k^T; by default 1 / sqrt(dim).
         layout: "bhsd", "bshd" or "sbhd": the order of batch, heads and sequence.
         cu_seqlens_q: int32 or int64 [sequences + 1]: the start of each packed sequence of q, and the end of the last.
         cu_seqlens_k: the same for k and v; by default cu_seqlens_q.
-        max_seqlen_q: with cu_seqlens_q, an upper bound of the sequence lengths of q. The default, the number of tokens,
-            is valid, but launches programs that have no work.
+        max_seqlen_q: with cu_seqlens_q, an upper bound of the sequence lengths of q. The default is the number of
+            tokens; a smaller bound launches fewer idle programs.
         max_seqlen_k: the same for k.
         seqlens_q: int32 or int64 [sequences]: the length of each sequence of q; the rest is padding, where o is 0.
         seqlens_k: the same for k and v; by default seqlens_q.

@@ -46,10 +46,10 @@ def vocab_parallel_cross_entropy(
     the same loss (except with mode "partition"), and each process gets the gradient of its own logits.
 
     Args:
-        logits: float [..., classes / size of the group]; the first class is rank * logits.shape[-1].
+        logits: float [..., classes / size of the group]; this process's first class is rank * logits.shape[-1].
         target: the class of each row, counted over all processes, int32 or int64 [...]; the same on all processes.
         group: the processes; None for logits of all classes.
-        ignore_index: targets with this value have no loss.
+        ignore_index: targets with this value have loss 0.
         label_smoothing: the share of the target probability that is spread over classes.
         formula: "pytorch" spreads label_smoothing over all classes, "megatron" over all classes except the target.
         mode: "global" spreads label_smoothing over the classes of all processes; "partition" only over the process's
@@ -115,7 +115,7 @@ class _VocabParallel(torch.autograd.Function):
 
 
 def _gathered(rows: Tensor, group: Any) -> Tensor:
-    """[processes, *rows.shape], the same on every process."""
+    """Gather the rows of all processes: [processes, *rows.shape]."""
     if group is None:
         return rows[None]
     gathered = rows.new_empty(dist.get_world_size(group), *rows.shape)

@@ -1,7 +1,7 @@
 """Hooks that turn opmux on inside other libraries' training programs: one module for each library.
 
-A module imports its library, opmux.core, faces and functional; nothing else of opmux imports it. Read session.py first,
-which turns opmux on and off for every callback, then transformers.py.
+The modules import their libraries and opmux's core, faces, functional and settings; no other package of opmux imports
+them. Read session.py first: it turns opmux on and off for every callback. Then read transformers.py.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ PARTS = ("rms_norm", "glu")  # parts of `patch_model` that replace one module; t
 
 @dataclass(frozen=True)
 class OpmuxLayer:
-    """Stands in for what `kernels` calls a repository: a layer gets the forward of the class that `load` returns."""
+    """What `kernels` calls a repository: `kernelize` gives a layer the forward of the class that `load` returns."""
 
     name: str
     forward: Callable[..., Any]
@@ -37,8 +37,8 @@ def mapping(model: nn.Module, devices: Iterable[str] = DEVICES) -> dict[str, dic
     """A mapping for `kernels.use_kernel_mapping` with our layers for a model.
 
     `with use_kernel_mapping(mapping(model)): kernelize(model, mode=Mode.TRAINING)`. Our layers are RMS norms, gated
-    MLPs and rotary embeddings. As in `patch_model`, a layer is in the mapping only if its source is known to compute
-    the same.
+    MLPs and rotary embeddings. As in `patch_model`, our layer replaces a layer only if we know the source of that
+    layer's forward.
 
     Args:
         model: a model whose layers are prepared for `kernels` (`use_kernel_forward_from_hub`). Layers of transformers

@@ -28,7 +28,7 @@ class OpmuxLightningCallback(OpmuxSession, Callback):
         enable: run our kernels under torch's own ops: `opmux.enable()`. True is "auto"; "all" uses every kernel.
         policy: the policy of the process during training, as for `opmux.set_policy`.
         include: the parts that `patch_model` replaces.
-        exclude: the parts that `patch_model` leaves.
+        exclude: the parts that `patch_model` leaves unchanged.
         undo: False leaves opmux on after training.
     """
 

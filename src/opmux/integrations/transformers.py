@@ -20,18 +20,17 @@ class OpmuxCallback(OpmuxSession, TrainerCallback):
 
     `Trainer(..., callbacks=[opmux.integrations.OpmuxCallback()])`. It works with gradient accumulation, evaluation
     during training, `torch_compile`, resumed training and `auto_find_batch_size`. If training raises, a `Trainer` calls
-    no callback: use `with OpmuxCallback() as callback:`, or call `callback.undo()`. The next training with the same
-    callback undoes it too.
+    no callback, and opmux stays on: use `with OpmuxCallback() as callback:`, or call `callback.undo()`. The next
+    training with the same callback does that first.
 
     Args:
         patch: replace parts of the model with fused ones: `opmux.patch_model`.
         enable: run our kernels under torch's own ops: `opmux.enable()`. True is "auto"; "all" uses every kernel.
         policy: the policy of the process during training, as for `opmux.set_policy`.
         include: the parts that `patch_model` replaces.
-        exclude: the parts that `patch_model` leaves.
+        exclude: the parts that `patch_model` leaves unchanged.
         warm: compile the kernels of a step in the background before the first step. True takes the first samples of
-            the dataset, which must support `len` and indexing. A batch, as a dict of the model's arguments, is used as
-            it is.
+            the dataset, which must support `len` and indexing. Or pass a batch: a dict of the model's arguments.
         undo: False leaves opmux on after training.
     """
 

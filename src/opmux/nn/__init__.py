@@ -1,7 +1,7 @@
 """Modules for model code: `import opmux.nn as nn`.
 
-Each module stores the weights for a function of `..functional` and calls the function. norms.py is the shortest, so
-read it first.
+Each module stores the weights for a function of `..functional` and calls the function. Read rows.py first, the
+shortest file.
 """
 
 from __future__ import annotations

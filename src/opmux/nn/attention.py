@@ -1,4 +1,4 @@
-"""Modules that call `opmux.functional`'s less common forms of attention and residual connections."""
+"""Hyper-connections, multi-token attention and neighborhood attention as modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MHC(nn.Module):
         layer: a module that takes and returns [..., channels].
         streams: the number of streams.
         channels: the size of a stream.
-        tmax: as in `mhc_coeffs`; so are all arguments that are not listed here.
+        tmax: as in `mhc_coeffs`, like all arguments that are not listed here.
         phi_dtype: the dtype of phi; None for the dtype of the layer's first parameter.
 
     Parameters: phi [streams * channels, streams^2 + 2 * streams], b, alpha_pre, alpha_post and alpha_res in float32.
@@ -90,8 +90,8 @@ class MultiTokenAttention(nn.Module):
     Args:
         in_channels: the channels (heads) of the scores.
         out_channels: the channels of the result.
-        kernel_size: as in `torch.nn.Conv2d`; so are all arguments that are not listed here.
-        sparse: sparsemax instead of softmax.
+        kernel_size: as in `torch.nn.Conv2d`, like all arguments that are not listed here.
+        sparse: use sparsemax instead of softmax.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ GELU = {"gelu_pytorch_tanh": "tanh", "gelu_tanh": "tanh", "gelu": "none"}
 def _weights(*layers: nn.Module) -> tuple[Tensor, ...] | None:
     """The weights of the layers; None if a layer does more than multiply, because it has an adapter, a hook or a bias.
 
-    Also None if no tensor is saved for backward, or the compiler chooses the saved tensors.
+    Also None if autograd is off, and under torch.compile, which chooses the saved tensors itself.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -212,7 +212,7 @@ class TiledSwiGLUMLP(TiledMLP, SwiGLUMLP):
 
     Args:
         num_shards: the number of shards; by default length / hidden_size, rounded up.
-        hidden_size: as in SwiGLUMLP; so are all other arguments.
+        hidden_size: as in SwiGLUMLP, like all other arguments.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ class TiledGEGLUMLP(TiledMLP, GEGLUMLP):
 
     Args:
         num_shards: the number of shards; by default length / hidden_size, rounded up.
-        hidden_size: as in GEGLUMLP; so are all other arguments.
+        hidden_size: as in GEGLUMLP, like all other arguments.
     """
 
     def forward(self, x: Tensor) -> Tensor:

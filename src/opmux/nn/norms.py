@@ -117,7 +117,7 @@ class PolyNorm(nn.Module):
 
 
 class DyT(nn.Module):
-    """`opmux.functional.dyt` with alpha [1], gamma [hidden_size] (ones) and, unless beta is False, beta (zeros)."""
+    """`opmux.functional.dyt` with alpha [1], gamma [hidden_size] (ones) and, if beta is True, beta (zeros)."""
 
     beta: nn.Parameter | None
 

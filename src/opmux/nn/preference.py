@@ -14,7 +14,7 @@ from .losses import _WithOptions
 
 
 class _FunctionLoss(_WithOptions):
-    """Calls `function`. Its keyword-only arguments are attributes, except the arguments that a subclass fixes."""
+    """Calls `function`, whose keyword-only arguments become attributes, except those that a subclass fixes."""
 
     function: ClassVar[Callable[..., Any]]
     fixed: ClassVar[dict[str, Any]]

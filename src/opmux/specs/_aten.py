@@ -64,7 +64,7 @@ class AtenOp:
 def reference(name: str, args: str, names: dict[str, Any], result: str = "Any") -> Callable[..., Any]:
     """Make a function that calls torch's own op; `args` is its signature as Python source, `names` its globals.
 
-    It does not pass on arguments that are None: the called overload lacks them, or their default is None.
+    The function omits arguments that are None: the called overload lacks them, or their default is None.
     """
     text = f"def {name}({args}) -> {result}:\n    return _call(torch.ops.aten.{name}, locals())\n"
     helpers = {"__name__": __name__, "_call": _call, "torch": torch}  # torch.compile looks them up in this module

@@ -1,6 +1,6 @@
 """Helpers of ops that return float8: the cast from float32, the types of its arguments, and samples.
 
-The cast is that of delayed scaling: y = fp8(value * scale), saturating, with a scale that the caller passes. The value
+The ops cast as in delayed scaling: y = fp8(value * scale), saturating, with a scale that the caller passes. The value
 is not rounded to the input's dtype before the cast. If amax is given, it becomes max(amax, max|value|); NaN is ignored.
 An op returns the bytes of y, 1 / scale, and then its other results.
 """

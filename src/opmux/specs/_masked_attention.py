@@ -1,6 +1,6 @@
 """Attention in plain PyTorch, with all options: masks, windows, biases, ALiBi, soft-cap, dropout, sinks.
 
-It runs if no library's kernel supports the call, and materializes the matrix of scores in float32 (float64 for
+This code runs if no library's kernel supports the call. It materializes the matrix of scores in float32 (float64 for
 float64). Tensors are [batch, heads, seq, dim], as in `attention`.
 """
 
@@ -74,7 +74,7 @@ class Masking(NamedTuple):
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """2^(-8 k / n) for the first n heads, n the largest power of two <= `heads`; then every second slope for 2n."""
+    """2^(-8 k / n) for k = 1 ... n, n the largest power of two <= `heads`; then every second slope of 2n heads."""
     n = 1 << (heads.bit_length() - 1)
     k = torch.arange(heads, dtype=torch.float32, device=device)
     return torch.exp2(torch.where(k < n, (k + 1) * (-8 / n), (2 * (k - n) + 1) * (-4 / n)))
@@ -115,7 +115,7 @@ def probabilities(s: Tensor, lse: Tensor) -> Tensor:
 def _dropped(p: Tensor, masking: Masking, dropout: Any) -> Tensor:
     """Philox dropout of p, padded to a multiple of 4 keys.
 
-    The padding gives each group of four random words to one query, so that a kernel draws one group for four keys.
+    With the padding, each group of four random words belongs to one query, so a kernel draws one group for four keys.
     """
     return dropout(F.pad(p, (0, -p.shape[-1] % 4)), masking.seed, masking.dropped)[..., : p.shape[-1]]
 
@@ -162,7 +162,7 @@ def masked_backward(
     sink: Tensor | None,
     call: Any = None,
 ) -> AttentionGradients:
-    """The gradients. If k is a shard of the keys, o and lse are the results for all keys."""
+    """The gradients. If k is a shard of the keys, o and lse must be the results for all keys."""
     groups = k.shape[1]
     x, g, out = (_grouped(masking.zero_padded(t, masking.q_sizes), groups) for t in (q, do, o))
     y, z = (_grouped(masking.zero_padded(t, masking.kv_sizes), groups) for t in (k, v))

@@ -6,11 +6,11 @@ Eager: the host reads the seed and the offset and advances the offset. Making a 
 (measured on a CPU); torch.randint would take 8 us and a kernel launch.
 
 During the capture of a CUDA graph the host cannot read seed and offset: they would become constants of the graph, so
-torch raises. torch's own kernels receive pointers to a seed and an offset that every replay writes, and the op's
-distance from that offset. Python cannot read these. But memory-efficient attention with dropout returns the
-seed and the offset that it used, as device tensors, for its backward; with a single score it advances the offset by one
-step. So the graph runs this attention before each random op, and a replay draws the same numbers as eager code, also
-between torch's own random ops. A seed takes 7 us of a replay (torch.randint: 2 us; measured on an H200).
+torch raises. torch's own kernels receive pointers to a seed and an offset that every replay writes, and the distance of
+the op from that offset. Python cannot read through these pointers. But memory-efficient attention with dropout returns
+the seed and the offset that it used, as device tensors for its backward. With a single score, this attention advances
+the offset by one step. So the graph runs it before each of our random ops. A replay then draws the same numbers as
+eager code, also between torch's random ops. A seed takes 7 us of a replay (torch.randint: 2 us; measured on an H200).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _stepping = ForkSafeLock().arm()
 
 
 def next_seed(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """The seed of the next random op on like's device; advances `generator` or the device's default one by one step.
+    """Return the seed of the next random op, and advance `generator` (None: the device's default) by one step.
 
-    For a CUDA device the seed is a CPU tensor, unless a graph is being captured; otherwise it is on like's device.
+    The seed is on like's device, except for CUDA without graph capture: there it is a CPU tensor.
     """
     if generator is not None and generator.device.type != like.device.type:
         raise ValueError(f"generator must be on {like.device.type}, the device of the result; got {generator.device}")
@@ -75,7 +75,7 @@ def _state_used(like: Tensor, generator: Any) -> tuple[Tensor, Tensor]:
     )
     if generator is None:
         return attention()[2:4]
-    # The op has no generator argument, so the default generator borrows the state of `generator` during the call.
+    # The op has no generator argument, so give the default generator the state of `generator` during the call.
     default = torch.cuda.default_generators[like.get_device()]
     with _stepping.held:
         saved_state = default.graphsafe_get_state()

@@ -19,7 +19,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, padded: Tensor | None = None, padded_to: int | None = None) -> "Lengths":
-        """`padded`: the offsets of sequences with padding after each; `padded_to`: the length all are padded to."""
+        """`padded` has the offsets of padded sequences; or `padded_to` is the length of each sequence with padding."""
         cu = cu_seqlens.long()
         offsets = cu if padded is None else padded.long()
         if padded_to is not None:
@@ -55,7 +55,7 @@ def packed(t: Tensor, lengths: Lengths, tokens: int, empty: float = 0.0) -> Tens
 
 
 def compacted(t: Tensor, lengths: Lengths) -> Tensor:
-    """Move all padding of [tokens, ...] to the end; its contents are then undefined."""
+    """Move all padding of [tokens, ...] to the end, where its contents are undefined."""
     if not t.shape[0]:
         return t
     last = lengths.sizes.cumsum(0)

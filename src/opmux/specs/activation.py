@@ -40,7 +40,7 @@ def swish(gate: Callable[[Tensor], Tensor], rate: Callable[[Tensor], Tensor | fl
         x = x.clamp(-FAR, FAR)  # avoids infinity times zero
         k = gate(x)
         s = torch.sigmoid(k)
-        return s + x * rate(x) * s * torch.sigmoid(-k)  # sigmoid(-k): 1 - s would cancel
+        return s + x * rate(x) * s * torch.sigmoid(-k)  # sigmoid(-k) is 1 - s without cancellation
 
     return Act(lambda x: x * torch.sigmoid(gate(x)), slope, text)
 
@@ -198,7 +198,7 @@ class Variant(NamedTuple):
     doc: str
     bwd_doc: str
     good: Callable[[str], Maker]
-    gated: bool = False  # whether this variant gates: if so, activations that exist only as gates have it
+    gated: bool = False  # True: activations that exist only as gates have this variant too
     tol: Mapping[torch.dtype, Tol] | None = None  # tolerances of the backward
 
 
@@ -715,5 +715,5 @@ def clamped_glu_bwd(
     offset: float = 1.0,
     interleave: Interleave = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of clamped_glu. Clamped elements of a and b get 0; dscales is empty without scales."""
+    """The gradients of clamped_glu. Clamped elements of a and b get gradient 0; dscales is empty without scales."""
     return _scaled_backward("clamped", dy, x, scales, interleave, limit, alpha, offset)

@@ -7,11 +7,9 @@ v is used by heads / kv_heads adjacent heads of q. v and o may have another dim 
 With fewer keys than queries, the first queries attend to no key: they have o = 0 and lse = -inf.
 
 Results are new tensors, computed in float32 (float64 for float64) and rounded once. o and dq have the memory layout of
-q, dk that of k, dv that of v. If seq has the largest stride, that is a contiguous [seq, batch, heads, dim]; else, if
-seq has a larger stride than heads, a contiguous [batch, seq, heads, dim]; else a contiguous tensor. Projections return
-these three layouts, and kernels can write them.
-
-`attention_varlen` is for packed sequences of different lengths: [tokens, heads, dim].
+q, dk has that of k, dv that of v. There are three layouts: contiguous [seq, batch, heads, dim] if seq has the largest
+stride; else contiguous [batch, seq, heads, dim] if seq has a larger stride than heads; else contiguous [batch, heads,
+seq, dim]. Projections return these layouts, and kernels can write them.
 """
 
 from typing import Any
@@ -143,7 +141,7 @@ FEWER_HEADS = Change("k v", lambda t: t[:, :3], "k must have heads that divide t
 
 
 def _flops(products: int, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> int:
-    """The FLOPs of `products` matrix products, over q's dim and v's dim in turn; masked pairs are not counted."""
+    """The FLOPs of `products` matrix products, alternately over q's and v's dim; masked pairs are not counted."""
     b, h, sq, d = q.shape
     sk = k.shape[2]
     pairs = sum(max(0, min(sk, i + 1 + sk - sq)) for i in range(sq)) if causal else sq * sk
@@ -245,9 +243,9 @@ def attention_bwd(
         k: as in the forward.
         v: as in the forward.
         o: the first result of the forward.
-        lse: the second result of the forward. If the keys of a sequence are on several devices, o and lse may be those
-            of all keys: the results are then the contributions of the keys in k. For this ds has sum(do * o) and not
-            sum(p * dp).
+        lse: the second result of the forward. If the keys of a sequence are on several devices, o and lse may be the
+            results for all keys: the gradients are then the contributions of the keys in k. This is why ds has
+            sum(do * o) and not sum(p * dp).
         causal: as in the forward.
         scale: as in the forward.
 
@@ -289,7 +287,7 @@ def _unpacked(
 
 
 def _varlen_args(d: Draw) -> dict[str, Any]:
-    """Options: keys (lengths of k's sequences), kv_heads, left, right, rest (tokens after the last sequence)."""
+    """Options: lengths (of q's sequences), keys (lengths of k's sequences), kv_heads, left, right, scale."""
     tokens, h, dim = d.case.shape
     lengths = d.option("lengths", (tokens,))
     keys, kv_heads = d.option("keys", lengths), d.option("kv_heads", h)

@@ -303,8 +303,8 @@ def attention_general(
         v: the values.
         bias: added to the scores: [sequences or 1, heads or 1, queries or 1, keys]; -inf masks a key.
         slopes: ALiBi's slope for each head.
-        sink: an extra score for each head whose value vector is 0: exp(sink) is added to the softmax's denominator, and
-            so to lse.
+        sink: an extra score for each head, with a value vector of 0: exp(sink) is added to the softmax's denominator,
+            so lse includes it.
         seed: the seed of the dropout; the same seed drops the same probabilities.
         cu_q: the offset of each packed sequence of q, and the end of the last one; the batch is then 1.
         cu_k: the same for k and v.
@@ -315,12 +315,12 @@ def attention_general(
         left: how many keys before its aligned key a query attends to; -1 is all.
         right: how many keys after its aligned key a query attends to; -1 is all, 0 is causal.
         at_end: align the last query to the last key; otherwise the first query to the first key.
-        softcap: the limit of the scores; 0 is none.
-        dropout_p: the probability that a softmax probability is dropped; the others are divided by 1 - dropout_p.
+        softcap: the limit of the scores; 0 is no limit.
+        dropout_p: the share of softmax probabilities that are dropped; the kept ones are divided by 1 - dropout_p.
         scale: multiplies q k^T; by default 1 / sqrt(dim).
         bias_grad: whether the backward computes the gradient of the bias.
         seq_first: o, dq, dk and dv have the memory layout of a contiguous [batch, seq, heads, dim]; by default o and dq
-            have that of q, dk of k, dv of v.
+            have q's layout, dk has k's and dv has v's.
 
     Returns:
         o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).

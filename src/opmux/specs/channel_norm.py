@@ -2,7 +2,7 @@
 
 The ops compute in float32 (float64 for float64) and round once. Statistics are float32 (float64). Results are new
 contiguous tensors; if x is channels-last (4-d or 5-d), y and dx are too. A missing weight is 1 and a missing bias is 0.
-A backward returns gradients even for these, in the dtype of the statistics.
+A backward returns gradients even for a missing weight and bias, in the dtype of the statistics.
 """
 
 import math
@@ -79,7 +79,7 @@ SHAPES = (
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...]) -> Tensor | None:
-    """Draw the argument `name`; its option is "none", or "other" for another dtype. A bias has the weight's dtype."""
+    """Draw the argument `name`; its option "none" gives None, "other" another dtype. A bias has the weight's dtype."""
     if d.option(name) == "none":
         return None
     dtype = OTHER[d.dtype] if d.option("weight" if name == "bias" else name) == "other" else d.dtype
@@ -144,7 +144,7 @@ def group_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Group norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
-    mean and var are those of each group of adjacent channels in a sample.
+    Each group of adjacent channels in a sample has its own mean and var.
 
     Args:
         x: the input.
@@ -296,7 +296,7 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Batch norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
-    mean and var are those of each channel, over samples and positions. The new running statistics are returned; the
+    Each channel has its own mean and var, over samples and positions. The new running statistics are returned; the
     arguments are not changed.
 
     Args:
@@ -310,8 +310,8 @@ def batch_norm(
 
     Returns:
         y, like x; mean and rstd, float32 [channels] (float64 for float64); new_mean and new_var, the new running
-        statistics: (1 - momentum) * old + momentum * those of the batch, with the unbiased variance. They are those of
-        the batch if no running statistics are given, and the old ones if the batch is empty.
+        statistics: (1 - momentum) * old + momentum * those of the batch, with the unbiased variance. If no running
+        statistics are given, they are the batch's own; if the batch is empty, they are the old ones.
     """
     v = wide(x).reshape(sizes(x))
     count = v.shape[0] * v.shape[2]
@@ -528,7 +528,7 @@ def weight_norm(v: V, g: PerNorm, dim: Dim | None = 0) -> tuple[Tensor, Tensor]:
     Args:
         v: the direction of the weight.
         g: the length of the weight: v's shape with 1 for every dimension but dim; 0-dim if dim is None or -1.
-        dim: the dimension whose indices have a norm each; None, or -1 as in torch, is one norm of the whole tensor.
+        dim: each index of this dimension has its own norm; None (or -1, as in torch) is one norm of the whole tensor.
 
     Returns:
         w, like v, and norm, float32 (float64 for float64), of g's shape.

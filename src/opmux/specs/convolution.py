@@ -12,8 +12,7 @@ from ..core.spec import Tol
 from ._schema import ROUGH, declare
 from .samples import Case, Draw, Maker
 
-# Implementations add up to a few hundred products of magnitude 1 in another order; CPU kernels also round 16-bit
-# partial sums.
+# Implementations sum a few hundred products of magnitude 1 in another order; CPU kernels round 16-bit partial sums.
 TOLS = {
     torch.float32: Tol(1e-4, 1e-4),
     torch.float16: Tol(1e-2, 3e-2),

@@ -419,8 +419,8 @@ def mla_decode(
         rank: how many columns of the cache are values.
         table: the pages of each sequence, in order; entries after its last page are not read.
         cache_scale: multiplies the cache; one element.
-        scale: multiplies the scores; by default 1 / sqrt(dim). A model's own scale is that of its head size before the
-            up-projections were absorbed: pass it.
+        scale: multiplies the scores; by default 1 / sqrt(dim). Pass the model's own scale, which belongs to its head
+            size before the up-projections were absorbed.
 
     Returns:
         o [batch, queries, heads, rank], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).

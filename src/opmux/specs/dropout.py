@@ -5,7 +5,7 @@ of 1/256. The scale 1 / (1 - p) uses the exact p.
 
 The bytes come from Philox (see `random`), 16 from each group. The first half of the elements uses bytes 0 to 7 of each
 group, the second half bytes 8 to 15. So a thread with one group handles eight adjacent elements (16 bytes of bfloat16)
-and one byte of the mask in each half.
+and one byte of the mask in each half of the tensor.
 """
 
 import math
@@ -25,7 +25,7 @@ from .samples import Case, Change, Draw, Maker, bad_samples
 
 
 def threshold(p: float) -> int:
-    """The threshold for random bytes: an element is dropped if its byte is below it."""
+    """An element is dropped if its random byte is below this threshold."""
     return math.floor(256 * p)
 
 

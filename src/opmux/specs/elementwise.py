@@ -1,8 +1,7 @@
 """ATen's fake quantization, the gradient of PReLU, and cross products.
 
 These ops are nearly elementwise, but return several tensors or combine the elements along one dimension. Each op has
-ATen's
-name and arguments; its reference is torch's own op.
+ATen's name and arguments; its reference is torch's own op.
 """
 
 from .index import declare

@@ -138,7 +138,7 @@ def _scaling(d: Draw, *names: str) -> dict[str, Any]:
     return {name: options[name] for name in names}
 
 
-# A function that draws the output buffers, by name, for a result of a shape.
+# A function that draws the output buffers, by name, for a result of a given shape.
 Buffers = Callable[[Draw, Any], dict[str, Any]]
 
 
@@ -172,7 +172,7 @@ ACT_MX = Maker(_act_args(mx_buffers, "two_d"), MX_CASES)
 
 
 def result_of(x: Tensor, dy: Buffer, act: str, gated: bool) -> Tensor:
-    """f(x), or f(a) * b if gated; with dy, the gradient of this. In float32 or float64, not rounded."""
+    """f(x), or f(a) * b if gated; with dy, its gradient. Computed in float32 or float64, and not rounded."""
     v = wide(x)
     if act == NONE:
         return v
@@ -252,7 +252,7 @@ def act_fp8_current_into(
     pow2: bool = False,
     eps: float = 0.0,
 ) -> None:
-    """fp8_current_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
+    """fp8_current_into of r rounded to x's dtype; r is an activation or its gradient, as in act_fp8_cast_into.
 
     Args:
         x: the input of the activation.
@@ -295,7 +295,7 @@ def act_fp8_blocks_into(
     pow2: bool = True,
     eps: float = 0.0,
 ) -> None:
-    """fp8_blocks_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
+    """fp8_blocks_into of r rounded to x's dtype; r is an activation or its gradient, as in act_fp8_cast_into.
 
     Args:
         x: the input of the activation.
@@ -338,7 +338,7 @@ def act_mxfp8_into(
     gated: bool = False,
     two_d: bool = False,
 ) -> None:
-    """mxfp8_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
+    """mxfp8_into of r rounded to x's dtype; r is an activation or its gradient, as in act_fp8_cast_into.
 
     Args:
         x: the input of the activation.

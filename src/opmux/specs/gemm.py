@@ -103,7 +103,7 @@ LINEAR_BWD = Maker(_bwd_args, CASES)
 def linear_bwd(
     dy: Grad[Tensor, "*rows n"], x: Float[Tensor, "*rows k"], weight: Float[Tensor, "n k", same_dtype("x")]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of linear: dx = dy weight, dweight = dy^T x, dbias = sum(dy), both summed over all rows.
+    """The gradients of linear: dx = dy weight, dweight = dy^T x, dbias = sum(dy). The last two are sums over all rows.
 
     Args:
         dy: the gradient of y.
@@ -190,7 +190,7 @@ def _gemm_args(d: Draw) -> dict[str, Any]:
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
-    """Draw one of the other tensors; a matrix has the case's memory layout."""
+    """Draw a tensor besides a; a matrix has the case's memory layout."""
     layout = d.case.layout if len(shape) > 1 else "packed"
     return d.another(name, shape, layout, scale=scale)
 
@@ -617,9 +617,9 @@ def linear_act(
         weight: one row for each output; with glu, first the rows of the gate a, then those of b.
         bias: added to each row of pre.
         residual: added to the result; of y's shape, and of x's dtype, or float32 if x has 16 bits.
-        act: the activation; None is none.
+        act: the activation; None for no activation.
         glu: whether the first half of the outputs is a gate for the second.
-        save: whether to return pre, for a backward; it is never returned without act and glu.
+        save: whether to return pre, for a backward; pre is returned only with act or glu.
 
     Returns:
         y [*rows, n] ([*rows, n / 2] with glu), of residual's dtype, or x's without a residual; and pre [*rows, n], of

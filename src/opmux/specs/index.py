@@ -19,7 +19,7 @@ Indices = Sequence[Tensor | None]
 AT = "self: Tensor, indices: Indices"
 ALONG = "self: Tensor, dim: int, index: Tensor"
 
-# op -> the arguments of all its overloads; those that only some overloads have are None by default.
+# op -> the arguments of all its overloads. Arguments that only some overloads have are None by default.
 TABLE = {
     # reads
     "index": AT,

@@ -81,7 +81,7 @@ def capped(x: Tensor, softcap: float | None) -> Tensor:
 
 
 def _classes(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row: its class (0 if ignored or out of range), False if it is ignored, False if it is out of range."""
+    """For each row: its class (0 if ignored or out of range), whether it is not ignored, whether it is in range."""
     counts = target != ignore_index
     valid = (target >= 0) & (target < logits.shape[-1])
     return torch.where(counts & valid, target, 0).long(), counts, valid
@@ -163,7 +163,7 @@ def token_cross_entropy_bwd(
     """The gradient of token_cross_entropy.
 
     p = exp(x - lse): dx = dloss * ((1 - s) * w[t] * (p - [t]) + s / n * (sum(w) * p - w) + 2 * z_loss * lse * p),
-    where [t] is 1 in column t and 0 in the others.
+    where [t] is 1 in column t and 0 in all other columns.
 
     Args:
         dloss: the gradient of loss.
@@ -373,7 +373,7 @@ def token_shard_cross_entropy_bwd(
     own: float = 1.0,
     spread: float = 0.0,
 ) -> Tensor:
-    """The gradient of a cross entropy whose classes are sharded: of the n logits from class `first` on.
+    """The gradient of the n logits from class `first` on, in a cross entropy whose classes are sharded.
 
     dlogits = dloss * (exp(logits - lse) - own * [target] - spread), where [target] is 1 in the target's column, else 0.
 

@@ -184,7 +184,7 @@ def moe_collect(
 ) -> Tensor:
     """Add up the copies of each token: y[t] = the sum of probs[t, k] * x[row_map[k * tokens + t]] over k.
 
-    Dropped copies are left out. Unless round_once is set, rounding is that of NVIDIA's kernels: probs, each product and
+    Dropped copies are left out. Unless round_once is set, the op rounds as NVIDIA's kernels do: probs, each product and
     each partial sum are rounded to x's dtype (float16 for float8). For float8 without probs, the sum is divided by
     topk.
 

@@ -635,7 +635,7 @@ def rms_norm_fp8_blocks_into(
 ) -> Tensor:
     """rms_norm whose y is rounded to x's dtype, and then quantized to float8 with a scale for each block of a row.
 
-    Bytes and scales are those of mxfp8_into if y_scale is uint8, else those of fp8_blocks_into.
+    Bytes and scales are as from mxfp8_into if y_scale is uint8, else as from fp8_blocks_into.
 
     Args:
         x: the rows to normalise.
@@ -677,7 +677,7 @@ def layer_norm_fp8_blocks_into(
 ) -> tuple[Tensor, Tensor]:
     """layer_norm whose y is rounded to x's dtype, and then quantized to float8 with a scale for each block of a row.
 
-    Bytes and scales are those of mxfp8_into if y_scale is uint8, else those of fp8_blocks_into.
+    Bytes and scales are as from mxfp8_into if y_scale is uint8, else as from fp8_blocks_into.
 
     Args:
         x: the rows to normalise.

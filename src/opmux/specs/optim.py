@@ -1,9 +1,8 @@
 """tex's multi-tensor optimizer ops: one call for all tensors of a model, in parallel lists.
 
 The ops compute in float32 for all dtypes, round once, and write in place. Tensors at the same index in different lists
-have equally many elements, but may differ in shape. Values on the device (a flag, the learning rate of a captured
-graph) are
-never read on the host. `chunk_size`, by which NVIDIA's kernels divide the work, is ignored.
+have equally many elements, but may differ in shape. The host never reads values on the device (a flag, the learning
+rate of a captured graph). `chunk_size`, by which NVIDIA's kernels divide the work, is ignored.
 """
 
 import math
@@ -278,7 +277,7 @@ def multi_tensor_scale(
 
     Args:
         chunk_size: not used.
-        noop_flag: set to 1 if an input is not finite. It does not stop the computation.
+        noop_flag: set to 1 if an input is not finite. The flag does not stop the computation.
         tensor_lists: the tensors; outputs are written in place.
         scale: the factor.
     """
@@ -297,7 +296,7 @@ def multi_tensor_scale_tensor(
 
     Args:
         chunk_size: not used.
-        is_infinite: set to 1 if an input is not finite. It does not stop the computation.
+        is_infinite: set to 1 if an input is not finite. The flag does not stop the computation.
         tensor_lists: the tensors; outputs are written in place.
         scale: the factor, on the device.
     """

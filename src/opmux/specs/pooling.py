@@ -1,7 +1,7 @@
 """ATen's pooling: averages and maxima over windows of one to three dimensions, their gradients, and unpooling.
 
 Each op has ATen's name and signature; its reference is torch's own op. Sums are accumulated in float32 (float64 for
-float64). If a window has several equal maxima, the index is the first one's; NaN counts as larger than any number.
+float64). If a window has several equal maxima, the first one gives the index. NaN counts as larger than any number.
 """
 
 from typing import Any

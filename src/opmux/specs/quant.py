@@ -4,9 +4,9 @@ A tensor is treated as the matrix [M, K] of its rows. Casts saturate: magnitudes
 this number, and NaN stays NaN. Values are rounded once, to nearest even, from float32 (float64 is converted to float32
 first). The largest magnitude of a tensor (amax) ignores NaN.
 
-Ops that quantize write bytes, and scales for dequantizing, to buffers of the caller: an FP8 tensor has several optional
-buffers, and keeps them when it is quantized again. Ops skip buffers that are None. If `noop`, which is read on the
-device, is not zero, nothing is written.
+Ops that quantize write bytes, and the scales that dequantize them, to the caller's buffers, because an FP8 tensor keeps
+its buffers when it is quantized again. Ops skip buffers that are None. If `noop`, which is read on the device, is not
+zero, nothing is written.
 """
 
 import math
@@ -141,7 +141,7 @@ def scale_from(amax: Tensor, largest: float, pow2: bool, eps: float, top: float 
 
 
 def inverse(scale: Tensor) -> Tensor:
-    return torch.ones_like(scale) / scale  # on some devices 1 / scale multiplies instead of dividing
+    return torch.ones_like(scale) / scale  # some devices compute `1 / scale` by a multiplication
 
 
 def bytes_of(scaled: Tensor, dtype: torch.dtype) -> Tensor:
@@ -461,7 +461,7 @@ def fp8_blocks_into(
 ) -> None:
     """Quantize in blocks: y with a scale for each 1x128 block of x, yt = the transpose with one for each 128x1 block.
 
-    With two_d, all blocks are 128x128. The scales that are written are 1 / scale; their padding is not written.
+    With two_d, all blocks are 128x128. y_scale and yt_scale receive 1 / scale; their padding is not written.
 
     Args:
         x: the input.
@@ -678,7 +678,7 @@ def bytes_transpose(data: Byte[Tensor, "..."]) -> Tensor:
 
 
 def _history_args(d: Draw) -> dict[str, Any]:
-    """Draw five histories in two consecutive tables, whose columns are the histories: 3, then 2."""
+    """Draw two consecutive tables; each column is a history. The first table has 3 columns, the second has 2."""
     length, counts = d.case.shape[0], (3, 2)
     random = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(length)).to(d.device)
     history, newest = random(5 * length) * 9, random(5)

@@ -3,23 +3,20 @@
 There are two layers. The primitives, `philox_*`, are pure functions: the same arguments give the same bits on any chip,
 with any tile size, in the reference and in every kernel. So they can be tested, compiled and differentiated like all
 other ops. Their argument `seed` is an int64 tensor [key, counter], on the device of the result or on the CPU. The ops
-with
-ATen's names draw a seed from torch's generator and call a primitive. On the CPU, and in compiled code, they call
-torch's own op: the compiler fuses its generator into the neighbouring kernels.
+with ATen's names draw a seed from torch's generator and call a primitive. On the CPU, and in compiled code, they call
+torch's own op: the compiler fuses torch's generator into the neighbouring kernels.
 
 The bits are those of Philox4x32-10 with the seed's key. Words 0 and 1 of Philox's counter are the seed's counter, words
 2 and 3 are a 64-bit group number. The four result words of a group belong to the elements 4 * group to 4 * group + 3;
 if an element takes 64 bits, a group has two elements. So the bits do not depend on tiles and threads. An element of a
 Poisson distribution takes one group for each attempt: attempt t of element i takes group i + 2^40 t.
 
-torch's own CUDA kernels form key and counter in the same way, from seed, offset / 4 and thread. So our calls, like
-torch's, advance the generator's offset, by one step of 4, and no bits are used twice. Dropout saves no mask: its
-backward
-recomputes it.
+torch's own CUDA kernels form key and counter in the same way, from seed, offset / 4 and thread. Each of our calls
+advances the generator's offset by one step of 4, as torch's calls do. So no bits are used twice.
 
 `_seeds.py` draws the seed from torch's generator. With the same seed, eager code and CUDA graphs draw the same numbers;
-each replay draws those of the next eager step. `torch.manual_seed`, `generator=`, saved RNG states and checkpointing
-work as for torch's ops. Compiled code draws other numbers than eager code, as torch's own does.
+each replay draws the numbers of the next eager step. `torch.manual_seed`, `generator=`, saved RNG states and
+checkpointing work as for torch's ops. As with torch's ops, compiled code draws other numbers than eager code.
 """
 
 import functools
@@ -149,7 +146,7 @@ PRIMITIVES = {
 def fits(op: str, dtype: torch.dtype | None = None, **numbers: float) -> None:
     """Raise BadArgument for arguments that the op's primitive rejects, before a seed is drawn. The error names the op.
 
-    The check depends on no tensor, so the cache skips it for arguments that have passed it before.
+    The check reads no tensor, so a cache skips it for arguments that have passed before.
     """
     like = {} if dtype is None else {"like": torch.empty((), dtype=dtype)}
     try:
@@ -321,7 +318,7 @@ FEW_VALUES = 1 << 20
 
 
 def takes_pairs(like: Tensor, span: int) -> bool:
-    """Whether each integer takes 64 random bits; 64-bit results always do, as stores limit their kernels anyway."""
+    """Whether each integer takes 64 random bits. 64-bit results always do: stores limit their kernels anyway."""
     return span > FEW_VALUES or like.dtype.itemsize == 8
 
 
@@ -357,7 +354,7 @@ RANDINT = _maker("like", *RANGES, low=0, high=100)
     traffic=_written,
 )
 def philox_uniform(like: Float[Tensor, "..."], seed: Seed, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform random numbers in [low, high); rounding does not return high either.
+    """Uniform random numbers in [low, high); rounding never gives high.
 
     Args:
         like: has the shape, dtype and device of the result; its values are not read.
@@ -594,7 +591,7 @@ def _traced(x: Tensor) -> bool:
 
 
 def _uses_torch(x: Tensor) -> bool:
-    """Whether to call torch's own op: compiled code fuses torch's generator, and the CPU's one is not Philox."""
+    """Whether to call torch's own op: compiled code fuses torch's generator, and the CPU's generator is not Philox."""
     return x.is_cpu or _traced(x)
 
 
@@ -686,7 +683,7 @@ def bernoulli(self: Tensor, p: float | None = None, *, generator: torch.Generato
 
 
 def _random(x: Tensor, low: int, high: int, *, generator: torch.Generator | None) -> Tensor:
-    """Call Tensor.random_, or without a generator torch.randint_like, because Dynamo does not trace random_."""
+    """Call Tensor.random_. Without a generator, call torch.randint_like: Dynamo does not trace random_."""
     return torch.randint_like(x, low, high) if generator is None else x.random_(low, high, generator=generator)
 
 

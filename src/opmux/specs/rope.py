@@ -1,6 +1,6 @@
 """Rotary embedding of q or k, of q and k together, and of packed q, k and v; forward and backward.
 
-The first d2 elements of each head are rotated in pairs, the others are copied. Pairs are (i, i + d2/2), or
+The first d2 elements of each head are rotated in pairs, the rest is copied. Pairs are (i, i + d2/2), or
 (2i, 2i + 1) if `interleaved`. A pair (u, v) whose columns have the angles a and b becomes
 (u cos a - v sin a, v cos b + u sin b). Models have a = b, but the ops do not require it. They compute in float32
 (float64 for float64) and round once.
@@ -79,7 +79,7 @@ def heads_fit(
     layout: str,
     cp_size: int,
 ) -> None:
-    """Raise unless x has the dimensions of the layout, and cu_seqlens is given for "thd" and for no other layout."""
+    """Raise unless x has the dimensions of the layout, and cu_seqlens is given exactly for the layout "thd"."""
     if x.dim() != len(layout):
         raise BadArgument.of(op, name_of_x, f"have {len(layout)} dimensions, as {{layout}} is {layout}", shown(x))
     packed = layout == "thd"
@@ -259,7 +259,7 @@ def rope_fwd(
         x: the heads, with the dimensions of `layout`.
         angles: one row for each position: [positions, d2], [batch, positions, d2], or [positions, 1, 1, d2] as in
             Transformer Engine. d2 is even and at most the size of a head. There are at least as many positions as the
-            sequences are long. It gets no gradient.
+            sequences are long. The angles get no gradient.
         sin: the sines of the angles; `angles` then holds their cosines.
         starts: the position of each sequence's first token; by default 0.
         cu_seqlens: for "thd" only: the offset of each sequence among the tokens, and the end of the last one. With
@@ -435,13 +435,13 @@ def rope_qk(
     """Rotary embedding of q and k by one table of cosines and sines, in one kernel launch.
 
     Rotates the first d2 elements of each head and copies the others. A pair (u, v) becomes
-    (u cos - v sin, v cos + u sin); the first has cos and sin from u's column, the second from v's.
+    (u cos - v sin, v cos + u sin); the first element uses cos and sin of u's column, the second those of v's.
 
     Args:
         q: [batch, heads, length, d] for the layout "bhsd", [batch, length, heads, d] for "bshd"; any strides.
         k: the same, with its own number of heads.
         cos: one row for each position: [length, columns], [1, length, columns] or [batch, length, columns]. There are
-            d2 columns, an even number, or d2/2 if `per_pair`. It gets no gradient.
+            d2 columns, an even number, or d2/2 if `per_pair`. The table gets no gradient.
         sin: like cos.
         layout: the dimensions of q and k: b is the batch, h the heads, s the sequence, d a head's elements.
         memory: the order of the dimensions in the results' memory; "bshd" suits heads that are views of a linear
@@ -655,7 +655,7 @@ def rope_qkv_bwd(
     cp_size: Size = 1,
     cp_rank: Rank = 0,
 ) -> Tensor:
-    """The gradient of rope_qkv_fwd: dq and dk with the transposed rotation, and dv, packed.
+    """The gradient of rope_qkv_fwd: apply the transposed rotation to dq and dk, and pack them with dv.
 
     Args:
         dq: the gradient of q.

@@ -79,8 +79,8 @@ def bias_is_allowed(op: str, score_function: str, expert_bias: Tensor | None) ->
 def bounds_in_order(op: str, bin_bounds: Tensor, bin_bounds_validated: bool) -> None:
     """Raise unless the bounds are finite and ascending.
 
-    It reads data, so it synchronizes with the device, unless the bounds are already validated. Checks of the signature
-    read no data, so this is not one of them.
+    Unless bin_bounds_validated is set, it reads the bounds and so waits for the device. Checks in a signature must not
+    read data, so the op calls this check.
     """
     if not bin_bounds_validated:
         low, high = bin_bounds.tolist()
@@ -116,8 +116,9 @@ def best(x: Tensor, k: int) -> Tensor:
 
 
 def chosen(scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None) -> Tensor:
-    """The topk experts of each token. With group_topk, choose from group_topk groups: those whose best topk /
-    group_topk scores have the largest sum.
+    """Choose topk experts for each token.
+
+    With group_topk, choose only from the group_topk groups whose best topk / group_topk scores have the largest sum.
     """
     if group_topk is not None and group_topk > 0 and num_groups is not None:
         groups = scores.unflatten(-1, (num_groups, -1))
@@ -292,7 +293,7 @@ def fused_topk_with_score_function_fwd(
     Args:
         logits: the router's output.
         topk: the number of experts to choose for a token.
-        use_pre_softmax: softmax of all experts before the choice; otherwise of the chosen experts after it.
+        use_pre_softmax: apply softmax to all experts before the choice, instead of to the chosen experts after it.
         num_groups: with group_topk, the number of equal groups that the experts are divided into.
         group_topk: choose only from this many groups: those whose best topk / group_topk scores have the largest sum.
             None and 0: choose from all experts.

@@ -124,7 +124,7 @@ def cumsum(x: Number[Tensor, "..."], dim: Dim = -1, dtype: Result | None = None)
     Args:
         x: the terms.
         dim: the dimension to sum along.
-        dtype: x is converted to it first, and y has it. None is x's dtype, or int64 for integers and bools.
+        dtype: the dtype of y; x is converted to it first. None is x's dtype, or int64 for integers and bools.
 
     Returns:
         y, contiguous, of x's shape.
@@ -146,8 +146,8 @@ def cumsum_bwd(
     Args:
         dy: the gradient of y.
         dim: as in the forward.
-        dtype: as in the forward. If it is given, the dtype of x is unknown here: dx is then float32 (float64 for
-            float64), and autograd converts it to x's dtype.
+        dtype: as in the forward. If dtype is given, x's dtype is unknown here: dx is then float32 (float64 for
+            float64), and autograd converts dx to x's dtype.
 
     Returns:
         dx, contiguous, of dy's shape; of dy's dtype unless dtype is given.
@@ -168,7 +168,7 @@ def cumprod(x: Number[Tensor, "..."], dim: Dim = -1, dtype: Result | None = None
     Args:
         x: the factors.
         dim: the dimension to multiply along.
-        dtype: x is converted to it first, and y has it. None is x's dtype, or int64 for integers and bools.
+        dtype: the dtype of y; x is converted to it first. None is x's dtype, or int64 for integers and bools.
 
     Returns:
         y, contiguous, of x's shape.
@@ -186,7 +186,7 @@ PRODUCT_BWD = Maker(
 def cumprod_bwd(dy: Grad[Tensor, "*shape"], x: Float[Tensor, "*shape"], dim: Dim = -1) -> Tensor:
     """The gradient of cumprod: dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim.
 
-    It does not divide by zero: the formula also holds for zeros in x.
+    The formula also holds for zeros in x: nothing is divided by zero.
 
     Args:
         dy: the gradient of y.

@@ -1,1 +1,1 @@
-"""The command line `opmux`: listing, explaining, diagnosing, benchmarking, tuning, and a demonstration."""
+"""The command line `opmux`: lists, explains, checks, benchmarks and tunes ops, and shows what opmux does."""

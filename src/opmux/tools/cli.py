@@ -34,7 +34,7 @@ class Commands(TyperGroup):
                 _drop_output()
             raise _exit(f"{error.filename or 'stdout'}: {error.strerror or error}") from None
         except Exception as error:
-            # Look it up in sys.modules, because an import would need torch. If it is not loaded, the error is not ours.
+            # Look in sys.modules: importing the module would import torch. If it is not loaded, the error is not ours.
             errors = sys.modules.get("opmux.core.errors")
             if errors is None or not isinstance(error, errors.OpmuxError):
                 raise
@@ -66,8 +66,8 @@ RunJson = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Wri
 RunHtml = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write a report with charts: one page that loads nothing.")
 ]
-# Option names are explicit, because some versions of typer take a metavar as the option's name if it is the parameter's
-# name in upper case.
+# Option names are explicit: if a metavar is the parameter's name in upper case, some versions of typer name the option
+# after the metavar.
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Dtype of the tensors: float32, bfloat16, ...")]
 Device = Annotated[
     str | None,
@@ -159,7 +159,7 @@ def explain(
 ) -> None:
     """Show which implementation of an op would run, with which tiles, and why the others do not.
 
-    The exit code is 1 if none can.
+    The exit code is 1 if none can run.
     """
     from . import explain, screen
 
@@ -485,7 +485,7 @@ def warm(
 ) -> None:
     """Compile the kernels that a model or a script will launch, on all cores. No GPU is needed.
 
-    The exit code is 1 if a kernel cannot be compiled, or the model's step was not run to its end.
+    The exit code is 1 if a kernel cannot be compiled, or if the model's step stopped early.
     """
     from . import screen
     from .warm.command import WarmOptions, run

@@ -1,4 +1,4 @@
-"""The program of `opmux demo`: trains a small Llama in plain torch and through `opmux.ops`, in turn, and compares."""
+"""The program of `opmux demo`: trains a small Llama in plain torch and through `opmux.ops`, and compares the runs."""
 
 from __future__ import annotations
 

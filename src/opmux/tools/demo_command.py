@@ -49,7 +49,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: more help little with this model, and wait for each other if other programs use the cores."""
+    """Use one thread: more threads gain little with this model, and wait for each other if other programs run."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

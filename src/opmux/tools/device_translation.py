@@ -1,8 +1,7 @@
 """`opmux run --device DEVICE`: runs a program that says "cuda" on another device.
 
 Devices are translated where torch uses them: the arguments of torch's functions, autocast, `torch.load`, and the
-functions of `torch.cuda` that wait, count memory or select a device. Nothing is patched outside the `with` block.
-docs/programs.md lists what cannot be translated.
+functions of `torch.cuda` that wait, count memory or select a device. docs/programs.md lists what cannot be translated.
 """
 
 from __future__ import annotations

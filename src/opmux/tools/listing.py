@@ -1,6 +1,7 @@
-"""`opmux list`: the families of ops and the known vendors; for named ops, their implementations in dispatch's order.
+"""`opmux list`: shows the families of ops and the known vendors.
 
-For the name of a vendor, the implementations of this vendor (vendor_listing.py).
+For named ops it shows their implementations in dispatch's order; for a vendor's name, the vendor's implementations
+(vendor_listing.py).
 """
 
 from __future__ import annotations

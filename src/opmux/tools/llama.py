@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 LENGTH = 60_000  # characters of the text
-# The text is generated from sentences with gaps, and these words: it needs no file, and its author is this table.
+# The text is generated from sentences with gaps and these words, so it needs no file and copies no author.
 WORDS = {
     "who": "keeper pilot sailor fisherman captain child stranger clerk cook surgeon".split(),
     "place": "harbour lighthouse tower breakwater market island channel reef shipyard".split(),

@@ -74,7 +74,7 @@ DTYPES: dict[int, torch.dtype] = {
 }
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 KEPT = 8  # a new key is compared with this many latest keys of its pattern
-REFUSALS = 3  # consecutive refusals of a pattern, after which C++ sends a new key only at its second call
+REFUSALS = 3  # after this many refusals of a pattern in a row, C++ sends a new key only at its second call
 ATTEMPTS = 4  # attempts to record a call; the first ones may make its plan, which calls torch's ops
 FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
@@ -223,8 +223,10 @@ class _Pattern:
         self.refused = 0  # refusals in a row
 
     def related(self, words: list[int], sizes: list[int]) -> tuple[int, dict[int, Formula]] | None:
-        """If this key differs from a stored key only in one size: the size's position, and formulas for the words that
-        depend on it. Of several stored keys, the one with the simplest formulas is used.
+        """The position of the only size in which this key differs from a stored key, and formulas of that size.
+
+        There is a formula for each word that differs. Of several stored keys, the one with the simplest formulas is
+        used. None if there is no such key.
         """
         related = []
         for other in self.keys:

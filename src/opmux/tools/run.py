@@ -35,9 +35,9 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
 
 @contextlib.contextmanager
 def _in_place_of(libraries: list[str], shadow: bool) -> Iterator[None]:
-    """Serve opmux's modules under these libraries' names, also in the processes that the program starts.
+    """Make imports of these libraries return opmux's modules, also in the processes that the program starts.
 
-    Those read the variable in `opmux_startup`, which Python imports at each start (opmux_startup.pth).
+    These processes read the variable in `opmux_startup`, which Python imports at each start (opmux_startup.pth).
     """
     compat.install(*libraries, shadow=shadow)
     variable, before = settings.RUN_AS.name, os.environ.get(settings.RUN_AS.name)

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from ..core import log
 
-# The width of a file or a pipe, so that lines are not wrapped, unless COLUMNS is set.
+# Output to a file or a pipe has this width, so that lines are not wrapped, unless COLUMNS is set.
 WIDE = 1000
 
 KIND_STYLES = {"flagos": "green", "cpp": "cyan", "vendor": "magenta", "reference": "blue"}
@@ -141,7 +141,7 @@ class WordTable(Table):
 
 
 class Narrow:
-    """A table, or another one where the first would break words."""
+    """Shows `table`, or `narrow` on a screen where `table` would break words."""
 
     def __init__(self, table: WordTable, narrow: WordTable):
         self.table, self.narrow = table, narrow
@@ -186,7 +186,7 @@ def progress(*more: str) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def live(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """A function that replaces what is shown on a terminal; log lines are printed above it. It vanishes at the end."""
+    """Yields a function that updates a view on a terminal. Log lines appear above it. The end erases the view."""
     before = sys.stderr
     with Live(console=console, auto_refresh=False, transient=True) as view, _log_above(before):
         yield lambda shown: view.update(shown, refresh=True)

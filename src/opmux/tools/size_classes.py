@@ -6,9 +6,9 @@ the same kernels. Only sizes, strides, grids and scalar arguments change, and th
 key from them (planner.h).
 
 The sizes of a class lie between two consecutive powers of two and have the same largest power-of-two divisor (2^13 at
-most), because kernels are chosen and specialised by both: a block is a power of two, the mask is omitted if the block
-divides the size, and Triton specialises on divisibility by 16. `fit` derives the formulas from some planned calls, and
-then plans every other size of the class. The class keeps only sizes for which the formulas give the planned launches.
+most). Both affect which kernel is launched: a block is a power of two, the mask is omitted if the block divides the
+size, and Triton specialises on divisibility by 16. `fit` derives the formulas from some planned calls, and then plans
+every other size of the class. The class keeps only sizes for which the formulas give the planned launches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST_TWOS = 13  # the largest block is 2^13, so a multiple of 2^13 is one of every block
+MOST_TWOS = 13  # the largest block is 2^13, so a multiple of 2^13 is a multiple of every block
 MOST_SIZES = 256  # at most this many sizes are in a class; planning a size takes 0.3 to 1 ms
 MOST_CALLS = 40  # at most this many calls are planned to find the formulas
 MOST_FORMULAS = 1000  # at most this many candidate formulas are compared for one word

@@ -90,8 +90,9 @@ class TuneCase:
         return list({call.key: call for call in calls}.values())
 
     def disagreement(self) -> str:
-        """How the result differs from the reference's, or "". Calls twice, as the second call replays a recorded
-        launch.
+        """How the result differs from the reference's, or "".
+
+        Makes two calls, because the second one replays a recorded launch.
         """
         if self.expected is None:
             self.expected = as_tuple(self.spec.reference(*self.sample.args, **self.sample.kwargs))
@@ -160,7 +161,7 @@ def trials_for(call: TunableCall, chip: Chip | None) -> list[TileTrial]:
 
 @dataclass
 class Tuner:
-    """Tunes the tunables of one case, one after the other. The others have the best tiles that were found so far."""
+    """Tunes the tunables of one case one by one. The rest have the best tiles that were found so far."""
 
     case: TuneCase
     chip: Chip | None

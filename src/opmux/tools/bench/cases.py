@@ -32,7 +32,7 @@ VARIANTS: dict[str, Callable[[tuple], tuple]] = {
 
 
 class QuickDraw(Draw):
-    """Draws numbers on the device, as a CPU takes 2 s for 128 M numbers. (Copying such a tensor takes 0.1 ms.)"""
+    """Draws numbers on the device: a CPU takes 2 s to draw 128 M numbers. (Copying such a tensor takes 0.1 ms.)"""
 
     def _new(self, shape: Shape, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         if self.device.type == "cpu" or math.prod(shape) < 2**16:
@@ -49,7 +49,7 @@ def name_of(spec: Spec) -> str:
 
 
 def sample_of(spec: Spec, case: Drawn, dtype: torch.dtype, device: torch.device) -> Sample:
-    """The arguments of an op for a case, along the last dimension by default. Raises any error."""
+    """The arguments of an op for a case, along the last dimension by default. Sample code may raise any error."""
     samples: Any = spec.samples
     options = {**ALONG, **case.options}
     if isinstance(samples, Maker):

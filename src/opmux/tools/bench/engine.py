@@ -32,10 +32,10 @@ FEW = 64
 
 @dataclass
 class BenchRow:
-    """One provider's result on one case. Its status is `ok`, with figures, or `wrong`, `failed`, `declined` or
-    `skipped`, with a reason.
+    """One provider's result on one case.
 
-    A provider is skipped if the case has no arguments, or if the reference fails.
+    A row with status `ok` has figures; a row with `wrong`, `failed`, `declined` or `skipped` has a reason. A provider
+    is skipped if the case has no arguments, or if the reference fails.
     """
 
     op: str

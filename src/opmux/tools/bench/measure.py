@@ -20,8 +20,8 @@ from ..runner.clock import Call, call_ms, wait
 
 # Dtypes whose values float32 represents exactly. Such results are compared in float32, all others in float64.
 NARROW = {torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2}
-# Other libraries may round several times: torch's norm backwards exceed a spec's tolerance where terms cancel. So their
-# tolerance is the spec's times this factor, and may also be relative to the mean of a result.
+# Other libraries may round several times: torch's norm backwards exceed a spec's tolerance where terms cancel. So for
+# other libraries, the spec's tolerance is multiplied by this factor, and may also be relative to the mean of a result.
 LOOSE = 4
 
 

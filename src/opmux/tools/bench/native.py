@@ -19,10 +19,10 @@ Given = Mapping[str, Any]
 class Native(NamedTuple):
     """Torch's call for an op; it takes the op's own arguments.
 
-    `gives` names the op's results in the order in which the call returns them; empty means all. `recompute`: functions
-    that compute forward arguments which the backward op does not take, from arguments that it takes. Of a `random`
-    call's results, only the shapes are compared. A `short` call is torch's function of the same name, called without
-    arguments that equal their default.
+    `gives` names the op's results in the order in which the call returns them; empty means all. A backward op may lack
+    arguments of the forward; `recompute` has functions that compute them from the backward op's arguments. Of a
+    `random` call's results, only the shapes are compared. A `short` call is torch's function of the same name, called
+    without arguments that equal their default.
     """
 
     call: Callable[..., Any]
@@ -156,7 +156,7 @@ def native(spec: Spec) -> Native | Backward | None:
 
 
 def forward_of(spec: Spec) -> Spec | None:
-    """The op whose gradient this one computes."""
+    """The op whose gradient `spec` computes."""
     return next((s for s in specs if s.space == spec.space and s.grad == spec.name), None)
 
 

@@ -87,8 +87,9 @@ def torch_compile(spec: Spec, dynamic: bool | None) -> BenchProvider:
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    """Let compiled backwards run twice (by default they free saved tensors), and compile up to 64 shapes (by default
-    the ninth runs uncompiled).
+    """Let compiled backwards run twice, and compile up to 64 shapes.
+
+    By default a compiled backward frees its saved tensors, and the ninth shape runs uncompiled.
     """
     import torch._dynamo.config
     import torch._functorch.config
@@ -114,7 +115,7 @@ def _is_random(way: Native | Backward) -> bool:
 # ---- other libraries ------------------------------------------------------------------------------------------------
 
 # op -> (function of liger_kernel.transformers.functional; how to make its arguments from the op's; the results that it
-# returns). `in_place` is False, because the function would overwrite dy with the gradient.
+# returns). The RMS norms' last argument, `in_place`, is False: otherwise they would overwrite dy with the gradient.
 LIGER: dict[str, tuple[str, Callable[..., tuple], str]] = {
     "rms_norm": ("liger_rms_norm", lambda x, w, eps, offset, casting: (x, w, eps, offset, casting, False), "y"),
     "add_rms_norm": (

@@ -54,7 +54,7 @@ class ComparisonRow:
     rounds: int  # how many blocks of steps were timed
     peak: int | None  # the most bytes that a step adds to the memory in use; None if that cannot be measured
     loss: float | None  # relative distance of the loss to native's; None if there is no loss
-    results: float  # largest relative distance of a gradient to native's; in eval mode of an output
+    results: float  # largest relative distance of a gradient (in eval mode: of an output) to native's
     exact: Distance | None  # the same distances, but to the results of a float64 copy of the model
     right: bool
     replaced: str
@@ -172,14 +172,15 @@ def compare(
         mode: the mode of `enable()`.
         seconds: how long to time steps. Preparing and checking take additional time.
         float64: whether to compare with a float64 copy of the model too. By default this is done if the copy fits in
-            the free memory. What a model itself computes in float32 remains in float32.
+            the free memory. If the model casts something to float32, the copy does too.
 
     Returns:
         An object with `rows`; `str()` gives a table. A row's speed is native's time divided by the variant's, as a
-        median with its standard error. Its distances are relative. That of tensors is the largest |a - b| / |b|, where
-        |b| counts as at least a thousandth of the largest |b|. Its memory is what a step adds to the memory before
-        it. A row is right if its distances to native's results are at most 1e-9 for a float64 model, 1e-4 for float32,
-        1e-2 for float16 and 5e-2 for bfloat16, or if those to float64's results are at most 1.5 times native's.
+        median with its standard error. Distances are relative; for tensors, the distance is the largest |a - b| / |b|,
+        where |b| counts as at least a thousandth of the largest |b|. A row's memory is what a step adds to the memory
+        in use before the step. A row is right if its distances to native's results are at most 1e-9 for a float64
+        model, 1e-4 for float32, 1e-2 for float16 and 5e-2 for bfloat16, or if its distances to float64's results are
+        at most 1.5 times native's.
     """
     return compared(model, batch, loss, mode, seconds, float64, lambda now, done, total: None)
 
@@ -281,7 +282,7 @@ class _Run:
         return ModelComparison(name, self.device, self.dtype, self.step.training, self.limit, tuple(rows), notes)
 
     def _variants(self) -> list[ModelVariant]:
-        """The variants to compare; if nothing in the model can be patched, only those without a patch."""
+        """The variants to compare; if nothing in the model can be patched, only the variants without a patch."""
         try:
             self.to(VARIANTS[2])
         except CannotPatch as error:

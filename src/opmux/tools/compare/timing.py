@@ -115,7 +115,7 @@ def _summary(blocks: list[list[list[float]]]) -> list[Pace]:
     natives = medians[0]
     found = [Pace(statistics.median(natives), 1.0, 0.0, len(natives))]
     for ours in medians[1:]:
-        # Compare a block with native's blocks of the same round and of the next round: it ran between these two.
+        # Compare a block with native's blocks of the same round and of the next round, between which the block ran.
         ratios = [native / block for i, block in enumerate(ours) for native in natives[i : i + 2]]
         low, _, high = statistics.quantiles(ratios, n=4)
         # The standard error of the median if ratios are normally distributed: their quartiles are 1.35 deviations

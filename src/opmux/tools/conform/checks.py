@@ -23,7 +23,7 @@ from .record import FAIL, PASS, REFUSED, CheckResult, ImplRefusal
 from .samples import Drawn, Watch, bound, by_name, in_words, moved, named, quiet, shared_memory, written
 from .subject import Called, Crashed, Declined, Subject
 
-# The factor for a gradient's tolerance, as a gradient has the rounding errors of a forward and of a backward.
+# The factor for a gradient's tolerance: a gradient has the rounding errors of a forward and of a backward.
 SLACK = 4.0
 # The devices for which opcheck can run test_autograd_registration, which needs one of torch's own dispatch keys.
 REGISTRATION = ("cpu", "cuda", "xpu")
@@ -99,7 +99,7 @@ def forward(
     """Run the forward on one sample; check its results, its arguments after the call, and the fake kernel's results.
 
     Returns the outcome of the call, or None if it declined or failed. Without `every`, the fake kernel is checked
-    only where strides may differ.
+    only if the first tensor is not contiguous, because results may then have other strides.
     """
     spec = subject.spec
     sample = drawn.on(device)
@@ -170,7 +170,7 @@ def _check_fake(spec: Spec, sample: Sample, got: dict[str, Any]) -> None:
 
 
 def strides(t: Tensor) -> tuple[int, ...]:
-    """The strides without those of dimensions of size 1, which do not matter."""
+    """The strides of dimensions larger than 1; strides of other dimensions do not matter."""
     return tuple(s for n, s in zip(t.shape, t.stride()) if n > 1) if t.numel() else ()
 
 
@@ -178,8 +178,9 @@ def strides(t: Tensor) -> tuple[int, ...]:
 
 
 def errors(subject: Subject, device: torch.device, tally: Tally) -> None:
-    """Check that invalid arguments raise an error that names them, and that nothing is written. An impl may also
-    decline, because the reference then raises the error.
+    """Check that invalid arguments raise an error that names them, and that nothing is written.
+
+    An impl may also decline, because the reference then raises the error.
     """
     assert subject.spec.errors is not None
     for bad in subject.spec.errors(device):

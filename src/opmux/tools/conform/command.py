@@ -101,7 +101,7 @@ def _run(options: ConformOptions, target: ConformTarget, depth: Depth, collector
     start = time.perf_counter()
     get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
     cpp.before_measuring(target.device.type)
-    vendor_rows, untried = rows.served(target)  # before OpScope.of, which needs the overloads that this declares
+    vendor_rows, untried = rows.served(target)  # before OpScope.of, which needs the overloads that `served` declares
     scope = OpScope.of(options.ops)
     plan = ConformPlan.of(scope.specs, target, depth)
     known = gaps.read(target.package.folder)
@@ -181,7 +181,7 @@ def announcement(plan: ConformPlan) -> str:
 def _warm(plan: ConformPlan) -> None:
     """Import torch's tracer before the workers fork. In a worker, the import would take 3 s.
 
-    This must not compute anything, because a forked worker hangs if it uses a thread pool of the parent.
+    Nothing may be computed here, because a forked worker hangs if it uses a thread pool of the parent.
     """
     if plan.target.interpreted and {"fake", "opcheck", "compile"} & set(plan.depth.checks):
         import torch._dynamo
@@ -221,7 +221,7 @@ def _check_aten(record: ConformRecord, plan: ConformPlan, scope: OpScope) -> Non
 
 def _run_tasks(title: str, tasks: list[Any], names: list[str], target: ConformTarget) -> Iterator[tuple[int, Any]]:
     """Run the tasks, and yield their outcomes, with a progress bar."""
-    # Fork the workers before the bar starts its thread, which they must not inherit.
+    # Fork the workers before the progress bar starts its thread: workers must not inherit a thread.
     workers = Workers(tasks, cores() if target.interpreted else 1)
     with screen.progress("now") as bar:
         task = bar.add_task(title, total=len(tasks), now="")

@@ -9,8 +9,8 @@
 
 The header of a row (a TOML table) names an op and a check. The op is a name, a key such as `"aten::add"` or a glob, in
 quotes where TOML requires them. The check may be `"*"` for all checks. `reason` is required; `impl` limits the row to
-one impl. Failures that a row covers are expected. If it covers only passed checks, these are reported, so that the row
-can be removed.
+one impl. Failures that a row covers are expected. If a row covers only passed checks, the report lists these checks, so
+that the row can be removed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _gap(file: Path, op: str, check: str, row: dict[str, Any]) -> Gap:
 
 
 def unknown_ops(gaps: Iterable[Gap]) -> list[str]:
-    """A note for each row whose op does not exist. It is no error, as several versions may read the same file."""
+    """A note for each row whose op does not exist. No error: several versions of opmux may read the same file."""
     names = {n.casefold(): n for s in specs for n in (s.name, s.key)}
     names |= {n.casefold(): n for k in specs.derived for n in (k, k.removeprefix("aten::"))}
     notes = []
@@ -93,7 +93,7 @@ def unknown_ops(gaps: Iterable[Gap]) -> list[str]:
 
 
 def apply(gaps: Iterable[Gap], results: Iterable[CheckResult]) -> None:
-    """Mark failures that a row covers as expected; if a row covers only passes, mark those as unexpected."""
+    """Mark failures that a row covers as expected; if a row covers only passes, mark the passes as unexpected."""
     by_gap: dict[int, list[CheckResult]] = {}
     gaps = list(gaps)
     for result in results:

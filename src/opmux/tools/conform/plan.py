@@ -91,8 +91,10 @@ class ConformPlan:
         return sorted(supported, key=lambda d: takes is not None and d not in takes)
 
     def samples(self, subject: Subject) -> Iterator[Drawn]:
-        """All samples in a full run. In a short run, a vendor's impl gets all samples in one dtype and the first sample
-        in other dtypes; other impls get one sample.
+        """The samples to try on a subject.
+
+        A full run tries all. A short run tries, on a vendor's impl, all samples in one dtype and the first one in the
+        others; on other impls, one sample.
         """
         matches = lambda id: self.depth.sample is None or id == self.depth.sample or fnmatchcase(id, self.depth.sample)
         whole, dtypes_named = self.depth.full or self.named, bool(self.depth.dtypes)

@@ -55,7 +55,7 @@ FP8_SUMS = 2e-3
 TORCH_IS_OFF = "special_bessel_"
 # Ops for which torch sums squares in float32 even for float64 arguments, so the expected values have float32 precision.
 FLOAT32_TRUTH = ("_weight_norm_interface", "_weight_norm_interface_backward")
-# Families whose results depend on single bits, compared with the reference in the same dtype and the spec's tolerance.
+# Families whose results depend on single bits. Compare with the reference in the same dtype, by the spec's tolerance.
 BITS = ("quant", "random", "dropout", "moe")
 # Families that take any matrix. Their random shapes are two arbitrary sizes.
 FLAT = ("norm", "softmax", "reduce", "scan", "pointwise", "activation", "random")
@@ -133,8 +133,9 @@ def our_impls(spec: Spec, device: torch.device) -> list[OpImpl]:
 
 
 def rows_of(spec: Spec, limit: int = MOST_ELSEWHERE) -> list[Sized]:
-    """The rows of the table for an op: first those that fit the limit, then the others. In each group, shapes that once
-    failed come first, then the largest ones. Random shapes come last.
+    """The rows of the table for an op: first those that fit the limit, then the others.
+
+    In each group, shapes that once failed come first, then the largest ones. Random shapes come last.
     """
     rows = [r for r in shapes.read().sized if _is_for(r, spec)]
     rows.sort(key=lambda r: (cut(r.shape, limit) is None, "attacked" not in r.models, -torch.Size(r.shape).numel()))
@@ -243,8 +244,9 @@ def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The expected results: the reference in float64, and torch's own result in the same dtype. For families in BITS,
-    only the reference in the same dtype.
+    """The expected results: the reference in float64, and torch's own result in the same dtype.
+
+    For families in BITS, only the reference in the same dtype is used.
     """
 
     spec: Spec
@@ -340,7 +342,7 @@ def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
         truth = _by_the_references(spec, moved(sample, device, torch.float64))
         native_grads = _by_the_references(spec, moved(sample, device))
     except (TypeError, ValueError, RuntimeError):
-        return  # for example, it has a dtype argument; then only the backward op is compared
+        return  # for example, the op has a dtype argument; then only the backward op is compared
     with poisoned():
         got = backward(spec, specs.functions[spec.key], moved(sample, device), _weights)[1]
     floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
@@ -466,7 +468,7 @@ def _of_spec(spec: Spec, selection: CaseSelection, limit: int) -> Iterator[RealC
 
 
 def _of_overload(overload: Overload, selection: CaseSelection) -> Iterator[RealCase]:
-    """The calls that models make of an overload. If no model calls it, one sample of the op that computes it."""
+    """The calls that models make of an overload; if there is none, one sample of the op that computes the overload."""
     if overload.family == "random":
         return
     rows: list[ModelCall] = [c for c in shapes.read().calls if c.op == overload.name and selection.has(c.models)]

@@ -131,7 +131,7 @@ def _workers(options: Any, chosen: list[RealCase], device: torch.device, until: 
 
 @contextmanager
 def _tasks(options: Any, device: torch.device) -> Iterator[Sequence[Task]]:
-    """In a worker process: the same list of cases, built again."""
+    """Build the same list of cases again, in a worker process."""
     torch.set_num_threads(1 if device.type != "cpu" else torch.get_num_threads())
     with settled():
         yield [partial(attempt, case, device) for case in cases(_selection_of(options), device)]

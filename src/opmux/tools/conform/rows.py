@@ -1,7 +1,8 @@
-"""Checks a vendor's functions for overloads of ATen. They are called directly, so that a failure cannot fall back.
+"""Checks a vendor's functions for overloads of ATen, called directly, so that no fallback hides a failure.
 
 The calls are recorded while PyTorch's own samples (OpInfo) run: the samples of the op itself or, if it has none, of all
-ops, since `layer_norm` calls `native_layer_norm`. The expected results are those of ATen's CPU kernel.
+ops, because other ops may call it, as `layer_norm` calls `native_layer_norm`. The expected results are those of ATen's
+CPU kernel.
 """
 
 from __future__ import annotations
@@ -141,8 +142,10 @@ class VendorRow:
     # -- samples
 
     def calls(self, depth: Depth) -> Iterator[SampledCall]:
-        """The calls to try. A full run tries all. Otherwise up to MOST in the first dtype and in requested dtypes, and
-        one in each other dtype.
+        """The calls to try.
+
+        A full run tries all. Other runs try up to MOST in the first dtype and in requested dtypes, and one in each
+        other dtype.
         """
         named = depth.sample is not None
         every = depth.full or bool(depth.dtypes) or named
@@ -281,7 +284,7 @@ def _with_outs(shape: OverloadSchema, plain: OverloadSchema, sample: Sample) -> 
 
 
 def _bound(shape: OverloadSchema, plain: OverloadSchema | None, sample: Sample) -> Sample | None:
-    """The sample as a call, if the overload takes its arguments, because calls of composite ops are not recorded."""
+    """The sample itself as a call, if the overload takes its arguments: calls of composite ops are not recorded."""
     if plain is None or _truth(plain, sample) is None:
         return None
     return sample if plain == shape else _with_outs(shape, plain, sample)
@@ -328,7 +331,7 @@ def _scan(functional_of: dict[str, OverloadSchema | None]) -> None:
 
 
 def served(target: ConformTarget) -> tuple[list[VendorRow], list[Unchecked]]:
-    """The vendor's functions for overloads of ATen that can be tried, and the others with the reason."""
+    """The vendor's functions for overloads of ATen that can be tried, and why its other functions cannot."""
     rows, unchecked = [], []
     can = {} if target.direct else engine.choosable().get(target.device.type, {})
     for row in rows_of(target).values():

@@ -102,7 +102,7 @@ def written(spec: Spec, sample: Sample) -> dict[str, Any]:
 def by_name(spec: Spec, returned: Any) -> dict[str, Any]:
     """The results of a call under the op's names for them. Lists and objects are flattened.
 
-    Raises ValueError if the number of results is not that of names. Lists that tex returns may have any length.
+    Raises ValueError if there are not as many results as names. Lists that tex returns may have any length.
     """
     results = as_tuple(returned) if spec.out or returned is not None else ()
     if len(results) != len(spec.out) and spec.space == "tex":

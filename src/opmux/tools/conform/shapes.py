@@ -79,7 +79,7 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class Sized:
-    """A case for the samples of all ops of some families, or of those that `ops` selects."""
+    """A case for the samples of some families: of all their ops, or of the ops that `ops` selects."""
 
     families: tuple[str, ...]
     ops: tuple[str, ...]  # globs; empty: all ops

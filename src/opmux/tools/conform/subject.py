@@ -47,7 +47,7 @@ class Crashed(Exception):
 
 @dataclass(frozen=True)
 class Called:
-    """The outcome of a call: its results, the impl that ran, those that declined, and ops that torch ran on the CPU."""
+    """The results of a call, the impl that ran, the refusals of other impls, and the ops that torch ran on the CPU."""
 
     results: Any
     impl: OpImpl

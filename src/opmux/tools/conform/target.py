@@ -64,7 +64,7 @@ class ConformTarget:
 
 
 def find(vendor: str | None, device: str | None) -> ConformTarget:
-    """The requested vendor, by default that of this machine, and where its impls can run."""
+    """The requested vendor (by default this machine's), and where the vendor's impls can run."""
     package = _vendor(vendor)
     requested = None if device is None else _device(device, package)
     if requested is not None and requested.type == "cpu" != package.device:

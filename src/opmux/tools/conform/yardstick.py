@@ -46,7 +46,7 @@ def far_off(name: str, got: Tensor, native: Tensor | None, truth: Tensor, terms:
     off = _relative(got, want, rounded, scale)
     allowed = _limit(got.dtype, terms)
     if native is not None and native.dtype.is_floating_point and native.shape == want.shape:
-        # Ignore torch's result where only it is infinite or NaN.
+        # Ignore torch's error where only torch's result is infinite or NaN.
         torchs_error = _relative(native, want, rounded, scale).nan_to_num(nan=0.0, posinf=0.0)
         allowed += TIMES * torchs_error.max().item()
     wrong = ~(off <= allowed)  # NaN is wrong

@@ -35,7 +35,7 @@ def run(options: ReportOptions) -> int:
         raise BadOption("--assume cpu is not needed: without an accelerator the report is about the CPU")
     config = None if options.model is None else config_of(options.model)
     file.parent.mkdir(parents=True, exist_ok=True)  # now, so that a wrong path is reported at once
-    # This forks a process, so it must come before anything uses CUDA.
+    # The next line forks a process, so it must run before anything uses CUDA.
     at = "" if config is None else model.chip_for_kernels(None if chip is None else chip.arch)
     with screen.progress("now") as bar:
         task = bar.add_task("report", total=5 + (config is not None), now="examining the machine")

@@ -63,7 +63,7 @@ class AtenUse:
     device: str
     groups: tuple[AtenGroup, ...]
     rest: Counter[str]  # why -> the number of overloads that we do not compute on this device
-    torch_is_unknown: bool  # this torch is built without the device, so its kernels for it are not known
+    torch_is_unknown: bool  # this torch is built without the device, so torch's kernels for the device are not known
 
     @property
     def enabled(self) -> int:

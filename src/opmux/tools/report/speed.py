@@ -1,4 +1,4 @@
-"""Measured times of this chip, from the files that `opmux tune` writes and those that vendors' folders ship."""
+"""Measured times of this chip, from files that `opmux tune` writes and from files in vendors' folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...tuning.speed_files import SpeedFiles, origin_of
 from ..speed.command import mean, ratios
 
 COPY = "clone"  # the overload whose time is that of a copy
-# Families that are limited by arithmetic, not by memory: a comparison with a copy says nothing.
+# Families that are limited by arithmetic, not by memory, so a comparison with a copy means nothing.
 COMPUTE = frozenset({"attention", "attention_general", "convolution", "distance", "gemm", "sorting"})
 
 

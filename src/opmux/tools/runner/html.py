@@ -1,4 +1,4 @@
-"""A self-contained HTML page: sortable tables, bars, and facts. It loads no other resources."""
+"""A self-contained HTML page: sortable tables, bars, and facts."""
 
 from __future__ import annotations
 

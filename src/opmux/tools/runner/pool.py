@@ -90,7 +90,7 @@ class Workers:
         ends: Callable[[Any], bool],
         patience: float | None = None,
     ) -> Workers:
-        """Start a process per queue of task numbers. After an outcome for which `ends` is true, a new one continues."""
+        """Start a process per queue of task numbers. If `ends` is true for an outcome, a new process continues."""
         workers = cls((), 1, until)
         workers._start("spawn", tasks, [deque(q) for q in queues if q], ends, patience)
         return workers

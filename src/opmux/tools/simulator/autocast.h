@@ -1,4 +1,4 @@
-// Autocast on the device: torch's own lists of ops; one boxed kernel per policy serves all ops of its list.
+// Autocast on the device, for torch's own lists of ops. One boxed kernel serves all ops of a list.
 #pragma once
 
 #include <ATen/autocast_mode.h>

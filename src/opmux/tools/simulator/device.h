@@ -1,4 +1,4 @@
-// Devices made of host memory: what torch asks of an accelerator before the first op.
+// Devices made of host memory: what torch needs from an accelerator before the first op.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -171,7 +171,7 @@ inline c10::Storage new_storage(size_t bytes) {
       c10::StorageImpl::use_byte_size_t(), bytes, memory().allocate(bytes), &memory(), /*resizable=*/true);
 }
 
-// Replace a storage's memory by new memory of its device, which begins with these bytes.
+// Replace a storage's memory by new memory of its device, and copy these bytes to its start.
 inline void replace_memory(c10::StorageImpl& storage, const void* from, size_t old_bytes, size_t bytes) {
   c10::DeviceGuard guard(storage.device());
   auto fresh = memory().allocate(bytes);
@@ -315,7 +315,7 @@ inline at::Generator host_of(const at::Generator& generator) {
   return own->host;
 }
 
-// While it exists, the CPU's default generator draws the device's numbers: for ops that take no generator.
+// Lets the CPU's default generator draw the device's numbers while it exists, for ops that take no generator.
 class SharedGenerator {
  public:
   explicit SharedGenerator(DeviceIndex index)

@@ -1,5 +1,5 @@
-// A call that runs the CPU's kernel on the device's memory: each tensor is passed as a CPU tensor over the same bytes,
-// so views stay views, writes need no copy back, and only results are converted.
+// A call that runs the CPU's kernel on the device's memory. Each tensor is passed as a CPU tensor over the same bytes.
+// So views stay views, writes need no copy back, and only results are converted.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -171,12 +171,12 @@ class HostCall {
   }
 
   DeviceIndex index_;  // where results go
-  // Pairs of a tensor or a storage of the device and that of the host.
+  // Pairs: a tensor or storage of the device, and its counterpart on the host.
   std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
   std::vector<std::pair<c10::Storage, c10::Storage>> storages_;
 };
 
-// The device of a call: that of its tensors, which must agree; else the one that it names.
+// The device of a call: the device of its tensors, which must agree, or else the device that the call names.
 class CallDevice {
  public:
   CallDevice(const OperatorHandle& op, c10::ArrayRef<IValue> arguments) : name_(op.schema().operator_name()) {
@@ -237,7 +237,7 @@ class CallDevice {
   bool others_ = false, generator_ = false;
 };
 
-// Pass the device's generator to a call that names none; false if the op takes none.
+// Pass the device's generator to a call that names no generator. Returns whether the op takes a generator.
 inline bool give_generator(
     const c10::FunctionSchema& schema, c10::ArrayRef<IValue> arguments, Stack& stack, DeviceIndex index) {
   bool takes = false;

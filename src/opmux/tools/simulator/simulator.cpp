@@ -27,7 +27,7 @@ void fallback(const OperatorHandle& op, Stack* stack) {
   on_host(op, stack);
 }
 
-// For devices that it does not know, torch calls separate convolution ops; the CPU's general ones compute them.
+// Torch calls separate convolution ops for devices that it does not know. The CPU's general ops compute them.
 void convolution(const OperatorHandle& op, Stack* stack) {
   static const auto general = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
   count_fallback(op);
@@ -118,7 +118,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   implement<&on_host>(m, BASIC);
 }
 
-// torch resolves a negated or conjugated view by a copy: the copy must accept such a view, or it would never end.
+// torch resolves a negated or conjugated view by a copy. The copy must accept such a view, or copies would never end.
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 

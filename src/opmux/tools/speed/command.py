@@ -44,7 +44,7 @@ def _foreach(overload: Overload) -> bool:
 
 
 def chosen(known: Mapping[str, Overload], forms: Mapping[str, str], only: Iterable[str]) -> list[str]:
-    """The overloads to measure, those that models call first. Overloads for which a functional one decides are omitted.
+    """The overloads to measure; those that models call come first. Overloads in `forms` are omitted.
 
     If `only` names overloads or ops (`add_`: all its overloads), these are measured instead.
     """

@@ -1,7 +1,7 @@
-"""Times torch's kernels and ours, one overload after the other, in a separate process, so that a kernel that ends the
-process loses no other measurements.
+"""Times torch's kernels and ours, one overload after the other.
 
-Host time is measured on a small tensor.
+This runs in a separate process, so that a kernel that ends the process loses no other measurements. Host time is
+measured on a small tensor.
 """
 
 from __future__ import annotations

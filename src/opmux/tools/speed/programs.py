@@ -394,7 +394,7 @@ PROGRAMS: tuple[Program, ...] = (
     lambda x: x.diag(), lambda x: torch.diag_embed(x[:4]), lambda x: x.repeat_interleave(2, 0),
     lambda x: (x > 0).logical_not(), lambda x: torch.select_scatter(x, x[0], 0, 0),
     lambda x: torch.slice_scatter(x, x[1:], 0, 1), lambda x: torch.constant_pad_nd(x, (8, 8), 0.0),
-    lambda x: torch.unfold_copy(x, 1, 8, 8), lambda x: lambda x: torch.vdot(x[0], x[0]),
+    lambda x: torch.unfold_copy(x, 1, 8, 8), lambda x: torch.vdot(x[0], x[0]),
     lambda x: F.one_hot(_classes(x)), lambda x: torch.trace(x), lambda x: torch.equal(x, x + 0),
     lambda x: torch.fill(x, _number(x, 2.0)), lambda x: aten.copy(x, x + 1), lambda x: torch.polar(x, x),
     lambda x: aten.bernoulli.Tensor(x, torch.rand_like(x)), _fused_rms_norm,

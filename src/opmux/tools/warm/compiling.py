@@ -34,7 +34,7 @@ class At(NamedTuple):
     chip: Chip
     shared: int  # bytes of shared memory that a program may have
     cores: int
-    here: bool  # whether this machine has it
+    here: bool  # whether this machine has the chip
 
     @property
     def arch(self) -> str:
@@ -91,7 +91,7 @@ def compile_for(
         step: called once in each pass, on meta tensors.
         at: the chip.
         jobs: the number of processes.
-        show: called with the number of finished kernels, the number of known ones, and the last one that was compiled.
+        show: called with the number of finished kernels, the number of known kernels, and the kernel compiled last.
         passes: the maximum number of passes.
         needed: called every second while kernels are compiled. If it returns False, compiling stops.
     """
@@ -104,7 +104,7 @@ def compile_for(
         todo = list(listed.missing.values())
         if number == 0:
             result.cached = len(listed.cached)
-            # Also cached kernels: their launchers are missing if a machine without the chip has filled the cache.
+            # Add cached kernels: they have no launchers if a machine without the chip has filled the cache.
             todo += list(listed.cached.values()) if at.here else []
         known = result.kernels + len(listed.missing)
         show(result.kernels, known, "")

@@ -75,7 +75,7 @@ def model_step(config: Any, batch: int, length: int, dtype: torch.dtype | None, 
 
 
 def model_of(config: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
-    """A model with random weights on a device; None for `dtype` stands for the config's, else bfloat16."""
+    """A model with random weights on a device. If `dtype` is None, it is the config's dtype, or else bfloat16."""
     transformers = _transformers()
     named = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
     if dtype is None:

@@ -11,7 +11,7 @@ vendor_info = VendorInfoBase(
     device_name="DEVICE_NAME",
     device_query_cmd="VENDOR_NAME-smi",  # TODO: a command that succeeds only where the chip is
     torch_package="TORCH_PACKAGE",  # the package that adds torch.DEVICE_NAME; "" if torch itself has it
-    # TODO: the chip's properties by arch; "" means any arch. A missing one is queried from the device, or unknown.
+    # TODO: the chip's properties by arch; "" means any arch. None is queried from the device, which may not know it.
     targets={"": Target(cores=None, shared_memory=None, warp_size=None)},
     verified="nothing was run on this hardware",
 )

@@ -1,6 +1,6 @@
 """silu_mul: an example of an op. Write a kernel for the chip, or delete the file and its line in `__init__.py`.
 
-Its backward is still the kernel for any chip: every forward saves what the op declares, so any backward can use it.
+Its backward is still the kernel for any chip: every forward saves what the op declares, so any backward can follow it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,25 @@
+"""The cases of benchmarks/choice.py exist among those that the tuner times."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from opmux.tools.speed.provider_cases import TIMED
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def choice(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("choice", ROOT / "benchmarks" / "choice.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_case_has_options_that_are_timed(choice):
+    for op, sizes, options in choice.CASES:
+        cases = [case for case in TIMED[op] if options in case.options]
+        assert cases and len(cases[0].sizes.split()) == len(sizes), (op, options)
