@@ -20,6 +20,5 @@ def choice(monkeypatch):
 
 
 def test_every_case_has_options_that_are_timed(choice):
-    for op, sizes, options in choice.CASES:
-        cases = [case for case in TIMED[op] if options in case.options]
-        assert cases and len(cases[0].sizes.split()) == len(sizes), (op, options)
+    for op, _, options in choice.CASES:
+        assert any(options in case.options for case in TIMED[op]), (op, options)
