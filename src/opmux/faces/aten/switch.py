@@ -227,7 +227,7 @@ def _warn_if_nothing_is_enabled(selection: Selection) -> None:
             "`opmux tune --aten` measures them; opmux.enable(mode='all') runs them without that"
         )
     name = "a CPU" if device == "cpu" else chip_of(device)
-    _warn_once(f"opmux.enable() enables nothing on {name}, torch's own kernels run: {why}")
+    _warn_once(f'mode="auto" of opmux.enable() enables nothing on {name}, torch\'s own kernels run: {why}')
 
 
 @functools.cache
@@ -327,6 +327,7 @@ class use:
 
     def __enter__(self) -> use:
         self._selection.turn_on(lambda: (_stack.append(self._selection), _apply()))
+        _warn_if_nothing_is_enabled(self._selection)
         return self
 
     def __exit__(self, *error: Any) -> None:
