@@ -1,6 +1,8 @@
 """`opmux.compare`: it finds wrong results, leaves the model as it was, and rejects what it cannot compare."""
 
 import json
+import logging
+import logging.handlers
 import math
 import random
 
@@ -16,6 +18,7 @@ from opmux.faces.models.modules import is_patched
 from opmux.specs import activation
 from opmux.tools.compare import command, timing
 from opmux.tools.compare.step import Results, WithoutDropout, distance
+from opmux.tools.warm.model import errors_only
 
 transformers = pytest.importorskip("transformers")
 
@@ -294,6 +297,39 @@ def test_the_command_prints_json(cli, config):
     found = json.loads(result.stdout)
     assert found["right"] and not found["training"] and len(found["rows"]) == 4
     assert "5 rms_norm" in found["rows"][2]["replaced"]  # two layers have five
+
+
+@pytest.fixture
+def chatty(tmp_path):
+    """The config of a model about which transformers warns in its first step."""
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 97}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    return str(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(("level", "count"), [("", 0), ("warning", 1)])
+def test_the_command_shows_warnings_of_transformers_only_on_request(cli, chatty, monkeypatch, level, count):
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", level)
+    seen = logging.handlers.BufferingHandler(100)
+    transformers.utils.logging.warning_once.cache_clear()
+    transformers.utils.logging.add_handler(seen)
+    try:
+        result = cli("compare", chatty, "--device", "cpu", "--length", "8", "--seconds", "0.05")
+    finally:
+        transformers.utils.logging.remove_handler(seen)
+    assert result.exit_code == 0, result.output
+    assert sum("`loss_type=None` was set" in record.getMessage() for record in seen.buffer) == count
+
+
+def test_only_errors_of_transformers_are_shown_and_only_in_the_block(monkeypatch):
+    shown = transformers.utils.logging
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    logger, before = shown.get_logger("transformers.models"), shown.get_verbosity()
+    with pytest.raises(ValueError, match="no"), errors_only():
+        assert logger.isEnabledFor(logging.ERROR) and not logger.isEnabledFor(logging.WARNING)
+        assert not shown.is_progress_bar_enabled()
+        raise ValueError("no")
+    assert shown.get_verbosity() == before and shown.is_progress_bar_enabled()
 
 
 @pytest.mark.parametrize(
