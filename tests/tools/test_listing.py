@@ -250,6 +250,15 @@ def test_piped_output_is_as_wide_as_columns_says(cli, monkeypatch):
     assert max(map(len, cli("list", "norm").stdout.splitlines())) > 100
 
 
+def test_a_pipe_gets_a_row_as_one_line_without_spaces_at_its_end(cli):
+    output = cli("list", "norm").stdout.splitlines()
+    norm = {s.name for s in specs if s.family == "norm"}
+    assert norm == {line.split()[0] for line in output if "reference.torch" in line}
+    assert not any(line.endswith(" ") for line in output)
+    (rule,) = (line for line in output if set(line) <= {" ", "─", "-"} and line)
+    assert len(rule) == 79
+
+
 def test_ops_without_a_spec_are_listed(cli, register):
     register(OpImpl("acme_magic", "magic", BackendImplKind.VENDOR, "acme", lambda x: x))
     assert any(line.split() == ["(no", "spec)", "1", "acme_magic"] for line in cli("list").stdout.splitlines())

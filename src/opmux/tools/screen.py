@@ -6,13 +6,14 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -26,22 +27,38 @@ from ..core import log
 
 # The width of a file or a pipe, so that lines are not wrapped, unless COLUMNS is set.
 WIDE = 1000
+# What a pipe does not get: spaces at the end of a line, and a rule beyond 80 columns.
+ENDS = re.compile(r" +$|(?<=^ [─-]{78})[─-]+ *$", re.MULTILINE)
 
 KIND_STYLES = {"flagos": "green", "cpp": "cyan", "vendor": "magenta", "reference": "blue"}
 STATUS_STYLES = {"chosen": "bold green", "next": "", "refused": "dim"}
 
 
 def out() -> Console:
-    return _console(sys.stdout, stderr=False)
+    piped: Any = None if sys.stdout.isatty() else Piped(sys.stdout)
+    return Console(file=piped, **_options(sys.stdout))
 
 
 def err() -> Console:
-    return _console(sys.stderr, stderr=True)
+    return Console(stderr=True, **_options(sys.stderr))
 
 
-def _console(stream: Any, stderr: bool) -> Console:
+def _options(stream: Any) -> dict[str, Any]:
     own = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()  # rich reads COLUMNS
-    return Console(stderr=stderr, width=None if own else WIDE, highlight=False, soft_wrap=False)
+    return {"width": None if own else WIDE, "highlight": False, "soft_wrap": False}
+
+
+class Piped:
+    """A file or a pipe, without the spaces and the long rules that make lines as wide as a table."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return self.stream.write(ENDS.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def beside(json: str | None) -> Console:
