@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 
@@ -25,6 +25,7 @@ from . import record as recording
 from .overloads import Overload, table
 from .schema import OverloadSchema, overloads
 
+F = TypeVar("F", bound=Callable[..., Any])
 Names = str | Iterable[str] | None
 Mode = Literal["auto", "all"]
 MODES = get_args(Mode)
@@ -338,13 +339,13 @@ class use:
                     break
             _apply()
 
-    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, fn: F) -> F:
         @functools.wraps(fn)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return fn(*args, **kwargs)
 
-        return inside
+        return cast("F", inside)
 
 
 def enabled_ops() -> list[str]:
