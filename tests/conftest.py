@@ -105,11 +105,13 @@ def pytest_report_header(config):
     return None
 
 
+@pytest.hookimpl(trylast=True)  # after pytest has applied -k
 def pytest_collection_modifyitems(config, items):
     slow_ones = {item for item in items if item.get_closest_marker("slow")}
     slow_ones |= _beyond_few([item for item in items if item not in slow_ones])
     if not config.getoption("--slow"):
-        leave_out = slow_ones
+        # If -k selects slow tests only, as for a new kernel, they run.
+        leave_out = set() if config.option.keyword and slow_ones >= set(items) else slow_ones
     elif config.getoption("--rest"):
         leave_out = {i for i in items if i not in slow_ones and not {"slow", "few"} & set(i.fixturenames)}
     else:

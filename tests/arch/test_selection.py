@@ -70,6 +70,20 @@ def test_the_default_run_and_slow_rest_together_run_every_test(tmp_path):
     assert {*QUICK} & {*rest} == {"test_deeper"}
 
 
+@pytest.mark.parametrize(
+    "words, names",
+    [
+        ("long", ["test_long"]),
+        ("long or deeper", ["test_deeper"]),
+        ("cases and 7", ["test_cases[7]"]),
+        ("cases", ["test_cases[0]", "test_cases[3]", "test_cases[6]"]),
+        ("nothing", []),
+    ],
+)
+def test_slow_tests_run_if_a_name_selects_no_other(tmp_path, words, names):
+    assert selected(tmp_path / "a", 1, "-k", words) == names
+
+
 def test_no_test_reads_the_commit_or_the_date():
     """A test could read the commit through git, or the date from a clock. Only `--touched` may read a commit."""
     suspects = re.compile(r"rev-parse|rev-list|TEST_TURN|datetime\.now|date\.today")

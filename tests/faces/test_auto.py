@@ -297,8 +297,19 @@ def test_enable_warns_once_if_nothing_was_measured(caplog):
         assert opmux.enable() == [] == opmux.enable()
         opmux.enable(mode="all")
     (line,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert line.startswith("opmux.enable() enables nothing on a CPU, torch's own kernels run: ")
+    assert line.startswith('mode="auto" of opmux.enable() enables nothing on a CPU, torch\'s own kernels run: ')
     assert "none was measured on it. `opmux tune --aten` measures them" in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine that was never measured")
+def test_a_use_block_warns_once_if_nothing_was_measured(caplog):
+    switch._warn_once.cache_clear()
+    with caplog.at_level("WARNING", "opmux"):
+        for _ in range(2):
+            with opmux.use():
+                assert opmux.enabled_ops() == []
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert "enables nothing on a CPU" in line
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_without_a_gpu_the_example_is_checked_but_not_used(model, caplog):
         report = opmux.patch_model(model, example={"input_ids": IDS, "labels": IDS, "use_cache": False})
     assert report.replaced and is_patched(model)
     if devices.infer_device() == "cpu":
-        assert "example is not used: there is nothing to compile ahead without a GPU" in caplog.text
+        assert "example (warm= of a callback) is not used: nothing is compiled ahead without a GPU" in caplog.text
 
 
 def test_nothing_is_started_without_an_example_or_for_a_model_that_cannot_be_patched(model, gpu):

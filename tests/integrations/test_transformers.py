@@ -8,6 +8,7 @@ from torch.utils.data import Dataset, IterableDataset
 import opmux
 from opmux.core.errors import BadArgument
 from opmux.core.policy import get_global_policy
+from opmux.faces.aten import switch
 from opmux.faces.models import ahead
 from opmux.faces.models.modules import is_patched
 
@@ -176,6 +177,20 @@ def test_warm_rejects_a_stream_and_accepts_a_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(ahead, "described", lambda model, example: seen.append(example))
     trainer(tmp_path, callback(warm={"input_ids": torch.ones(2, 9, dtype=torch.int64)}), data=Stream()).train()
     assert len(seen) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU both options have an effect")
+def test_on_a_cpu_options_without_effect_are_logged_once(tmp_path, caplog):
+    switch._warn_once.cache_clear()
+    cb = callback(enable=True, warm=True)
+    with caplog.at_level("INFO", "opmux"):
+        trainer(tmp_path, cb).train()
+    (enabled,) = [r for r in caplog.records if "enables nothing on a CPU" in r.getMessage()]
+    (warmed,) = [r for r in caplog.records if "nothing is compiled ahead without a GPU" in r.getMessage()]
+    assert (enabled.levelname, warmed.levelname) == ("WARNING", "INFO") and "warm=" in warmed.getMessage()
+    with caplog.at_level("INFO", "opmux"):
+        trainer(tmp_path, cb).train()
+    assert len([r for r in caplog.records if "enables nothing" in r.getMessage()]) == 1
 
 
 def test_nothing_to_turn_on_is_an_error():

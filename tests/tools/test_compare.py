@@ -1,6 +1,8 @@
 """`opmux.compare`: it finds wrong results, leaves the model as it was, and rejects what it cannot compare."""
 
 import json
+import logging
+import logging.handlers
 import math
 import random
 
@@ -16,6 +18,7 @@ from opmux.faces.models.modules import is_patched
 from opmux.specs import activation
 from opmux.tools.compare import command, timing
 from opmux.tools.compare.step import Results, WithoutDropout, distance
+from opmux.tools.warm.model import errors_only
 
 transformers = pytest.importorskip("transformers")
 
@@ -76,10 +79,13 @@ def same(before: list, after: list) -> bool:
 def test_all_variants_of_a_llama_are_right():
     found = opmux.compare(llama(), ids(), **QUICK)
     assert [row.name for row in found.rows] == ["native", "enable", "patch_model", "both"]
-    assert found.right and found.row("native").speed == 1 and found.row("native").results == 0
-    assert 0 < found.row("patch_model").results < 1e-4 and found.row("patch_model").loss < 1e-5
+    assert found.right and found.row("native").speed == 1 and found.row("native").distance == 0
+    assert 0 < found.row("patch_model").distance < 1e-4 and found.row("patch_model").loss_distance < 1e-5
     assert "3 rms_norm" in found.row("both").replaced
-    assert all(row.exact.tensors < 1e-4 and row.ms > 0 and row.rounds >= timing.LEAST for row in found.rows)
+    assert all(row.to_float64.tensors < 1e-4 and row.ms > 0 and row.rounds >= timing.LEAST for row in found.rows)
+    for row in found.rows:  # the names of version 0.2.0
+        assert (row.error, row.loss, row.results) == (row.speed_error, row.loss_distance, row.distance)
+        assert row.exact is row.to_float64
     text = str(found)
     assert text.startswith("LlamaForCausalLM: a training step on cpu, float32\n") and "n/a" not in text
 
@@ -93,7 +99,7 @@ def test_a_wrong_gradient_is_found(register):
     with opmux.policy("vendor:wrong"):
         found = opmux.compare(llama(), ids(), **QUICK)
     assert [row.right for row in found.rows] == [True, True, False, False]
-    assert not found.right and found.row("both").results == pytest.approx(0.1, rel=0.5)
+    assert not found.right and found.row("both").distance == pytest.approx(0.1, rel=0.5)
     assert "patch_model and both: WRONG results" in str(found)
 
 
@@ -101,7 +107,7 @@ def test_eval_compares_outputs_without_gradients():
     model = llama().eval()
     found = opmux.compare(model, {"input_ids": ids()}, float64=False, **QUICK)
     assert found.right and not found.training and "outputs" in str(found) and "gradients" not in str(found)
-    assert all(row.loss is None and row.exact is None for row in found.rows)
+    assert all(row.loss_distance is None and row.to_float64 is None for row in found.rows)
 
 
 def test_a_model_that_cannot_be_patched_is_compared_without_patch_model():
@@ -112,7 +118,7 @@ def test_a_model_that_cannot_be_patched_is_compared_without_patch_model():
 
 def test_dropout_does_not_count_as_a_difference():
     found = opmux.compare(llama(attention_dropout=0.5), ids(), **QUICK)
-    assert found.right and found.row("patch_model").results < 1e-4
+    assert found.right and found.row("patch_model").distance < 1e-4
 
 
 def test_without_dropout_nothing_is_dropped():
@@ -261,7 +267,14 @@ def test_each_variant_begins_as_many_rounds():
 
 def test_the_speed_is_native_time_divided_by_the_variants():
     native, twice = timing._summary([[[2.0, 2.0]] * 4, [[1.0, 1.0]] * 4])
-    assert (native.ms, native.speed, twice.ms, twice.speed, twice.error, twice.rounds) == (2.0, 1.0, 1.0, 2.0, 0.0, 4)
+    assert (native.ms, native.speed, twice.ms, twice.speed, twice.speed_error, twice.rounds) == (
+        2.0,
+        1.0,
+        1.0,
+        2.0,
+        0.0,
+        4,
+    )
 
 
 @pytest.mark.skipif(not timing.PEAKS.exists(), reason="needs Linux")
@@ -293,7 +306,41 @@ def test_the_command_prints_json(cli, config):
     result = cli("compare", config, *words)
     found = json.loads(result.stdout)
     assert found["right"] and not found["training"] and len(found["rows"]) == 4
+    assert found["rows"][2].keys() >= {"speed", "speed_error", "loss_distance", "distance", "to_float64"}
     assert "5 rms_norm" in found["rows"][2]["replaced"]  # two layers have five
+
+
+@pytest.fixture
+def chatty(tmp_path):
+    """The config of a model about which transformers warns in its first step."""
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 97}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    return str(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(("level", "count"), [("", 0), ("warning", 1)])
+def test_the_command_shows_warnings_of_transformers_only_on_request(cli, chatty, monkeypatch, level, count):
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", level)
+    seen = logging.handlers.BufferingHandler(100)
+    transformers.utils.logging.warning_once.cache_clear()
+    transformers.utils.logging.add_handler(seen)
+    try:
+        result = cli("compare", chatty, "--device", "cpu", "--length", "8", "--seconds", "0.05")
+    finally:
+        transformers.utils.logging.remove_handler(seen)
+    assert result.exit_code == 0, result.output
+    assert sum("`loss_type=None` was set" in record.getMessage() for record in seen.buffer) == count
+
+
+def test_only_errors_of_transformers_are_shown_and_only_in_the_block(monkeypatch):
+    shown = transformers.utils.logging
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    logger, before = shown.get_logger("transformers.models"), shown.get_verbosity()
+    with pytest.raises(ValueError, match="no"), errors_only():
+        assert logger.isEnabledFor(logging.ERROR) and not logger.isEnabledFor(logging.WARNING)
+        assert not shown.is_progress_bar_enabled()
+        raise ValueError("no")
+    assert shown.get_verbosity() == before and shown.is_progress_bar_enabled()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,12 @@ def settings(result) -> dict:
     return {s["name"]: s for s in json.loads(result.stdout)["settings"]}
 
 
+def row(output: str, first: str) -> list[str]:
+    """The cells of the line of a table that begins with `first`."""
+    (line,) = [line for line in output.splitlines() if line.strip().startswith(f"{first} ")]
+    return re.split(r" {2,}", line.strip())
+
+
 def test_a_healthy_machine_has_exit_code_0(cli):
     result = cli("doctor")
     assert result.exit_code == 0
@@ -67,7 +73,21 @@ def test_a_variable_is_shown_with_its_source(cli, monkeypatch, variable, text, n
     setting = settings(result)[name]
     assert (setting["value"], setting["source"], setting["error"]) == (value, f"env {variable}", None)
     assert settings(result)["OPMUX_CONFIG"]["source"] == "default"
-    assert f"env {variable}" in cli("doctor").stdout
+    output = cli("doctor").stdout
+    assert row(output, "setting")[:4] == ["setting", "value", "source", "meaning"]
+    assert row(output, name)[2] == f"env {variable}"
+    assert row(output, "OPMUX_CONFIG")[:3] == ["OPMUX_CONFIG", "-", "default"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_no_text_of_the_settings_is_cut_off(cli, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TE_FL_PREFER", "reference")
+    output = cli("doctor").stdout
+    table = output[output.index("\nsettings") : output.index("  policy ")]
+    start = next(line for line in table.splitlines() if " meaning" in line).index("meaning")
+    meanings = "".join("".join(line[start:].split()) for line in table.splitlines())
+    assert all("".join(knob.doc.split()) in meanings for knob in knobs.all_knobs())
 
 
 def test_a_setting_from_the_file_is_shown_with_its_source(cli, tmp_path):
@@ -75,6 +95,7 @@ def test_a_setting_from_the_file_is_shown_with_its_source(cli, tmp_path):
     result = cli("doctor", "--json")
     assert result.exit_code == 0
     assert settings(result)["OPMUX_PREFER"]["source"] == "file opmux.toml"
+    assert row(cli("doctor").stdout, "OPMUX_PREFER")[1:3] == ["reference", "file opmux.toml"]
     data = json.loads(result.stdout)
     assert data["policy"] == "prefer=reference"
     assert data["strangers"] == ["opmux.toml: strickt is not a setting of opmux: did you mean strict?"]

@@ -92,6 +92,13 @@ def test_the_fused_op_passes_the_tests_generated_from_its_spec(copy):
     assert int(re.search(r"(\d+) passed", output)[1]) > 40
 
 
+@pytest.mark.slow
+def test_the_name_of_the_fused_op_selects_the_tests_that_compile_its_kernels(copy):
+    words = ("--triton", "compile", "-k", "add_layer_norm", "tests/kernels")
+    output = python(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
+    assert int(re.search(r"(\d+) passed", output)[1]) >= 2
+
+
 def test_docs_and_stubs_get_the_new_op_and_the_new_setting(copy):
     python(copy, "tools/docs.py")
     assert "add_layer_norm" in (copy / "docs/ops.md").read_text()

@@ -7,12 +7,14 @@ import re
 
 import pytest
 import torch
+import typer
 
 import opmux
 from opmux.core import BackendImplKind, OpImpl, knobs, specs
 from opmux.faces.aten import engine
 from opmux.machine import vendors
 from opmux.machine.devices import Chip
+from opmux.tools import cli as cli_module
 from opmux.tools import completion, doctor, explain, listing
 from opmux.tools.explain import in_words, takes_shape
 
@@ -42,6 +44,25 @@ def test_help_names_every_command(cli):
     result = cli("--help")
     assert result.exit_code == 0
     assert all(name in result.stdout for name in ("list", "explain", "doctor", "demo"))
+
+
+COMMANDS = typer.main.get_command(cli_module.app).commands
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_defaults_and_an_example(cli, monkeypatch, name):
+    """rich takes a word in square brackets as markup and drops it, as it did with `[default: ...]`."""
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = " ".join(cli(name, "--help").stdout.split())
+    for parameter in COMMANDS[name].params:
+        assert "[" not in (getattr(parameter, "help", "") or "")
+        if isinstance(parameter.show_default, str):
+            assert f"[default: ({parameter.show_default})]" in shown
+    assert name in ("doctor", "build") or f" opmux {name} " in shown.partition("Example")[2]
+
+
+def test_the_device_of_a_command_has_a_default(cli):
+    assert "[default: (this machine's)]" in " ".join(cli("explain", "--help").stdout.split())
 
 
 def test_an_unreadable_variable_gives_one_line(cli, monkeypatch):
@@ -248,6 +269,15 @@ def test_piped_output_is_as_wide_as_columns_says(cli, monkeypatch):
     assert 50 < max(map(len, cli("list", "norm").stdout.splitlines())) <= 60
     monkeypatch.delenv("COLUMNS")
     assert max(map(len, cli("list", "norm").stdout.splitlines())) > 100
+
+
+def test_a_pipe_gets_a_row_as_one_line_without_spaces_at_its_end(cli):
+    output = cli("list", "norm").stdout.splitlines()
+    norm = {s.name for s in specs if s.family == "norm"}
+    assert norm == {line.split()[0] for line in output if "reference.torch" in line}
+    assert not any(line.endswith(" ") for line in output)
+    (rule,) = (line for line in output if set(line) <= {" ", "─", "-"} and line)
+    assert len(rule) == 79
 
 
 def test_ops_without_a_spec_are_listed(cli, register):

@@ -38,7 +38,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def rows(text: str, *words: str) -> list[str]:
-    return [line for line in text.splitlines() if all(word in line for word in words)]
+    return [line for line in text.splitlines() if all(word in f"{line} " for word in words)]
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from .tokens import BackendImplKind
 API_VERSION = 1  # version of the plugin interface: OpImpl, register(registry), the names of opmux.core
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 When = Callable[..., "bool | str | None"]
 Available = Callable[[], "bool | str"]
 
@@ -450,7 +451,7 @@ def impl(
     below: Callable[..., Any] | None = None,
     into: Callable[..., Any] | None = None,
     declines_tracers: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[F], F]:
     """Tag a function as an implementation of an op; the default manager registers it on the op's first use.
 
     The arguments are fields of `OpImpl`.
@@ -464,7 +465,7 @@ def impl(
             BackendImplKind.REFERENCE: "reference.torch",
         }.get(kind, f"vendor.{vendor}")
 
-    def tag(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def tag(fn: F) -> F:
         made = OpImpl(
             spec.key,
             id,

@@ -25,7 +25,8 @@ class OpmuxLightningCallback(OpmuxSession, Callback):
 
     Args:
         patch: replace parts of the model with fused ones: `opmux.patch_model`.
-        enable: run our kernels under torch's own ops: `opmux.enable()`. True is "auto"; "all" uses every kernel.
+        enable: run our kernels under torch's own ops: `opmux.enable()`. True is "auto", which enables nothing on a CPU
+            and logs a warning once; "all" uses every kernel.
         policy: the policy of the process during training, as for `opmux.set_policy`.
         include: the parts that `patch_model` replaces.
         exclude: the parts that `patch_model` leaves unchanged.

@@ -25,12 +25,14 @@ class OpmuxCallback(OpmuxSession, TrainerCallback):
 
     Args:
         patch: replace parts of the model with fused ones: `opmux.patch_model`.
-        enable: run our kernels under torch's own ops: `opmux.enable()`. True is "auto"; "all" uses every kernel.
+        enable: run our kernels under torch's own ops: `opmux.enable()`. True is "auto", which enables nothing on a CPU
+            and logs a warning once; "all" uses every kernel.
         policy: the policy of the process during training, as for `opmux.set_policy`.
         include: the parts that `patch_model` replaces.
         exclude: the parts that `patch_model` leaves unchanged.
         warm: compile the kernels of a step in the background before the first step. True takes the first samples of
-            the dataset, which must support `len` and indexing. Or pass a batch: a dict of the model's arguments.
+            the dataset, which must support `len` and indexing. Or pass a batch: a dict of the model's arguments. Without
+            a GPU this does nothing but check the batch, and logs so at INFO.
         undo: False leaves opmux on after training.
     """
 

@@ -71,7 +71,9 @@ RunHtml = Annotated[
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Dtype of the tensors: float32, bfloat16, ...")]
 Device = Annotated[
     str | None,
-    typer.Option("--device", metavar="DEVICE", help="Device to use: cpu, cuda, cuda:1, ... [default: this machine's]"),
+    typer.Option(
+        "--device", metavar="DEVICE", help="Device to use: cpu, cuda, cuda:1, ...", show_default="this machine's"
+    ),
 ]
 
 
@@ -115,20 +117,22 @@ def list_ops(
     named: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...",
+            metavar="NAME",
             help="Families, ops, globs such as '*norm*', or a vendor.",
             autocompletion=_op_and_family_names,
         ),
     ] = None,
     family: Annotated[str | None, typer.Option(metavar="NAME", help="List only this family.")] = None,
     op: Annotated[
-        str | None, typer.Option(metavar="GLOB", help="List only ops with such a name, e.g. '*norm*'.")
+        str | None, typer.Option(metavar="GLOB", help="List only the ops whose name matches: '*norm*'.")
     ] = None,
     json: AsJson = False,
 ) -> None:
     """List the families of ops; with a NAME, its ops and their implementations in the order of choice.
 
     The NAME of a vendor lists this vendor's implementations.
+
+    Examples: opmux list norm, opmux list '*_bwd', opmux list nvidia
     """
     from . import listing, screen
 
@@ -148,7 +152,10 @@ def explain(
     ],
     dtype: Dtype = "float32",
     shape: Annotated[
-        str | None, typer.Option(metavar="SIZES", help="Shape of the first tensor, e.g. 4096x4096.")
+        str | None,
+        typer.Option(
+            metavar="SIZES", help="Shape of the first tensor: 4096x4096.", show_default="that of a small sample"
+        ),
     ] = None,
     device: Device = None,
     assume: Annotated[
@@ -159,7 +166,9 @@ def explain(
 ) -> None:
     """Show which implementation of an op would run, with which tiles, and why the others do not.
 
-    The exit code is 1 if none can run.
+    The exit code is 1 if no implementation can run.
+
+    Example: opmux explain rms_norm --dtype bfloat16 --shape 4096x4096
     """
     from . import explain, screen
 
@@ -171,15 +180,17 @@ def explain(
 def tune(
     op: Annotated[
         str | None,
-        typer.Argument(metavar="[OP]", help="The op to tune: rms_norm, softmax, ...", autocompletion=_op_names),
+        typer.Argument(metavar="OP", help="The op to tune: rms_norm, softmax, ...", autocompletion=_op_names),
     ] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(metavar="SIZES", help="Shape of the first tensor; may be repeated. [default: 4096x8192]"),
+        typer.Option(metavar="SIZES", help="Shape of the first tensor; may be repeated.", show_default="4096x8192"),
     ] = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option("--dtype", metavar="DTYPE", help="Dtype of the tensors; may be repeated. [default: bfloat16]"),
+        typer.Option(
+            "--dtype", metavar="DTYPE", help="Dtype of the tensors; may be repeated.", show_default="bfloat16"
+        ),
     ] = None,
     device: Device = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, without running it.")] = False,
@@ -192,14 +203,15 @@ def tune(
     aten: Annotated[
         bool,
         typer.Option(
-            "--aten", help="Time torch's own kernels and ours, for opmux.enable() to decide by; OP: only these."
+            "--aten",
+            help="Time torch's own kernels and ours; opmux.enable() then uses the faster ones. OP: only this op.",
         ),
     ] = False,
     providers: Annotated[
         bool,
         typer.Option(
             "--providers",
-            help="Time every implementation of products and attention, for dispatch to choose by; OP: only these.",
+            help="Time all implementations of matrix products and attention; the fastest then run. OP: only this op.",
         ),
     ] = False,
     minutes: Annotated[
@@ -210,7 +222,12 @@ def tune(
         typer.Option(metavar="FILE", help="With --aten or --providers: write to this file, not to the cache."),
     ] = None,
 ) -> None:
-    """Time a kernel with different tiles on this chip, and store the fastest for later runs."""
+    """Time a kernel with different tiles on this chip, and store the fastest for later runs.
+
+    It takes one of: an OP, --list, --clear, --aten, --providers.
+
+    Example: opmux tune rms_norm --shape 4096x4096
+    """
     if importlib.util.find_spec("triton") is None:
         typer.echo("opmux: there is nothing to tune without Triton: pip install triton", err=True)
         raise typer.Exit(2)
@@ -251,12 +268,14 @@ def doctor(json: AsJson = False) -> None:
 @app.command()
 def report(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE.html]", help="The page to write. [default: opmux-report.html]")
+        Path | None, typer.Argument(metavar="FILE.html", help="The page to write.", show_default="opmux-report.html")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="MODEL", help="Also a model: a model type of transformers, a config.json or its folder."
+            "--model",
+            metavar="MODEL",
+            help="Include a model: a model type of transformers (llama), a config.json or its folder.",
         ),
     ] = None,
     assume: Annotated[
@@ -268,6 +287,8 @@ def report(
     """Write an HTML page about this machine: what runs and why, how fast, and what to do.
 
     The exit code is 1 if something is broken.
+
+    Example: opmux report --model llama
     """
     from .report.command import ReportOptions, run
 
@@ -288,21 +309,28 @@ def build_cpp() -> None:
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="The most training steps of each of the two models.")] = 200,
+    steps: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Train each model for this many steps, or until --seconds have passed."),
+    ] = 200,
     device: Device = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="DTYPE", help="Dtype of the models. [default: bfloat16; on a CPU float32]"),
+        typer.Option(
+            "--dtype", metavar="DTYPE", help="Dtype of the models.", show_default="bfloat16; on a CPU float32"
+        ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=-(2**63), max=2**64 - 1, help="Seed of the initial weights and the batches.")
+        int, typer.Option(metavar="N", min=-(2**63), max=2**64 - 1, help="Seed of the initial weights and the batches.")
     ] = 0,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Stop after this time.")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Stop after this many seconds.")] = 60.0,
     html: RunHtml = None,
 ) -> None:
     """Train a small Llama in plain torch and through opmux, side by side, and compare.
 
-    The exit code is 1 if they disagree.
+    The exit code is 1 if their losses disagree.
+
+    Example: opmux demo --seconds 20 --html demo.html
     """
     from . import demo_command, screen
 
@@ -325,12 +353,19 @@ def bench(
     ] = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option("--dtype", metavar="DTYPE", help="Dtype of the tensors: bfloat16, ...; may be repeated."),
+        typer.Option(
+            "--dtype",
+            metavar="DTYPE",
+            help="Dtype of the tensors: bfloat16, ...; may be repeated.",
+            show_default="bfloat16; on a CPU float32",
+        ),
     ] = None,
     providers: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Providers to measure: ours,native,compile,reference,liger,flaggems, ids of impls."
+            metavar="NAMES",
+            help="Providers to measure: ours,native,compile,reference,liger,flaggems, ids of impls.",
+            show_default="on a CPU ours,native; else also compile,liger,flaggems",
         ),
     ] = None,
     preset: Annotated[
@@ -339,8 +374,12 @@ def bench(
     device: Device = None,
     json: RunJson = None,
     html: RunHtml = None,
-    mib: Annotated[int, typer.Option(min=1, help="Size of one tensor in MiB, if no shape is given.")] = 256,
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile once for any shape, not for each shape.")] = False,
+    mib: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Size of one tensor in MiB, if no shape is given.")
+    ] = 256,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", help="torch.compile compiles once for any shape, not for each shape.")
+    ] = False,
     listing: Annotated[bool, typer.Option("--list", help="Print what would be measured, and stop.")] = False,
     source: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Show a run that --json wrote, without measuring.")
@@ -348,7 +387,9 @@ def bench(
 ) -> None:
     """Check, then time, every way to compute an op: ours, torch, torch.compile.
 
-    The exit code is 1 if ours is wrong.
+    The exit code is 1 if a result of ours is wrong.
+
+    Example: opmux bench rms_norm softmax --dtype bfloat16
     """
     from .bench.command import BenchOptions, run
 
@@ -363,13 +404,16 @@ def new_backend(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the vendor: small letters, digits and _.")],
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Device type of the chip: npu, mlu, ...")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder to write opmux-NAME to. [default: here]")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to write opmux-NAME to.", show_default="here")
     ] = None,
     in_tree: Annotated[
-        bool, typer.Option("--in-tree", help="Write a folder of opmux itself; --out is then a checkout of it.")
+        bool, typer.Option("--in-tree", help="Write the folder into a checkout of opmux, which --out names.")
     ] = False,
 ) -> None:
-    """Generate a package for a vendor's chip that can be installed and passes `opmux conform` unchanged."""
+    """Generate a package for a vendor's chip. It can be installed, and passes `opmux conform` as it is.
+
+    Example: opmux new-backend acme --device npu
+    """
     from . import scaffold
 
     raise typer.Exit(scaffold.run(name, device, out, in_tree))
@@ -378,20 +422,31 @@ def new_backend(
 @app.command()
 def conform(
     vendor: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Vendor to check: nvidia, ascend, ... [default: this machine's]")
+        str | None,
+        typer.Option(metavar="NAME", help="Vendor to check: nvidia, ascend, ...", show_default="this machine's"),
     ] = None,
     op: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Check only this op, family:NAME, or glob; may be repeated."),
+        typer.Option(
+            metavar="NAME", help="Check only this op, family:NAME, or glob; may be repeated.", show_default="all"
+        ),
     ] = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option("--dtype", metavar="DTYPE", help="Check only this dtype: bfloat16, ...; may be repeated."),
+        typer.Option(
+            "--dtype",
+            metavar="DTYPE",
+            help="Check only this dtype: bfloat16, ...; may be repeated.",
+            show_default="all",
+        ),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="DEVICE", help="The vendor's device, or cpu: its functions and interpreted kernels."
+            "--device",
+            metavar="DEVICE",
+            help="Where to check: the vendor's device, or cpu, on which Triton's interpreter runs its kernels.",
+            show_default="the vendor's device, simulated if it is not present",
         ),
     ] = None,
     json: RunJson = None,
@@ -399,9 +454,13 @@ def conform(
     full: Annotated[bool, typer.Option("--full/--quick", help="Check all samples of all ops, or a few.")] = False,
     check: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Run this check: values, gradient, ...; may be repeated. [default: all]"),
+        typer.Option(
+            metavar="NAME", help="Run this check: values, gradient, ...; may be repeated.", show_default="all"
+        ),
     ] = None,
-    sample: Annotated[str | None, typer.Option(metavar="ID", help="Check only samples with such an id.")] = None,
+    sample: Annotated[
+        str | None, typer.Option(metavar="ID", help="Check only the samples with this id, or glob.")
+    ] = None,
     listing: Annotated[bool, typer.Option("--list", help="Print what would be checked, and stop.")] = False,
     real: Annotated[
         bool,
@@ -409,20 +468,26 @@ def conform(
     ] = False,
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="With --real: take the shapes of this model, or glob; may be repeated."),
+        typer.Option(
+            metavar="NAME",
+            help="With --real: take the shapes of this model, or glob; may be repeated.",
+            show_default="all",
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="N", min=1, help="With --real: stop after this time. [default: 420, on a CPU 60]"),
+        typer.Option(metavar="N", min=1, help="With --real: stop after this time.", show_default="420, on a CPU 60"),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="With --real: number of processes. [default: up to 8, on a CPU 1]"),
+        typer.Option(metavar="N", min=1, help="With --real: number of processes.", show_default="up to 8, on a CPU 1"),
     ] = None,
 ) -> None:
     """Check a vendor's impls against the references, on its device or a simulated one.
 
-    The exit code is 1 if one fails.
+    The exit code is 1 if a check fails.
+
+    Example: opmux conform --vendor ascend --op 'family:norm'
     """
     from .conform.command import ConformOptions, run
 
@@ -454,29 +519,29 @@ def warm(
             help="A model type of transformers (llama), a config.json or its folder; or a Python script.",
         ),
     ],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script, after --.")
-    ] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script, after --.")] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Sequences in a batch of the model.")] = 4,
     length: Annotated[int, typer.Option("--length", metavar="N", help="Tokens of each sequence.")] = 512,
     dtype: Annotated[
         str | None,
         typer.Option(
-            "--dtype", metavar="DTYPE", help="Dtype of the weights. [default: that of the config, else bfloat16]"
+            "--dtype", metavar="DTYPE", help="Dtype of the weights.", show_default="that of the config, else bfloat16"
         ),
     ] = None,
     chip: Annotated[
         str | None,
         typer.Option(
-            "--chip", metavar="CHIP", help="Chip to compile for: sm_90, gfx942, ... [default: this machine's]"
+            "--chip", metavar="CHIP", help="Chip to compile for: sm_90, gfx942, ...", show_default="this machine's"
         ),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", metavar="N", help="Number of processes. [default: one for each core]")
+        int | None, typer.Option("--jobs", metavar="N", help="Number of processes.", show_default="one for each core")
     ] = None,
     train: Annotated[
         bool,
-        typer.Option("--train/--no-train", help="Loss and gradients, or the logits of a batch and of one more token."),
+        typer.Option(
+            "--train/--no-train", help="Compile for training, or for the logits of a batch and of one more token."
+        ),
     ] = True,
     seconds: Annotated[
         float,
@@ -486,6 +551,8 @@ def warm(
     """Compile the kernels that a model or a script will launch, on all cores. No GPU is needed.
 
     The exit code is 1 if a kernel cannot be compiled, or if the model's step stopped early.
+
+    Examples: opmux warm llama --length 2048, opmux warm train.py -- --epochs 1
     """
     from . import screen
     from .warm.command import WarmOptions, run
@@ -503,14 +570,15 @@ def compare(
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Sequences in a batch.")] = 4,
     length: Annotated[int, typer.Option("--length", metavar="N", help="Tokens of each sequence.")] = 128,
     layers: Annotated[
-        int | None, typer.Option("--layers", metavar="N", help="Number of layers. [default: that of the config]")
+        int | None, typer.Option("--layers", metavar="N", help="Number of layers.", show_default="that of the config")
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             "--dtype",
             metavar="DTYPE",
-            help="Dtype of the weights. [default: the config's; on a CPU float32]",
+            help="Dtype of the weights.",
+            show_default="the config's; on a CPU float32",
         ),
     ] = None,
     device: Device = None,
@@ -518,12 +586,16 @@ def compare(
         bool, typer.Option("--train/--no-train", help="Forward and backward, or the forward without gradients.")
     ] = True,
     mode: Annotated[str, typer.Option("--mode", metavar="MODE", help="Mode of opmux.enable(): auto or all.")] = "auto",
-    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="How long to time steps.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="N", help="Time steps for this many seconds; checking takes more.")
+    ] = 20.0,
     json: AsJson = False,
 ) -> None:
     """Compare a model's step in plain torch with opmux.enable(), opmux.patch_model() and both: time, memory, results.
 
     The exit code is 1 if results are wrong.
+
+    Example: opmux compare gpt2 --layers 1 --batch 1
     """
     from . import screen
     from .compare.command import CompareOptions, run
@@ -548,13 +620,25 @@ def run_program(
         ),
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
-    shadow: Annotated[bool, typer.Option("--shadow", help="Replace that library even if it is installed.")] = False,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="With --as: replace the library even if it is installed.")
+    ] = False,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="DEVICE", help="Where the program says cuda, use this device: cpu, npu, ..."),
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="Where the program says cuda, use this device: cpu, npu, ...",
+            show_default="cuda",
+        ),
     ] = None,
 ) -> None:
-    """Run an unchanged program, with opmux in place of other libraries' modules. Exits with the program's exit code."""
+    """Run an unchanged program, with opmux in place of other libraries' modules.
+
+    The exit code is the program's.
+
+    Example: opmux run --as liger_kernel train.py
+    """
     from . import device_translation, run, screen
 
     screen.show_log()

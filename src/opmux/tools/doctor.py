@@ -318,16 +318,15 @@ def _plugin_table(report: DoctorReport) -> Any:
 
 
 def _settings_table(report: DoctorReport, width: int) -> Any:
-    value = ("value", {"max_width": width // 3})  # a long path must leave space for the setting's description
-    table = screen.table(("setting", {"no_wrap": True}), value, ("meaning", {"style": "dim"}))
+    value = ("value", {"max_width": width // 5})  # a long path must leave space for the setting's meaning
+    source = ("source", {"max_width": width // 5, "style": "dim"})
+    table = screen.table(("setting", {"no_wrap": True}), value, source, ("meaning", {"style": "dim"}))
     for s in report.settings:
         unset = s["source"].startswith("default")
         style = "bold red" if s["error"] else "dim" if unset else "bold"
         value = Text(shown_value(s["value"]), style)
-        if not unset:
-            value.append(f" ({s['source']})", "dim")
         meaning = Text(s["error"], "red") if s["error"] else Text(s["doc"])
-        table.add_row(Text(s["name"], "" if unset else style), value, meaning)
+        table.add_row(Text(s["name"], "" if unset else style), value, Text(s["source"]), meaning)
     return table
 
 

@@ -6,13 +6,14 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -26,22 +27,38 @@ from ..core import log
 
 # Output to a file or a pipe has this width, so that lines are not wrapped, unless COLUMNS is set.
 WIDE = 1000
+# What a pipe does not get: spaces at the end of a line, and a rule beyond 80 columns.
+ENDS = re.compile(r" +$|(?<=^ [─-]{78})[─-]+ *$", re.MULTILINE)
 
 KIND_STYLES = {"flagos": "green", "cpp": "cyan", "vendor": "magenta", "reference": "blue"}
 STATUS_STYLES = {"chosen": "bold green", "next": "", "refused": "dim"}
 
 
 def out() -> Console:
-    return _console(sys.stdout, stderr=False)
+    piped: Any = None if sys.stdout.isatty() else Piped(sys.stdout)
+    return Console(file=piped, **_options(sys.stdout))
 
 
 def err() -> Console:
-    return _console(sys.stderr, stderr=True)
+    return Console(stderr=True, **_options(sys.stderr))
 
 
-def _console(stream: Any, stderr: bool) -> Console:
+def _options(stream: Any) -> dict[str, Any]:
     own = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()  # rich reads COLUMNS
-    return Console(stderr=stderr, width=None if own else WIDE, highlight=False, soft_wrap=False)
+    return {"width": None if own else WIDE, "highlight": False, "soft_wrap": False}
+
+
+class Piped:
+    """A file or a pipe, without the spaces and the long rules that make lines as wide as a table."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return self.stream.write(ENDS.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def beside(json: str | None) -> Console:
@@ -123,21 +140,42 @@ def some(names: Iterable[str], most: int = 12) -> str:
 class WordTable(Table):
     """A table that breaks lines between words only, if its longest words fit beside each other."""
 
-    def longest_words(self, console: Console, options: ConsoleOptions) -> list[int]:
-        """The width of the longest word of each column."""
+    def widths(self, console: Console, options: ConsoleOptions) -> tuple[list[int], list[int]]:
+        """The width of the longest word of each column, and the width of its longest cell."""
         unlimited = options.update_width(WIDE)
-        cells = [[column.header, *column.cells] for column in self.columns]
-        return [max(Measurement.get(console, unlimited, c).minimum for c in column) for column in cells]
+        shortest, longest = [], []
+        for column in self.columns:
+            cells = [Measurement.get(console, unlimited, cell) for cell in (column.header, *column.cells)]
+            least, most = column.min_width or 0, column.max_width or WIDE
+            shortest.append(min(max(least, *(c.minimum for c in cells)), most))
+            longest.append(min(max(least, *(c.maximum for c in cells)), most))
+        return shortest, longest
+
+    def _room(self, options: ConsoleOptions) -> int:
+        """What a line has for text, without padding and borders."""
+        padding = sum(self._get_padding_width(at) for at in range(len(self.columns)))
+        return options.max_width - padding - self._extra_width
 
     def fits(self, console: Console, options: ConsoleOptions) -> bool:
-        padding = sum(self._get_padding_width(at) for at in range(len(self.columns)))
-        return sum(self.longest_words(console, options)) + padding + self._extra_width <= options.max_width
+        return sum(self.widths(console, options)[0]) <= self._room(options)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self.fits(console, options):
-            for column, width in zip(self.columns, self.longest_words(console, options)):
-                column.min_width = max(width, column.min_width or 0)
+        shortest, longest = self.widths(console, options)
+        room = self._room(options)
+        if sum(shortest) <= room:
+            # rich ignores `min_width` when it makes columns narrower, and would cut lines off.
+            for column, width in zip(self.columns, shares(room, shortest, longest), strict=True):
+                column.width = width
         yield from super().__rich_console__(console, options)
+
+
+def shares(room: int, shortest: list[int], longest: list[int]) -> list[int]:
+    """Widths of columns that fit in `room`: makes the widest column narrower, but none narrower than its `shortest`."""
+    widths = list(longest)
+    for _ in range(sum(longest) - room):
+        widest = max((i for i, width in enumerate(widths) if width > shortest[i]), key=widths.__getitem__)
+        widths[widest] -= 1
+    return widths
 
 
 class Narrow:

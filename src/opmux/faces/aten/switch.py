@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 
@@ -25,6 +25,7 @@ from . import record as recording
 from .overloads import Overload, table
 from .schema import OverloadSchema, overloads
 
+F = TypeVar("F", bound=Callable[..., Any])
 Names = str | Iterable[str] | None
 Mode = Literal["auto", "all"]
 MODES = get_args(Mode)
@@ -232,7 +233,7 @@ def _warn_if_nothing_is_enabled(selection: Selection) -> None:
             "`opmux tune --aten` measures them; opmux.enable(mode='all') runs them without that"
         )
     name = "a CPU" if device == "cpu" else chip_of(device)
-    _warn_once(f"opmux.enable() enables nothing on {name}, torch's own kernels run: {why}")
+    _warn_once(f'mode="auto" of opmux.enable() enables nothing on {name}, torch\'s own kernels run: {why}')
 
 
 @functools.cache
@@ -338,6 +339,7 @@ class use:
 
     def __enter__(self) -> use:
         self._selection.turn_on(lambda: (_stack.append(self._selection), _apply()))
+        _warn_if_nothing_is_enabled(self._selection)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -348,13 +350,13 @@ class use:
                     break
             _apply()
 
-    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, fn: F) -> F:
         @functools.wraps(fn)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return fn(*args, **kwargs)
 
-        return inside
+        return cast("F", inside)
 
 
 def enabled_ops() -> list[str]:

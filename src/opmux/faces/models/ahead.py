@@ -88,7 +88,7 @@ def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
     kinds = () if devices.assumed() else devices.accelerators()
     if "cuda" not in kinds:
         where = f"on {kinds[0]}" if kinds else "without a GPU"
-        logger.info("patch_model: example is not used: there is nothing to compile ahead %s", where)
+        logger.info("patch_model: example (warm= of a callback) is not used: nothing is compiled ahead %s", where)
         return None
     written = io.BytesIO()
     try:

@@ -15,8 +15,8 @@ from ...faces.aten.switch import MODES
 from .. import arguments, screen
 from ..arguments import BadOption
 from ..warm.compiling import first_line
-from ..warm.model import config_of, model_of
-from .comparing import LIMITS, ModelComparison, compared
+from ..warm.model import config_of, errors_only, model_of
+from .comparing import LIMITS, ModelComparison, compare_with_progress
 from .timing import free_memory
 
 MOST = 2**31 - 1  # the largest --batch, --length and --layers
@@ -56,7 +56,20 @@ def run(options: CompareOptions) -> int:
     device = arguments.device(options.device)
     dtype = None if options.dtype is None else arguments.dtype(options.dtype, map(dtype_name, LIMITS))
     config = _layered(config_of(options.what), options)
-    model = _built(config, torch.float32 if dtype is None and device.type == "cpu" else dtype, device, options)
+    if device.type == "cpu" and dtype is None:
+        dtype = torch.float32
+    found = _compare(config, dtype, device, options)
+    if options.json:
+        screen.print_json(_as_json(found))
+    else:
+        _show(found)
+    return int(not found.right)
+
+
+@errors_only()
+def _compare(config: Any, dtype: torch.dtype | None, device: torch.device, options: CompareOptions) -> ModelComparison:
+    """Build the model and compare, with a progress bar."""
+    model = _built(config, dtype, device, options)
     ids = torch.randint(0, _vocabulary(config), (options.batch, options.length), device=device)
     mode: Any = options.mode
     with screen.progress() as bar:
@@ -68,18 +81,13 @@ def run(options: CompareOptions) -> int:
             bar.update(task, description=now, completed=done, total=total)
 
         try:
-            found = compared(model, ids, None, mode, options.seconds, None, show)
+            return compare_with_progress(model, ids, None, mode, options.seconds, None, show)
         except BadArgument as error:
             raise BadOption(str(error)) from None
         except torch.OutOfMemoryError as error:
             raise BadOption(
                 f"out of memory: {first_line(error)}. Use a smaller --batch, --length or --layers"
             ) from None
-    if options.json:
-        screen.print_json(_as_json(found))
-    else:
-        _show(found)
-    return int(not found.right)
 
 
 def _layered(config: Any, options: CompareOptions) -> Any:
@@ -137,7 +145,7 @@ def _as_json(found: ModelComparison) -> dict[str, Any]:
             return {k: cell(v) for k, v in value.items()}
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    rows = [asdict(row) | {"exact": row.exact and row.exact._asdict()} for row in found.rows]
+    rows = [asdict(row) | {"to_float64": row.to_float64 and row.to_float64._asdict()} for row in found.rows]
     return {
         "model": found.model,
         "device": str(found.device),

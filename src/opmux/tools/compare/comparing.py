@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -50,14 +51,20 @@ class ComparisonRow:
     name: str
     ms: float  # median time of a step
     speed: float  # native's time divided by this variant's
-    error: float  # standard error of `speed`
+    speed_error: float  # standard error of `speed`
     rounds: int  # how many blocks of steps were timed
     peak: int | None  # the most bytes that a step adds to the memory in use; None if that cannot be measured
-    loss: float | None  # relative distance of the loss to native's; None if there is no loss
-    results: float  # largest relative distance of a gradient (in eval mode: of an output) to native's
-    exact: Distance | None  # the same distances, but to the results of a float64 copy of the model
+    loss_distance: float | None  # relative distance of the loss to native's; None if there is no loss
+    distance: float  # largest relative distance of a gradient to native's; in eval mode of an output
+    to_float64: Distance | None  # both distances, but to the results of a float64 copy of the model
     right: bool
     replaced: str
+
+    # The names of version 0.2.0.
+    error = property(lambda self: self.speed_error)
+    loss = property(lambda self: self.loss_distance)
+    results = property(lambda self: self.distance)
+    exact = property(lambda self: self.to_float64)
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class ModelComparison:
         best = self.fastest
         if wrong:
             fast = f"{' and '.join(wrong)}: WRONG results, more than {self.limit:.0e} from native's."
-        elif best.speed - 2 * best.error > 1:
+        elif best.speed - 2 * best.speed_error > 1:
             fast = f"{best.name} is the fastest, {best.speed:.2f} times as fast as native."
         else:
             fast = "No variant is faster than native by more than the measurement error."
@@ -112,7 +119,7 @@ class ModelComparison:
 
     @property
     def _why_right(self) -> str:
-        far = max(max(row.loss or 0.0, row.results) for row in self.rows)
+        far = max(max(row.loss_distance or 0.0, row.distance) for row in self.rows)
         if far <= self.limit:
             return f"at most {far:.1e} from native's, and {self.limit:.0e} is allowed"
         return "about as near to the float64 results as native's are"
@@ -135,11 +142,11 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
     return (
         row.name,
         f"{row.ms:.3g}" if row.ms < 100 else f"{row.ms:.0f}",
-        "1" if native else f"{row.speed:.2f} ± {row.error:.2f}",
+        "1" if native else f"{row.speed:.2f} ± {row.speed_error:.2f}",
         "" if row.peak is None else f"{row.peak / 2**20:.1f}",
-        "" if native or row.loss is None else _short(row.loss),
-        "" if native else _short(row.results),
-        "" if row.exact is None else _short(row.exact.tensors),
+        "" if native or row.loss_distance is None else _short(row.loss_distance),
+        "" if native else _short(row.distance),
+        "" if row.to_float64 is None else _short(row.to_float64.tensors),
         "" if native else "yes" if row.right else "NO",
         row.replaced,
     )
@@ -182,10 +189,10 @@ def compare(
         model, 1e-4 for float32, 1e-2 for float16 and 5e-2 for bfloat16, or if its distances to float64's results are
         at most 1.5 times native's.
     """
-    return compared(model, batch, loss, mode, seconds, float64, lambda now, done, total: None)
+    return compare_with_progress(model, batch, loss, mode, seconds, float64, lambda now, done, total: None)
 
 
-def compared(
+def compare_with_progress(
     model: nn.Module,
     batch: Any,
     loss: Loss | None,
@@ -205,11 +212,11 @@ def compared(
         raise bad("seconds", "be a positive number", f"{seconds}")
     if record.live:
         raise bad("model", "be compared while no calls are recorded: call opmux.disable() first", "an active recorder")
-    with kept(step, device), Switch(model, mode).restored() as to:
-        return _Run(step, device, to, show).comparison(seconds, float64)
+    with kept(step, device), VariantSwitcher(model, mode).restored() as switcher:
+        return _Run(step, device, switcher, show).comparison(seconds, float64)
 
 
-class Switch:
+class VariantSwitcher:
     """Switches between the variants of a model."""
 
     def __init__(self, model: nn.Module, mode: switch.Mode):
@@ -219,7 +226,7 @@ class Switch:
         self.report: Report | None = None  # of the last `patch_model`
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[Switch]:
+    def restored(self) -> Iterator[VariantSwitcher]:
         with switch.restored():
             switch.disable()
             try:
@@ -228,7 +235,7 @@ class Switch:
                 if self.current.patched:
                     unpatch_model(self.model)
 
-    def __call__(self, variant: ModelVariant) -> None:
+    def switch_to(self, variant: ModelVariant) -> None:
         if variant.patched and not self.current.patched:
             self.report = patch_model(self.model)
         elif self.current.patched and not variant.patched:
@@ -244,8 +251,8 @@ class Switch:
 class _Run:
     """The measurements of one comparison."""
 
-    def __init__(self, step: Step, device: torch.device, to: Switch, show: timing.Show):
-        self.step, self.device, self.to, self.show = step, device, to, show
+    def __init__(self, step: Step, device: torch.device, switcher: VariantSwitcher, show: timing.Show):
+        self.step, self.device, self.switcher, self.show = step, device, switcher, show
         self.dtype = next(step.model.parameters()).dtype
         self.limit = LIMITS.get(self.dtype, LIMITS[torch.bfloat16])
         self.notes: list[str] = []
@@ -255,7 +262,7 @@ class _Run:
         exact: Results | None = None
         for number, variant in enumerate(variants):
             self.show(f"checking {variant.name}", number, len(variants))
-            self.to(variant)
+            self.switcher.switch_to(variant)
             with engine.counted() as calls:
                 found = results[variant.name] = self.step.results()
             self._check(variant, found)
@@ -269,10 +276,10 @@ class _Run:
         results.clear()
         exact = None
         rows = [replace(row, right=self._right(row, rows[0])) for row in rows]
-        turns: list[Callable[[], None]] = [lambda variant=variant: self.to(variant) for variant in variants]
-        paces = timing.paces(self.step, turns, self.device, typical, seconds, self.show)
+        switches = [functools.partial(self.switcher.switch_to, variant) for variant in variants]
+        paces = timing.paces(self.step, switches, self.device, typical, seconds, self.show)
         rows = [
-            replace(row, ms=pace.ms, speed=pace.speed, error=pace.error, rounds=pace.rounds)
+            replace(row, ms=pace.ms, speed=pace.speed, speed_error=pace.speed_error, rounds=pace.rounds)
             for row, pace in zip(rows, paces, strict=True)
         ]
         name = type(self.step.model).__name__
@@ -284,12 +291,12 @@ class _Run:
     def _variants(self) -> list[ModelVariant]:
         """The variants to compare; if nothing in the model can be patched, only the variants without a patch."""
         try:
-            self.to(VARIANTS[2])
+            self.switcher.switch_to(VARIANTS[2])
         except CannotPatch as error:
             self.notes.append(f"Not patched: {str(error).removeprefix('patch_model: ')}")
             return [variant for variant in VARIANTS if not variant.patched]
         finally:
-            self.to(VARIANTS[0])
+            self.switcher.switch_to(VARIANTS[0])
         return list(VARIANTS)
 
     def _check(self, variant: ModelVariant, found: Results) -> None:
@@ -317,11 +324,11 @@ class _Run:
         )
 
     def _right(self, row: ComparisonRow, native: ComparisonRow) -> bool:
-        if max(row.loss or 0.0, row.results) <= self.limit:
+        if max(row.loss_distance or 0.0, row.distance) <= self.limit:
             return True
-        if row.exact is None or native.exact is None:
+        if row.to_float64 is None or native.to_float64 is None:
             return False
-        return row.exact.largest <= AS_EXACT * native.exact.largest < math.inf
+        return row.to_float64.largest <= AS_EXACT * native.to_float64.largest < math.inf
 
     def _reference(self, peak: int | None, float64: bool | None) -> Results | None:
         if float64 is False or self.dtype == torch.float64:
@@ -339,9 +346,9 @@ class _Run:
 
     def _replaced(self, variant: ModelVariant, calls: Counter[str]) -> str:
         parts = []
-        if variant.patched and self.to.report is not None:
+        if variant.patched and self.switcher.report is not None:
             counts: Counter[str] = Counter()
-            for row in self.to.report.replaced:
+            for row in self.switcher.report.replaced:
                 counts[row.name] += row.count
             parts.append(_some([f"{count} {name}" for name, count in counts.most_common()]))
         if variant.enabled:
@@ -353,11 +360,14 @@ class _Run:
         if not any(row.replaced != "no op" for row in rows if row.name == "enable"):
             why = (
                 "none was measured to be faster there; opmux tune --aten measures"
-                if self.to.mode == "auto"
+                if self.switcher.mode == "auto"
                 else "opmux has no other kernel here"
             )
             self.notes.append(f"enable() replaces no op of this step on {self.device.type}: {why}.")
-        if any(row.error > UNRELIABLE or (row.replaced == "no op" and abs(row.speed - 1) > UNRELIABLE) for row in rows):
+        if any(
+            row.speed_error > UNRELIABLE or (row.replaced == "no op" and abs(row.speed - 1) > UNRELIABLE)
+            for row in rows
+        ):
             self.notes.append(
                 "The speeds are not reliable: other programs seem to use this machine. Repeat the comparison with more "
                 "seconds, or with OMP_NUM_THREADS=1."

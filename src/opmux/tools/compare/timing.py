@@ -10,7 +10,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ class Pace(NamedTuple):
 
     ms: float
     speed: float
-    error: float  # standard error of `speed`
+    speed_error: float  # standard error of `speed`
     rounds: int
 
 
@@ -71,20 +71,20 @@ def rotated(count: int, number: int) -> Iterator[int]:
 
 def paces(
     step: Callable[[], None],
-    turns: list[Callable[[], None]],
+    switches: Sequence[Callable[[], None]],
     device: torch.device,
     typical: float,
     seconds: float,
     show: Show,
 ) -> list[Pace]:
-    """Time all variants. `turns[i]()` switches to variant i; a step takes roughly `typical` milliseconds.
+    """Time all variants. `switches[i]()` switches to variant i; a step takes roughly `typical` milliseconds.
 
     Each round runs a block of steps of each variant. Rounds end after `seconds`, but there are at least LEAST.
     """
-    budget = seconds * 1e3 / (typical * len(turns))  # steps of a variant
+    budget = seconds * 1e3 / (typical * len(switches))  # steps of a variant
     steps, untimed = BLOCK if budget >= LEAST * sum(BLOCK) else SLOW_BLOCK
     rounds = min(max(int(budget / (steps + untimed)), LEAST), MOST)
-    blocks: list[list[list[float]]] = [[] for _ in turns]
+    blocks: list[list[list[float]]] = [[] for _ in switches]
     end = time.perf_counter() + seconds
     collecting = gc.isenabled()
     try:
@@ -92,8 +92,8 @@ def paces(
             show("timing", number, rounds)
             if number >= LEAST and time.perf_counter() > end:
                 break
-            for at in rotated(len(turns), number):
-                turns[at]()
+            for at in rotated(len(switches), number):
+                switches[at]()
                 torch.manual_seed(number)  # variants that use torch's random numbers drop the same elements
                 gc.collect()
                 gc.disable()

@@ -11,7 +11,7 @@ import torch
 from ...core.errors import OpmuxError
 from ...faces.models.patch import CannotPatch, Report, patch_model
 from ..warm.compiling import At, assumed, check_installed, check_triton, kernels_of, target
-from ..warm.model import model_of, step_of
+from ..warm.model import errors_only, model_of, step_of
 
 BATCH, LENGTH = 4, 512  # as in `opmux warm`
 
@@ -48,6 +48,7 @@ def chip_for_kernels(arch: str | None) -> At | str:
         return str(error)
 
 
+@errors_only()
 def examine(name: str, config: Any, at: At | str) -> ModelFacts:
     model = model_of(config, None, torch.device("meta")).train()
     parameters = sum(p.numel() for p in model.parameters())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +65,42 @@ def _transformers() -> Any:
     return transformers
 
 
+@contextlib.contextmanager
+def errors_only() -> Iterator[None]:
+    """Show only errors of transformers in the block: neither warnings about a model that we made, nor progress bars.
+
+    If the user has set TRANSFORMERS_VERBOSITY, that level stays.
+    """
+    _transformers()
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    if not os.environ.get("TRANSFORMERS_VERBOSITY"):
+        logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def model_step(config: Any, batch: int, length: int, dtype: torch.dtype | None, train: bool) -> Callable[[], None]:
     """A step of a patched model without weights: loss and gradients with `train`, else logits and one token."""
-    model = model_of(config, dtype, torch.device("meta"))
-    try:
-        patch_model(model.train(train))
-    except CannotPatch as error:
-        raise BadOption(str(error)) from None
+    with errors_only():
+        model = model_of(config, dtype, torch.device("meta"))
+        try:
+            patch_model(model.train(train))
+        except CannotPatch as error:
+            raise BadOption(str(error)) from None
     ids = torch.zeros(batch, length, dtype=torch.int64, device="meta")
-    return lambda: step_of(model, {"input_ids": ids, **({"labels": ids} if train else {})}, train)
+
+    def step() -> None:
+        with errors_only():
+            step_of(model, {"input_ids": ids, **({"labels": ids} if train else {})}, train)
+
+    return step
 
 
 def model_of(config: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
