@@ -31,8 +31,8 @@ class OpmuxCallback(OpmuxSession, TrainerCallback):
         include: the parts that `patch_model` replaces.
         exclude: the parts that `patch_model` leaves unchanged.
         warm: compile the kernels of a step in the background before the first step. True takes the first samples of
-            the dataset, which must support `len` and indexing. Or pass a batch: a dict of the model's arguments. Without
-            a GPU this does nothing but check the batch, and logs so at INFO.
+            the dataset, which must support `len` and indexing. Or pass a batch: a dict of the model's arguments.
+            Without a GPU this only checks the batch, and logs so at INFO.
         undo: False leaves opmux on after training.
     """
 
