@@ -1,6 +1,6 @@
 """Writes the pages that are generated from the code: `docs/ops.md` and `docs/tex.md` from the specs, `docs/settings.md`
-from the knobs, `docs/new-backend.md` from the guide in the vendors' folder, and `docs/aten_coverage.md` from
-the schemas of ATen.
+from the knobs, `docs/new-backend.md` from the guide in the vendors' folder, `docs/aten_coverage.md` from the schemas of
+ATen, and a table in `docs/liger.md` from the census of Liger's names.
 
     python tools/docs.py [--check] [DIR]
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aten_coverage
+import liger_census
 import stubs
 
 from opmux.core import knobs
@@ -175,12 +176,19 @@ def _from_docs(link: str) -> str:
     return page if page != link else f"../src/opmux/backends/{link}"
 
 
+def liger_page() -> str:
+    """docs/liger.md with a new table of names; the rest of the page is written by hand."""
+    page = Path(__file__).parents[1] / "docs" / "liger.md"
+    return liger_census.page(page.read_text(encoding="utf-8"))
+
+
 PAGES = {
     "ops.md": ops_page,
     "settings.md": settings_page,
     "new-backend.md": vendor_page,
     "tex.md": tex_page,
     "aten_coverage.md": aten_coverage.page,
+    "liger.md": liger_page,
 }
 
 

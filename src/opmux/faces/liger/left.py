@@ -1,0 +1,79 @@
+"""Names of Liger that opmux refuses or serves differently, and why.
+
+A row is a pattern of a module and a pattern of a name. `tools/liger_census.py` prints them for `docs/liger.md`.
+"""
+
+from __future__ import annotations
+
+import functools
+from fnmatch import fnmatchcase
+
+_COMPILERS = "kernels for another compiler; opmux chooses which implementation runs"
+REFUSED: dict[str, str] = {
+    "ops.cute* *": _COMPILERS,
+    "ops.cutile* *": _COMPILERS,
+    "ops.backends._ascend* *": "Liger's kernels for Ascend; opmux has its own folder for the vendor",
+}
+
+_NOT_YET = "not written yet"
+REFUSED |= {
+    "chunked_loss.fused_linear_* *": _NOT_YET,
+    "chunked_loss.* LigerFusedLinear*Base": _NOT_YET,
+    "chunked_loss.grpo_loss *_fn": _NOT_YET,
+    "chunked_loss.grpo_loss get_gamma_weights": _NOT_YET,
+    "env_report *": _NOT_YET,
+    "ops.backends* *": _NOT_YET,
+    "ops.experimental.mm_int8int2 *": _NOT_YET,
+    "ops.fused_moe compute_routing_metadata": _NOT_YET,
+    "ops.fused_neighborhood_attention *_forward": _NOT_YET,
+    "ops.kl_div *_triton": _NOT_YET,
+    "ops.tvd *_triton": _NOT_YET,
+    "ops.mhc mhc_*": _NOT_YET,
+    "transformers.fsdp *": _NOT_YET,
+    "transformers.grpo_loss LigerFusedLinearPPOBase": _NOT_YET,
+    "transformers.grpo_loss get_gamma_weights": _NOT_YET,
+    "transformers.model* *": _NOT_YET,
+    "transformers.moe *": _NOT_YET,
+    "transformers.monkey_patch *_lce_forward": _NOT_YET,
+    "transformers.trainer *": _NOT_YET,
+    "transformers.trainer.* *": _NOT_YET,
+    "triton* *": _NOT_YET,
+}
+
+_LAUNCHED = "an object that runs opmux's function when it is launched; it cannot be called from another Triton kernel"
+_NO_KERNEL = "can be imported; a launch raises an error that names the function to use"
+_APPLY = "has `apply`, but is not an `autograd.Function`: it cannot be subclassed with a new `forward`"
+_NO_EFFECT = "Liger's value on CUDA, on every device; it has no effect"
+DIFFERENT: dict[str, str] = {
+    "ops* Liger*Function": _APPLY,
+    "ops* GrpoLossFunction": _APPLY,
+    "chunked_loss* Liger*Function": _APPLY,
+    "megatron* Liger*Function": _APPLY,
+    "transformers* Liger*Function": _APPLY,
+    "transformers* GrpoLossFunction": _APPLY,
+    "ops.vocab_parallel_cross_entropy *_kernel": _NO_KERNEL,
+    "ops.swiglu silu": _NO_KERNEL,
+    "ops* *_kernel": _LAUNCHED,
+    "ops* MAX_FUSED_SIZE": _NO_EFFECT,
+    "ops* LOG2_E": _NO_EFFECT,
+    "ops* BLOCK_M_TOKEN": _NO_EFFECT,
+}
+
+
+@functools.cache
+def _first(table_name: str, module: str, name: str) -> str | None:
+    for pattern, why in globals()[table_name].items():
+        of_module, of_name = pattern.split(" ")
+        if fnmatchcase(module, of_module) and fnmatchcase(name, of_name):
+            return why
+    return None
+
+
+def refused(module: str, name: str) -> str | None:
+    """Why opmux does not serve a name; None if it does."""
+    return _first("REFUSED", module, name)
+
+
+def different(module: str, name: str) -> str | None:
+    """How a served name differs from Liger's; None if it does not."""
+    return _first("DIFFERENT", module, name)
