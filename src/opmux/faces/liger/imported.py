@@ -1,4 +1,4 @@
-"""Names that modules of Liger import from each other. Programs import them from there too, or replace them there."""
+"""Names that modules of Liger import from each other; programs also import them from there."""
 
 from __future__ import annotations
 
@@ -119,7 +119,25 @@ IMPORTED: dict[str, dict[str, str]] = {
     "chunked_loss.dpo_loss": {
         "chunked_loss.functional": "LigerFusedLinearDPOFunction",
     },
+    "chunked_loss.fused_linear_distillation": {
+        "chunked_loss.cosine_similarity_loss": "LigerFusedLinearDistillationBase",
+        "chunked_loss.jsd_loss": "LigerFusedLinearDistillationBase",
+    },
+    "chunked_loss.fused_linear_ppo": {
+        "chunked_loss.grpo_loss": "LigerFusedLinearPPOBase",
+        "transformers.grpo_loss": "LigerFusedLinearPPOBase",
+    },
+    "chunked_loss.fused_linear_preference": {
+        "chunked_loss.cpo_loss": "LigerFusedLinearPreferenceBase",
+        "chunked_loss.dpo_loss": "LigerFusedLinearPreferenceBase",
+        "chunked_loss.orpo_loss": "LigerFusedLinearPreferenceBase",
+        "chunked_loss.simpo_loss": "LigerFusedLinearPreferenceBase",
+    },
+    "chunked_loss.fused_linear_unpaired_preference": {
+        "chunked_loss.kto_loss": "LigerFusedLinearUnpairedPreferenceBase",
+    },
     "chunked_loss.grpo_loss": {
+        "transformers.grpo_loss": "get_gamma_weights",
         "chunked_loss.functional": "LigerFusedLinearGRPOFunction",
     },
     "chunked_loss.jsd_loss": {

@@ -1,6 +1,6 @@
 """Liger's Triton kernels under their names: objects that are launched as `kernel[grid](...)`.
 
-A `LaunchedKernel` with a function runs it on the memory that the launch describes. Another one raises when it is launched.
+A `LaunchedKernel` with a function runs it on the memory of the launch. Another one raises when it is launched.
 """
 
 from __future__ import annotations

@@ -15,23 +15,12 @@ REFUSED: dict[str, str] = {
     "ops.backends._ascend* *": "Liger's kernels for Ascend; opmux has its own folder for the vendor",
 }
 
+REFUSED["ops.experimental.mm_int8int2 get_autotune_config"] = "settings of a kernel that opmux does not have"
 _NOT_YET = "not written yet"
 REFUSED |= {
-    "chunked_loss.fused_linear_* *": _NOT_YET,
-    "chunked_loss.* LigerFusedLinear*Base": _NOT_YET,
-    "chunked_loss.grpo_loss *_fn": _NOT_YET,
-    "chunked_loss.grpo_loss get_gamma_weights": _NOT_YET,
     "env_report *": _NOT_YET,
     "ops.backends* *": _NOT_YET,
-    "ops.experimental.mm_int8int2 *": _NOT_YET,
-    "ops.fused_moe compute_routing_metadata": _NOT_YET,
-    "ops.fused_neighborhood_attention *_forward": _NOT_YET,
-    "ops.kl_div *_triton": _NOT_YET,
-    "ops.tvd *_triton": _NOT_YET,
-    "ops.mhc mhc_*": _NOT_YET,
     "transformers.fsdp *": _NOT_YET,
-    "transformers.grpo_loss LigerFusedLinearPPOBase": _NOT_YET,
-    "transformers.grpo_loss get_gamma_weights": _NOT_YET,
     "transformers.model* *": _NOT_YET,
     "transformers.moe *": _NOT_YET,
     "transformers.monkey_patch *_lce_forward": _NOT_YET,
@@ -53,6 +42,9 @@ DIFFERENT: dict[str, str] = {
     "transformers* GrpoLossFunction": _APPLY,
     "ops.vocab_parallel_cross_entropy *_kernel": _NO_KERNEL,
     "ops.swiglu silu": _NO_KERNEL,
+    "ops.experimental.mm_int8int2 matmul_kernel": _NO_KERNEL,
+    "ops.experimental.mm_int8int2 pack_weights": "does not modify its argument",
+    "ops.mhc mhc_split_sinkhorn_fwd": "`return_hist=True` raises; `mhc_sinkhorn_bwd` needs no history",
     "ops* *_kernel": _LAUNCHED,
     "ops* MAX_FUSED_SIZE": _NO_EFFECT,
     "ops* LOG2_E": _NO_EFFECT,

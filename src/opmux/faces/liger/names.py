@@ -140,26 +140,41 @@ LAUNCHING = (
 
 # Module of Liger -> further names, by the file of this package that defines them; "file:attribute" under another name.
 MORE: dict[str, dict[str, str]] = {
+    "chunked_loss.fused_linear_distillation": {"bases": "LigerFusedLinearDistillationBase"},
+    "chunked_loss.fused_linear_ppo": {"bases": "LigerFusedLinearPPOBase"},
+    "chunked_loss.fused_linear_preference": {"bases": "LigerFusedLinearPreferenceBase"},
+    "chunked_loss.fused_linear_unpaired_preference": {"bases": "LigerFusedLinearUnpairedPreferenceBase"},
+    "chunked_loss.grpo_loss": {"policy": "clip_coef_fn get_gamma_weights k3_loss_fn sapo_loss_fn"},
     "megatron.monkey_patch": {"launching": "logger"},
     "megatron.swiglu": {"launching": "logger"},
     "ops.cross_entropy": {"kernels": "liger_cross_entropy_kernel", "constants": "LOG2_E MAX_FUSED_SIZE"},
     "ops.experimental.embedding": {"kernels": "embedding_forward_kernel embedding_backward_kernel"},
     "ops.fused_linear_cross_entropy": {"constants": "MAX_FUSED_SIZE"},
     "ops.fused_linear_jsd": {"constants": "MAX_FUSED_SIZE"},
-    "ops.fused_moe": {"constants": "BLOCK_M_TOKEN"},
+    "ops.experimental.mm_int8int2": {"kernels": "matmul_kernel", "int2": "matmul pack_weights unpack_weights"},
+    "ops.fused_moe": {"constants": "BLOCK_M_TOKEN", "glu": "compute_routing_metadata"},
     "ops.fused_moe_kernels": {},
+    "ops.fused_neighborhood_attention": {"attention": "fused_neighborhood_attention_forward"},
     "ops.group_norm": {"constants:MAX_FUSED_SIZE_OF_NORMS": "MAX_FUSED_SIZE"},
     "ops.jsd": {"constants:MAX_FUSED_SIZE_OF_NORMS": "MAX_FUSED_SIZE"},
     "ops.kl_div": {
         "constants:MAX_FUSED_SIZE_OF_DISTANCES": "MAX_FUSED_SIZE",
         "constants": "REDUCTION_LITERAL",
         "launching": "get_num_warps",
+        "divergences": "kldiv_forward_triton kldiv_backward_triton",
+    },
+    "ops.mhc": {
+        "hyper_connections": (
+            "mhc_mm_norm_fwd mhc_mm_norm_bwd mhc_split_sinkhorn_fwd mhc_sinkhorn_bwd mhc_pre_fwd mhc_pre_bwd "
+            "mhc_post_res_fwd mhc_post_res_bwd"
+        )
     },
     "ops.swiglu": {"kernels": "silu"},
     "ops.tvd": {
         "constants:MAX_FUSED_SIZE_OF_DISTANCES": "MAX_FUSED_SIZE",
         "constants": "REDUCTION_LITERAL",
         "launching": "get_num_warps",
+        "divergences": "tv_distance_forward_triton tvd_backward_triton",
     },
     "ops.utils": {"kernels": "element_mul_kernel"},
     "ops.vocab_parallel_cross_entropy": {

@@ -59,6 +59,55 @@ def fused_selective_log_softmax(
         return grpo.token_log_probs(logits, ids, temperature)
 
 
+# ---- terms of the loss -----------------------------------------------------------------------------------------------
+
+
+def k3_loss_fn(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """An estimate of KL(q || p): exp(d) - d - 1 for d = log_p - log_q."""
+    return grpo.k3(log_p - log_q)
+
+
+def sapo_loss_fn(importance_ratio: Tensor, temperature: float) -> Tensor:
+    """4 / temperature * sigmoid(temperature * (importance_ratio - 1))."""
+    if not temperature > 0:
+        raise BadArgument.of("sapo_loss_fn", "temperature", "be greater than 0", str(temperature))
+    return grpo.sapo_gate(importance_ratio, temperature)
+
+
+def clip_coef_fn(
+    coef: Tensor, epsilon_low: float, epsilon_high: float, loss_type: str
+) -> tuple[Tensor | None, Tensor | bool, Tensor | bool]:
+    """Returns the clipped ratio, and where it is clipped at the lower and at the upper bound.
+
+    For "cispo" only epsilon_high is a bound, and the result has no gradient. "sapo" and "vespo" do not clip.
+    """
+    if loss_type in ("sapo", "vespo"):
+        nowhere = torch.zeros_like(coef, dtype=torch.bool)
+        return None, nowhere, nowhere.clone()
+    if loss_type == "cispo":
+        return coef.clamp(max=epsilon_high).detach(), False, coef > epsilon_high
+    low, high = 1 - epsilon_low, 1 + epsilon_high
+    return coef.clamp(low, high), coef < low, coef > high
+
+
+@torch.no_grad()
+def get_gamma_weights(
+    advantages: Tensor,
+    log_ratio_per_token: Tensor,
+    mask: Tensor,
+    importance_sampling_ratio: Tensor | None = None,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
+) -> Tensor:
+    """VESPO's weight of each sequence, [batch, 1]."""
+    log_ratio = log_ratio_per_token.clamp(-20.0, 20.0) * mask
+    parameters = k_pos, lambda_pos, k_neg, lambda_neg
+    weights = grpo.vespo_weight(log_ratio, advantages.unsqueeze(-1), importance_sampling_ratio, *parameters)
+    return weights.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
 class LogitsGRPO(
     TokenGRPO,
     calls=grpo.grpo_loss,
