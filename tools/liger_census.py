@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -174,18 +175,27 @@ class State(NamedTuple):
 
 def state(row: Row) -> State:
     """The state of one row's name."""
-    from opmux.faces.liger import left, names
+    from opmux.faces.liger import left
 
     module, name = row.module, row.name.partition(".")[0]
     why = left.refused(module, name)
-    table = names.MODULES.get(f"{LIBRARY}.{module}")
-    has = table is not None and (name == "" or name in table.homes)
+    has = _serves(module, name)
     if why is not None:
         return State("missing", "it is refused and served") if has and name else State("refused", why)
     if not has:
         return State("missing")
     why = left.different(module, name)
     return State("served") if why is None else State("different", why)
+
+
+def _serves(module: str, name: str) -> bool:
+    from opmux.faces.liger import names
+
+    if module in ("ops.backends", "ops.backends.registry"):  # a package of opmux under Liger's name
+        ours = importlib.import_module(f"opmux.{module.removeprefix('ops.')}")
+        return hasattr(ours, name) if name else True
+    table = names.MODULES.get(f"{LIBRARY}.{module}")
+    return table is not None and (name == "" or name in table.homes)
 
 
 def states() -> dict[tuple[str, str], State]:

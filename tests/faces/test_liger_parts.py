@@ -452,3 +452,94 @@ def test_a_base_class_without_a_loss_says_so():
     x, w, *_, target = sequences(torch.float32)
     with pytest.raises(NotImplementedError, match="preference_loss_fn: write it in your subclass"):
         Empty.apply(x, w, target)
+
+
+# ---- GRPO's arguments ------------------------------------------------------------------------------------------------
+
+
+def grpo_arguments(**changed):
+    ids = torch.randint(9, (2, 3), generator=torch.Generator().manual_seed(0))
+    arguments = dict(
+        logits=normal(2, 4, 9), old_logp=-normal(2, 3).abs(), ref_logp=-normal(2, 3, seed=1).abs(), completion_ids=ids,
+        advantages=torch.tensor([1.0, -0.5]), completion_mask=torch.tensor([[1, 1, 1], [1, 1, 0]]), temperature=0.9,
+        beta=0.04, eps_low=0.2, eps_high=0.4, inplace=False,
+    )  # fmt: skip
+    return arguments | changed
+
+
+REJECTED = [
+    (AssertionError, "logits must be given", {"logits": None}),
+    (AssertionError, "advantages must be given", {"advantages": None}),
+    (AssertionError, "importance_sampling_level must be 'token' or 'sequence'", {"importance_sampling_level": "word"}),
+    (AssertionError, "ref_logp must be given for beta = 0.04", {"ref_logp": None}),
+    (AssertionError, "vllm_is_ratio must have shape", {"vllm_is_ratio": torch.ones(2, 2)}),
+    (AssertionError, "vllm_is_ratio must have shape", {"vllm_is_ratio": torch.ones(2, 3, 1)}),
+    (ValueError, "loss_type must be one of", {"loss_type": "ppo"}),
+    (ValueError, "delta must be None", {"loss_type": "cispo", "delta": 2.0}),
+    (ValueError, "must be 'token' for 'sapo'", {"loss_type": "sapo", "importance_sampling_level": "sequence"}),
+    (ValueError, "sapo_temperature_neg must be greater", {"loss_type": "sapo", "sapo_temperature_neg": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "changed"), REJECTED)
+def test_grpo_of_logits_rejects_what_liger_rejects(kind, message, changed):
+    from liger_kernel.ops import GrpoLossFunction
+    from liger_kernel.transformers.grpo_loss import triton_grpo_loss
+
+    for call in (triton_grpo_loss, GrpoLossFunction.apply):
+        with pytest.raises(kind, match=message):
+            call(**grpo_arguments(**changed))
+
+
+def test_grpo_of_logits_accepts_what_liger_accepts():
+    from liger_kernel.transformers.grpo_loss import triton_grpo_loss
+
+    want = triton_grpo_loss(**grpo_arguments())[0]
+    assert torch.equal(triton_grpo_loss(**grpo_arguments(sapo_temperature_pos=0.0))[0], want)
+    one, two = (triton_grpo_loss(**grpo_arguments(vllm_is_ratio=torch.full(s, 2.0)))[0] for s in ((2,), (2, 1)))
+    assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduce", [False, True])
+def test_the_function_of_grpo_takes_weights_of_sequences(dtype, reduce):
+    """`triton_grpo_loss` computes these weights; their loss and gradient are equal to its own."""
+    from liger_kernel.chunked_loss.grpo_loss import get_gamma_weights
+    from liger_kernel.ops import GrpoLossFunction
+    from liger_kernel.ops.grpo_loss import fused_selective_log_softmax
+    from liger_kernel.transformers.grpo_loss import triton_grpo_loss
+
+    arguments = grpo_arguments(loss_type="vespo", reduce=reduce)
+    logits = arguments["logits"].to(dtype)
+    tokens = fused_selective_log_softmax(logits, arguments["completion_ids"], 0.9, arguments["completion_mask"])
+    log_ratio, mask = tokens - arguments["old_logp"], arguments["completion_mask"]
+    phi = get_gamma_weights(arguments["advantages"], log_ratio, mask)
+    results = []
+    for call, options in ((GrpoLossFunction.apply, {"phi_seq": phi}), (triton_grpo_loss, {})):
+        own = logits.clone().requires_grad_()
+        loss = call(**arguments | options | {"logits": own})[0]
+        loss.sum().backward()
+        results.append((loss.detach(), own.grad))
+    torch.testing.assert_close(*results)
+    for kind, changed in ((ValueError, {}), (AssertionError, {"phi_seq": phi[:1]})):
+        with pytest.raises(kind, match="phi_seq must"):
+            GrpoLossFunction.apply(**arguments | changed)
+
+
+def test_grpo_of_hidden_states_rejects_what_liger_rejects():
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    x, w, *_, target = sequences(torch.float32, batch=2)
+    call = [x, w, target.clamp(min=0), (target != -100).int(), torch.ones(2)]
+    ref = -normal(2, 5).abs()
+    for kind, options, named, message in (
+        (AssertionError, {}, {}, "ref_per_token_logps must be given, or ref_input"),
+        (AssertionError, {"loss_type": "dr_grpo"}, {"ref_per_token_logps": ref}, "max_completion_length must be given"),
+        (AssertionError, {}, {"ref_per_token_logps": ref, "vllm_is_ratio": torch.ones(3)}, "vllm_is_ratio must have"),
+        (ValueError, {"importance_sampling_level": "word"}, {"ref_per_token_logps": ref}, "must be one of"),
+        (ValueError, {"sapo_temperature_pos": 0.0}, {}, "sapo_temperature_pos must be greater than 0"),
+        (ValueError, {"delta": 0.0}, {}, "delta must be greater than 0"),
+    ):
+        with pytest.raises(kind, match=message):
+            LigerFusedLinearGRPOLoss(**options)(*call, **named)
+    LigerFusedLinearGRPOLoss()(*call, ref_per_token_logps=ref)

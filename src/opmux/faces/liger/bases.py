@@ -438,8 +438,10 @@ class RejectedByAssertion(BadArgument, AssertionError, ValueError):
 
 def importance_of_sequences(name: str, ratio: Tensor | None, shape: Sequence[int]) -> Tensor | None:
     """Check vllm_is_ratio, and make it [batch, 1] if it is [batch]."""
+    if ratio is None or len(shape) != 2:
+        return ratio
     batch, length = shape
-    if ratio is None or tuple(ratio.shape) in ((batch, length), (batch, 1)):
+    if tuple(ratio.shape) in ((batch, length), (batch, 1)):
         return ratio
     if tuple(ratio.shape) != (batch,):
         allowed = f"have shape ({batch},), ({batch}, 1) or ({batch}, {length})"

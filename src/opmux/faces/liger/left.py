@@ -16,24 +16,22 @@ REFUSED: dict[str, str] = {
 }
 
 REFUSED["ops.experimental.mm_int8int2 get_autotune_config"] = "settings of a kernel that opmux does not have"
-_NOT_YET = "not written yet"
-REFUSED |= {
-    "env_report *": _NOT_YET,
-    "ops.backends* *": _NOT_YET,
-    "transformers.fsdp *": _NOT_YET,
-    "transformers.model* *": _NOT_YET,
-    "transformers.moe *": _NOT_YET,
-    "transformers.monkey_patch *_lce_forward": _NOT_YET,
-    "transformers.trainer *": _NOT_YET,
-    "transformers.trainer.* *": _NOT_YET,
-    "triton* *": _NOT_YET,
-}
+REFUSED["transformers.moe moe_fused"] = _COMPILERS
 
 _LAUNCHED = "an object that runs opmux's function when it is launched; it cannot be called from another Triton kernel"
 _NO_KERNEL = "can be imported; a launch raises an error that names the function to use"
 _APPLY = "has `apply`, but is not an `autograd.Function`: it cannot be subclassed with a new `forward`"
+_FORWARD = (
+    "transformers' own forward, with our loss: takes the arguments of the installed transformers; logits are computed "
+    "when they are read, and not None"
+)
 _NO_EFFECT = "Liger's value on CUDA, on every device; it has no effect"
 DIFFERENT: dict[str, str] = {
+    "transformers.model.* *_forward": _FORWARD,
+    "transformers.model.* *_forward_*": _FORWARD,
+    "transformers.monkey_patch *_lce_forward": _FORWARD,
+    "transformers.moe LigerExpertParallelFusedMoe": "raises if the process group has more than one process",
+    "triton* *": "has no effect: Triton's own cache manager writes files atomically",
     "ops* Liger*Function": _APPLY,
     "ops* GrpoLossFunction": _APPLY,
     "chunked_loss* Liger*Function": _APPLY,
@@ -46,6 +44,7 @@ DIFFERENT: dict[str, str] = {
     "ops.experimental.mm_int8int2 pack_weights": "does not modify its argument",
     "ops.mhc mhc_split_sinkhorn_fwd": "`return_hist=True` raises; `mhc_sinkhorn_bwd` needs no history",
     "ops* *_kernel": _LAUNCHED,
+    "ops.backends* register_impl": "stores the implementation and warns; `register_vendor` makes opmux run functions",
     "ops* MAX_FUSED_SIZE": _NO_EFFECT,
     "ops* LOG2_E": _NO_EFFECT,
     "ops* BLOCK_M_TOKEN": _NO_EFFECT,

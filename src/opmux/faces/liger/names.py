@@ -15,7 +15,7 @@ from ...core import machine
 from ...core.default import get_default_manager
 from ...core.errors import nearest
 from ...machine import liger_names, vendors
-from . import left
+from . import left, model_names
 from .imported import IMPORTED
 from .patched_models import MODELS
 
@@ -145,6 +145,7 @@ MORE: dict[str, dict[str, str]] = {
     "chunked_loss.fused_linear_preference": {"bases": "LigerFusedLinearPreferenceBase"},
     "chunked_loss.fused_linear_unpaired_preference": {"bases": "LigerFusedLinearUnpairedPreferenceBase"},
     "chunked_loss.grpo_loss": {"policy": "clip_coef_fn get_gamma_weights k3_loss_fn sapo_loss_fn"},
+    "env_report": {"report": "print_env_report"},
     "megatron.monkey_patch": {"launching": "logger"},
     "megatron.swiglu": {"launching": "logger"},
     "ops.cross_entropy": {"kernels": "liger_cross_entropy_kernel", "constants": "LOG2_E MAX_FUSED_SIZE"},
@@ -182,12 +183,18 @@ MORE: dict[str, dict[str, str]] = {
         "constants": "MAX_FUSED_SIZE",
     },
     "transformers.auto_model": {"launching": "logger"},
+    "transformers.fsdp": {"sharding": "_FSDPForwardRedirection"},
+    "transformers.moe": {"expert_parallel": "LigerExpertParallelFusedMoe"},
     "transformers.monkey_patch": {
         "launching": "logger",
         "patching": (
             "PEFT_AVAILABLE transformer_version MIN_SUPPORTED_TRANSFORMERS_VERSION IS_TRANSFORMERS_V5_OR_LATER"
         ),
     },
+    "transformers.trainer": {"trainers": "LigerORPOTrainer"},
+    "transformers.trainer.orpo_trainer": {"trainers": "LigerORPOTrainer LigerFusedLinearORPOLoss"},
+    "triton": {"triton_cache": "apply_liger_triton_cache_manager"},
+    "triton.monkey_patch": {"triton_cache": "apply_liger_triton_cache_manager LigerTritonFileCacheManager"},
     "utils": {"patching": "PEFT_AVAILABLE"},
 }
 
@@ -237,6 +244,8 @@ def _tables() -> dict[str, Homes]:
         table = tables.setdefault(module, {})
         for file, names in by_file.items():
             table |= _homes(names, file)
+    tables |= model_names.tables()
+    tables["transformers.monkey_patch"] |= model_names.forwards_of_patches()
     for source, importers in IMPORTED.items():
         for module, names in importers.items():
             tables[module] |= _homes(names, f"{LIBRARY}.{source}")
