@@ -1,8 +1,9 @@
 """Writes the pages that are generated from the code.
 
 `docs/ops.md`, `docs/ops/` and `docs/tex.md` come from the specs, `docs/settings.md` from the knobs,
-`docs/new-backend.md` from the guide in the vendors' folder, `docs/aten_coverage.md` from ATen's schemas, and the table
-of tested versions in `docs/installing.md` from `tools/tested.json`.
+`docs/new-backend.md` from the guide in the vendors' folder, `docs/aten_coverage.md` from ATen's schemas, the table
+of tested versions in `docs/installing.md` from `tools/tested.json`, and the table in `docs/liger.md` from the census of
+Liger's names.
 
     python tools/docs.py [--check] [DIR]
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import aten_coverage
+import liger_census
 import measured
 import op_pages
 import stubs
@@ -150,12 +152,19 @@ def _from_docs(link: str) -> str:
     return page if page != link else f"../src/opmux/backends/{link}"
 
 
+def liger_page() -> str:
+    """docs/liger.md with a new table of names; the rest of the page is written by hand."""
+    page = Path(__file__).parents[1] / "docs" / "liger.md"
+    return liger_census.page(page.read_text(encoding="utf-8"))
+
+
 PAGES = {
     "settings.md": settings_page,
     "new-backend.md": vendor_page,
     "tex.md": tex_page,
     "aten_coverage.md": aten_coverage.page,
     "installing.md": tested.page,
+    "liger.md": liger_page,
 }
 
 

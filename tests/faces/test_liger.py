@@ -1,15 +1,17 @@
 """opmux serves `liger_kernel`: names and signatures are Liger's, and each function matches torch's formula.
 
-`liger_signatures.txt` has the public signatures of Liger-Kernel 0.8.2 (for mlp, of the next version), without
-annotations.
+`liger_signatures.txt` has the public names of Liger-Kernel 0.8.2 (for mlp, of the next version), and their arguments
+without annotations; `tools/liger_census.py` writes it.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import importlib.util
 import inspect
 import pickle
+import re
 import sys
 import types
 from pathlib import Path
@@ -22,32 +24,19 @@ import torch.nn.functional as F
 from opmux.core import BackendImplKind, OpImpl, specs
 from opmux.core.registry import Fit
 from opmux.faces import compat
-from opmux.faces.liger import names
+from opmux.faces.liger import left, names
 from opmux.faces.models import logits, modules
 from opmux.machine import liger_names
 
-TABLE = [line.split(" ", 2) for line in (Path(__file__).parent / "liger_signatures.txt").read_text().splitlines()]
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import liger_census  # noqa: E402
 
-# Names in Liger that opmux does not provide: base classes and internals of its kernels.
-LEFT_OUT = set(
-    """
-    LigerFusedLinearDistillationBase LigerFusedLinearPPOBase LigerFusedLinearPreferenceBase
-    LigerFusedLinearUnpairedPreferenceBase LigerExpertParallelFusedMoe register_impl select_impl
-    clip_coef_fn compute_routing_metadata fused_neighborhood_attention_forward get_gamma_weights get_num_warps
-    k3_loss_fn kldiv_backward_triton kldiv_forward_triton mhc_mm_norm_bwd mhc_mm_norm_fwd mhc_post_res_bwd
-    mhc_post_res_fwd mhc_pre_bwd mhc_pre_fwd mhc_sinkhorn_bwd mhc_split_sinkhorn_fwd sapo_loss_fn
-    tv_distance_forward_triton tvd_backward_triton
-    """.split()
-)
-# Names in opmux that the table of signatures lacks: attributes, and names from the document on vendors.
-MORE = {
-    "CrossEntropyOutput",
-    "MODEL_TYPE_TO_APPLY_LIGER_FN",
-    "_replace_with_vendor_ops",
-    "amp_custom_bwd",
-    "amp_custom_fwd",
-    "torch_to_triton_dtype",
-}
+NEED_PACKAGES = ("transformers.model.", "transformers.trainer", "transformers.monkey_patch")  # trl, new models
+METHODS = ("__init__", "forward", "apply")
+TABLE = [row for row in liger_census.rows() if row.what.startswith("(")]
+# Names in opmux that the table of signatures lacks, from the document on vendors.
+MORE = {"_FSDPForwardRedirection", "_replace_with_vendor_ops"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,41 +52,108 @@ def served():
     return {(module, name) for module, at in modules.items() for name in at.homes}
 
 
+def found(module, name):
+    """What a module has under a name; None if the installed packages lack what it needs."""
+    try:
+        return getattr(importlib.import_module(f"liger_kernel.{module}".rstrip(".")), name)
+    except (ImportError, AttributeError):
+        if module.startswith(NEED_PACKAGES):
+            return None
+        raise
+
+
 def plain(signature):
-    """A signature without annotations, and without its first parameter if that is `self`."""
+    """A signature without annotations, and without the first parameters `self`, `cls` and `ctx`."""
     params = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-    params = params[1:] if params and params[0].name in ("self", "cls") else params
+    while params and params[0].name in ("self", "cls", "ctx"):
+        params = params[1:]
     return str(inspect.Signature(params))
 
 
 @pytest.mark.parametrize("module", sorted({module for module, _ in served() if module}))
 def test_signatures_match_ligers(module):
-    liger_module = importlib.import_module(f"liger_kernel.{module}")
-    rows = {name: text for where, name, text in TABLE if where == module}
+    of_transformers = lambda row: module.startswith("transformers.model.") and "_forward" in row.name
+    rows = {row.name: row.what for row in TABLE if row.module == module and not of_transformers(row)}
     wrong = {}
     for name, text in rows.items():
         first, _, member = name.partition(".")
-        if (module, first) not in served():
+        if (module, first) not in served() or (member and member not in METHODS and left.different(module, first)):
             continue
-        theirs = getattr(liger_module, first)
+        theirs = found(module, first)
+        if theirs is None:
+            continue
+        if member == "apply" and issubclass(theirs, torch.autograd.Function):
+            member = "forward"  # apply has the arguments after ctx
         theirs = getattr(theirs, member) if member else theirs
-        if (signature := plain(inspect.signature(theirs))) != text:
+        if (signature := plain(inspect.signature(theirs))) != text.replace("=BLOCK_M_TOKEN", "=64"):
             wrong[name] = signature, text
     assert not wrong
 
 
-def test_modules_have_exactly_ligers_names():
-    """opmux has no names beyond Liger's and MORE, lacks only LEFT_OUT, and can import every name."""
-    known = {(module, name.partition(".")[0]) for module, name, _ in TABLE}
-    ours = served()
-    assert {name for _, name in ours} - {name for _, name in known} == MORE
-    assert {name for _, name in known - ours} == LEFT_OUT
-    for module, name in sorted(ours):
-        getattr(importlib.import_module(f"liger_kernel.{module}".rstrip(".")), name)
+def test_every_name_of_liger_is_served_or_refused_with_a_reason():
+    """opmux has no names beyond Liger's and MORE, and can import every name that it serves."""
+    states = liger_census.states()
+    assert [f"{module}.{name}" for (module, name), state in states.items() if state.kind == "missing"] == []
+    assert {name for _, name in served()} - {name for _, name in states} == MORE
+    for module, name in sorted(served()):
+        found(module, name)
+
+
+def test_every_reason_applies_to_a_name():
+    states = liger_census.states()
+    for table, kind in ((left.REFUSED, "refused"), (left.DIFFERENT, "different")):
+        used = {state.why for state in states.values() if state.kind == kind}
+        assert set(table.values()) == used
+    for pattern in [*left.REFUSED, *left.DIFFERENT]:
+        of_module, of_name = pattern.split(" ")
+        assert any(fnmatch.fnmatchcase(m, of_module) and fnmatch.fnmatchcase(n, of_name) for m, n in states), pattern
+
+
+def test_the_page_has_the_generated_table():
+    page = (ROOT / "docs" / "liger.md").read_text(encoding="utf-8")
+    assert liger_census.page(page) == page
+
+
+def test_a_refused_name_says_why():
+    import liger_kernel.ops.experimental.embedding as at
+
+    assert not hasattr(at, "no_such_name")
+    for (module, name), state in liger_census.states().items():
+        if state.kind == "refused" and name and f"liger_kernel.{module}" in names.MODULES:
+            with pytest.raises(AttributeError, match=re.escape(state.why)):
+                getattr(importlib.import_module(f"liger_kernel.{module}"), name)
+
+
+def test_the_census_reads_an_original(tmp_path):
+    """A name that a new version of Liger adds is found, with its arguments, and counts as missing."""
+    package = tmp_path / "liger_kernel"
+    (package / "ops").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "ops" / "rope.py").write_text(
+        "from liger_kernel.ops.utils import ensure_contiguous as contiguous\n"
+        "import triton\nSIZE, _PRIVATE = 1, 2\nLIMIT: int = 3\n"
+        "def new_function(a, *, b=1e-6, **more): pass\n"
+        "@triton.jit\ndef new_kernel(x_ptr, n): pass\n"
+        "class NewFunction(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x): pass\n"
+        "    @staticmethod\n    def backward(ctx, dy): pass\n",
+        encoding="utf-8",
+    )
+    found = liger_census.original(tmp_path)
+    assert found == [
+        ("ops.rope", "contiguous", "from ops.utils"),
+        ("ops.rope", "SIZE", "constant"),
+        ("ops.rope", "LIMIT", "constant"),
+        ("ops.rope", "new_function", "(a, *, b=1e-06, **more)"),
+        ("ops.rope", "new_kernel", "kernel (x_ptr, n)"),
+        ("ops.rope", "NewFunction.apply", "(x)"),
+    ]
+    assert {liger_census.state(row).kind for row in found} == {"missing"}
 
 
 NOT_OF_NN = {  # opmux.nn has no counterpart
-    "LigerBlockSparseTop2MLP", "LigerFusedNeighborhoodAttentionLayer", "LigerKLDIVLoss", "LigerMegatronRMSNorm",
+    "LigerBlockSparseTop2MLP", "LigerExpertParallelFusedMoe",
+    "LigerFusedNeighborhoodAttentionLayer", "LigerKLDIVLoss", "LigerMegatronRMSNorm",
     "LigerMegatronSwiGLU",
 }  # fmt: skip
 
@@ -106,7 +162,7 @@ def test_modules_are_subclasses_of_opmux_nn():
     import opmux
 
     ours = tuple(getattr(opmux.nn, name) for name in opmux.nn.__all__)
-    members = [getattr(importlib.import_module(f"liger_kernel.{module}"), name) for module, name in served() if module]
+    members = [found(module, name) for module, name in served() if module]
     classes = [c for c in members if isinstance(c, type) and issubclass(c, torch.nn.Module)]
     assert {c.__name__ for c in classes if not issubclass(c, ours)} == NOT_OF_NN
 

@@ -26,6 +26,9 @@ __all__ = [
 _MODULE_OF = {"infer_device": "opmux.machine.devices"}
 _MODULE_OF |= dict.fromkeys(("Autograd", "BadVendor", "Target", "implements"), "opmux.machine.vendors")
 _MODULE_OF |= {"VENDOR_REGISTRY": "opmux.backends.registry", "VendorInfo": "opmux.backends.registry"}
+_MODULE_OF |= dict.fromkeys(
+    ("IMPL_REGISTRY", "ImplInfo", "LIGER_KERNEL_IMPL_ENV", "register_impl", "select_impl"), "opmux.backends.registry"
+)
 _MODULE_OF |= {"VendorInfoBase": "opmux.backends.registry", "register_vendor": "opmux.backends.registry"}
 
 

@@ -91,15 +91,32 @@ def mhc_coeffs(
         raise BadArgument.of("mhc_coeffs", "b", f"have shape {(size,)}", str(tuple(b.shape)), ValueError)
     if tmax < 1:
         raise BadArgument.of("mhc_coeffs", "tmax", "be at least 1", str(tmax), ValueError)
-    mix = _normed_product(x.reshape(-1, streams * channels), phi, rms_eps)
-    pre, post, mixed = mix.split([streams, streams, streams * streams], -1)
-    b_pre, b_post, b_res = b.to(mix.dtype).split([streams, streams, streams * streams])
-    a_pre, a_post, a_res = (a.reshape(()).to(mix.dtype) for a in (alpha_pre, alpha_post, alpha_res))
-    h_pre = torch.sigmoid(pre * a_pre + b_pre) + pre_eps
-    h_post = torch.sigmoid(post * a_post + b_post) * post_mult
-    logits = (mixed * a_res + b_res).view(-1, streams, streams)
+    mix = normed_product(x.reshape(-1, streams * channels), phi, rms_eps)
+    pre, post, logits = mhc_logits(mix, b, alpha_pre, alpha_post, alpha_res, streams)
+    h_pre = torch.sigmoid(pre) + pre_eps
+    h_post = torch.sigmoid(post) * post_mult
     h_res = residual.sinkhorn(logits, tmax, sinkhorn_eps)
     return h_pre.view(*lead, streams), h_post.view(*lead, streams), h_res.view(*lead, streams, streams)
+
+
+def mhc_logits(
+    mix: Tensor, b: Tensor, alpha_pre: Tensor, alpha_post: Tensor, alpha_res: Tensor, streams: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The arguments of mhc_coeffs' sigmoids [rows, S], [rows, S] and of its Sinkhorn [rows, S, S]; mix is x phi / rms.
+
+    Args:
+        mix: float [rows, S * S + 2 * S].
+        b: as in mhc_coeffs.
+        alpha_pre: as in mhc_coeffs.
+        alpha_post: as in mhc_coeffs.
+        alpha_res: as in mhc_coeffs.
+        streams: S.
+    """
+    sizes = [streams, streams, streams * streams]
+    scales = (a.reshape(()).to(mix.dtype) for a in (alpha_pre, alpha_post, alpha_res))
+    parts = zip(mix.split(sizes, -1), scales, b.to(mix.dtype).split(sizes), strict=True)
+    pre, post, mixed = (part * scale + shift for part, scale, shift in parts)
+    return pre, post, mixed.view(-1, streams, streams)
 
 
 def mhc_pre(x: Tensor, h_pre: Tensor) -> Tensor:
@@ -198,7 +215,7 @@ def _check_streams(name: str, x: Tensor) -> None:
         raise BadArgument.of(name, "x", "be [..., streams, channels], not empty", str(tuple(x.shape)), ValueError)
 
 
-def _normed_product(x: Tensor, phi: Tensor, eps: float) -> Tensor:
+def normed_product(x: Tensor, phi: Tensor, eps: float) -> Tensor:
     """x phi / rms(x) for each row, in float32 (float64 for float64), without a float32 copy of x."""
     if x.dtype is not phi.dtype:
         x, phi = (t.to(torch.promote_types(torch.promote_types(x.dtype, phi.dtype), torch.float32)) for t in (x, phi))
@@ -223,14 +240,22 @@ class _NormedProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, phi, mix, rstd = ctx.saved_tensors
         (dmix,) = grads
-        dz = (dmix * rstd).to(x.dtype)
-        dx = dphi = None
-        if ctx.needs_input_grad[0]:
-            along = (dmix * mix).sum(-1, keepdim=True) * rstd * rstd / x.shape[-1]
-            dx = (gemm.gemm(dz, phi, trans_b=True, out_dtype=mix.dtype) - along * x).to(x.dtype)
-        if ctx.needs_input_grad[1]:
-            dphi = gemm.gemm(x, dz, trans_a=True)
+        dx, dphi = normed_product_bwd(dmix, x, phi, mix, rstd, *ctx.needs_input_grad[:2])
         return dx, dphi, None
+
+
+def normed_product_bwd(
+    dmix: Tensor, x: Tensor, phi: Tensor, mix: Tensor, rstd: Tensor, of_x: bool = True, of_phi: bool = True
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and phi in mix = x phi rstd(x), for rstd [rows, 1]; None for one that is not needed."""
+    dz = (dmix * rstd).to(x.dtype)
+    dx = dphi = None
+    if of_x:
+        along = (dmix * mix).sum(-1, keepdim=True) * rstd * rstd / x.shape[-1]
+        dx = (gemm.gemm(dz, phi, trans_b=True, out_dtype=mix.dtype) - along * x).to(x.dtype)
+    if of_phi:
+        dphi = gemm.gemm(x, dz, trans_a=True)
+    return dx, dphi
 
 
 # ---- several tokens at a time ---------------------------------------------------------------------------------------

@@ -367,9 +367,10 @@ def _loss(options: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
         clipped = (ratio > options.eps_high) & (advantage > 0)
     elif options.loss_type == "sapo":
         slope = _chosen(advantage > 0, options.sapo_temperature_pos, options.sapo_temperature_neg, x.dtype)
-        losses = -4 / slope * torch.sigmoid(slope * (ratio - 1)) * advantage
+        losses = -sapo_gate(ratio, slope) * advantage
     elif options.loss_type == "vespo":
-        losses = -_vespo_weight(options, log_ratio.detach(), advantage, correction) * advantage * x
+        parameters = options.vespo_k_pos, options.vespo_lambda_pos, options.vespo_k_neg, options.vespo_lambda_neg
+        losses = -vespo_weight(log_ratio.detach(), advantage, correction, *parameters) * advantage * x
         correction = None  # the weight already includes the correction
     else:
         low, high = 1 - options.eps_low, 1 + options.eps_high
@@ -380,8 +381,7 @@ def _loss(options: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
         losses = losses * correction
     kl = None
     if options.beta and tokens.ref is not None:
-        difference = in_mask(tokens.ref) - x
-        kl = torch.expm1(difference) - difference  # exp(d) - d - 1, without its rounding error near d = 0
+        kl = k3(in_mask(tokens.ref) - x)
         kl = kl * ratio if options.use_bias_correction_kl else kl
         losses = losses + options.beta * kl
     losses, clipped = losses * mask, clipped & keep  # the product also expands a sequence's value to its tokens
@@ -393,15 +393,33 @@ def _loss(options: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
     return GRPOOutput(_reduced(options, losses, mask), *means)
 
 
-def _vespo_weight(options: _GRPOOptions, log_ratio: Tensor, advantage: Tensor, correction: Tensor | None) -> Tensor:
+def k3(difference: Tensor) -> Tensor:
+    """An estimate of a divergence, exp(d) - d - 1, without the rounding error of that near d = 0."""
+    return torch.expm1(difference) - difference
+
+
+def sapo_gate(ratio: Tensor, slope: Tensor | float) -> Tensor:
+    """4 / slope * sigmoid(slope * (ratio - 1)): SAPO's replacement of a clipped ratio."""
+    return 4 / slope * torch.sigmoid(slope * (ratio - 1))
+
+
+def vespo_weight(
+    log_ratio: Tensor,
+    advantage: Tensor,
+    correction: Tensor | None,
+    k_pos: float,
+    lambda_pos: float,
+    k_neg: float,
+    lambda_neg: float,
+) -> Tensor:
     """phi(w) = e^l * w^k * e^(-l * w), which is 1 for w = 1. The clamps are the same as in TRL's trainer."""
     minimum = math.log(1e-8)
     log_w = log_ratio.clamp(-20.0, 20.0).sum(-1, keepdim=True)
     if correction is not None:
         log_w = log_w + correction.log().clamp(minimum, 20.0).sum(-1, keepdim=True)
     log_w = log_w.clamp(minimum, 20.0)
-    k = _chosen(advantage >= 0, options.vespo_k_pos, options.vespo_k_neg, log_w.dtype)
-    slope = _chosen(advantage >= 0, options.vespo_lambda_pos, options.vespo_lambda_neg, log_w.dtype).clamp(min=1e-4)
+    k = _chosen(advantage >= 0, k_pos, k_neg, log_w.dtype)
+    slope = _chosen(advantage >= 0, lambda_pos, lambda_neg, log_w.dtype).clamp(min=1e-4)
     return torch.exp(slope + k * log_w - slope * log_w.exp())
 
 
@@ -424,10 +442,10 @@ def _reduced(options: _GRPOOptions, losses: Tensor, mask: Tensor) -> Tensor:
         if options.importance_sampling_level == "sequence":
             return losses.sum() / batch  # each loss is already divided by the length, so the sum is a mean
         return (losses * lengths).sum() / (batch * length)
-    return losses.sum() / _tokens_of_a_process(lengths.sum(), options.num_items_in_batch)
+    return losses.sum() / tokens_of_a_process(lengths.sum(), options.num_items_in_batch)
 
 
-def _tokens_of_a_process(local: Tensor, total: Tensor | float | None) -> Tensor | float:
+def tokens_of_a_process(local: Tensor, total: Tensor | float | None) -> Tensor | float:
     """The number of tokens of the batch, averaged over processes, at least 1."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     processes = torch.distributed.get_world_size() if distributed else 1

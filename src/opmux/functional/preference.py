@@ -126,7 +126,7 @@ class LogProbs(NamedTuple):
             return self.tokens(input, weight, target, bias, "ref_")
 
 
-class _Batch:
+class SequenceBatch:
     """The log-probabilities of a batch of sequences, and the log-ratios to the reference model if there is one."""
 
     def __init__(
@@ -185,7 +185,7 @@ def _pair_loss(
     if target.shape[0] % 2:
         expected = "have an even batch: the chosen sequences, then the rejected ones"
         raise BadArgument.of(model.name, "target", expected, str(tuple(target.shape)))
-    batch = _Batch(model, options.average, input, weight, target, bias, *reference)
+    batch = SequenceBatch(model, options.average, input, weight, target, bias, *reference)
     ratios = batch.log_ratios / batch.counts if options.average_ratio and not options.average else batch.log_ratios
     loss = formula(ratios[:pairs], ratios[pairs:]).mean()
     nll = loss.new_zeros(())
@@ -496,7 +496,7 @@ def fused_linear_kto(
         expected = f"have one element, or shape {tuple(target.shape[:1])}"
         raise BadArgument.of(name, "kl", expected, str(tuple(kl.shape)))
     model = LogProbs(name, 1.0, ignore_index, accum_dtype)
-    batch = _Batch(model, average_log_prob, input, weight, target, bias, ref_input, ref_weight, ref_bias)
+    batch = SequenceBatch(model, average_log_prob, input, weight, target, bias, ref_input, ref_weight, ref_bias)
     chosen = preference_labels.bool()
     gain = batch.log_ratios
     if kl is not None:

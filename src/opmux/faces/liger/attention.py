@@ -217,6 +217,28 @@ class LigerFusedNeighborhoodAttentionFunction(LigerFunction):
         return attention_variants.neighborhood_attention(query, key, value, kernel_size, dilation, scale)
 
 
+def fused_neighborhood_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel_size: int = 7,
+    dilation: int = 1,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> tuple[Tensor, Tensor, tuple[None, None, None]]:
+    """Returns the result, the weights [batch, heads, length, length], and three times None."""
+    if return_lse:
+        raise BadArgument.of("fused_neighborhood_attention_forward", "return_lse", "be False", "True")
+    options = kernel_size, dilation, scale
+    output = attention_variants.neighborhood_attention(query, key, value, *options)
+    # The weights are the result for the unit matrix as values, in slices that are as wide as the heads.
+    length, width = key.shape[2], key.shape[3]
+    unit = torch.eye(length, -(-length // width) * width, dtype=key.dtype, device=key.device)
+    slices = (part.expand(*key.shape[:2], -1, -1).contiguous() for part in unit.split(width, -1))
+    weights = torch.cat([attention_variants.neighborhood_attention(query, key, s, *options) for s in slices], -1)
+    return output, weights[..., :length], (None, None, None)
+
+
 liger_fused_neighborhood_attention = functional(
     "liger_fused_neighborhood_attention", LigerFusedNeighborhoodAttentionFunction
 )

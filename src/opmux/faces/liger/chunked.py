@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from ...core.errors import BadArgument
 from ...functional import distillation, grpo, preference
 from ...nn import preference as modules
+from .bases import RejectedByAssertion, importance_of_sequences
 from .function import Alias, LigerFunction, LigerModule
 
 # ---- Functions -------------------------------------------------------------------------------------------------------
@@ -104,6 +106,18 @@ class LigerFusedLinearGRPOFunction(
 
     `use_ref_model` has no effect: if beta is not 0, a given reference model is used.
     """
+
+    @classmethod
+    def call(cls, args: dict[str, Any]) -> Any:
+        name = cls.__name__
+        if args["use_ref_model"] and args["ref_per_token_logps"] is None and args["ref_input"] is None:
+            expected = "be given, or ref_input, for use_ref_model=True"
+            raise RejectedByAssertion(name, "ref_per_token_logps", expected, "None")
+        if args["loss_type"] == "dr_grpo" and args["max_completion_length"] is None:
+            raise RejectedByAssertion(name, "max_completion_length", "be given for loss_type='dr_grpo'", "None")
+        shape = args["selected_token_ids"].shape
+        args["vllm_is_ratio"] = importance_of_sequences(name, args["vllm_is_ratio"], shape)
+        return super().call(args)
 
 
 class DistillationFunction(LigerFunction):
@@ -230,6 +244,12 @@ class LigerFusedLinearGRPOLoss(
     """`LigerFusedLinearGRPOFunction` with its options as attributes."""
 
     epsilon_low, epsilon_high = Alias("eps_low"), Alias("eps_high")
+
+    def check(self) -> None:
+        for name in ("sapo_temperature_pos", "sapo_temperature_neg", "delta"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise BadArgument.of(type(self).__name__, name, "be greater than 0", str(value))
 
 
 SOFT_AND_HARD = (

@@ -46,12 +46,41 @@ class LigerKLDIVLoss(nn.KLDivLoss):
         return ops.LigerKLDivLossFunction.apply(y_pred, y_true, self.reduction, self.log_target, self.eps)
 
 
+def kldiv_forward_triton(y_pred: Tensor, y_true: Tensor, log_target: bool, reduction: str, eps: float) -> Tensor:
+    """KL(y_true || exp(y_pred)), reduced, in float32 or wider."""
+    wide = y_pred.to(torch.promote_types(y_pred.dtype, torch.float32))
+    return divergences.kl_div(wide, y_true, reduction=reduction, log_target=log_target, eps=eps)
+
+
+def kldiv_backward_triton(target: Tensor, grad_output: Tensor, new_grads: Tensor, log_target: bool) -> Tensor:
+    """Writes the gradient of the sum to new_grads, and returns it times grad_output."""
+    loss = lambda x: divergences.kl_div(x, target, reduction="sum", log_target=log_target)
+    _, (gradient,) = with_gradients(loss, torch.zeros_like(new_grads).requires_grad_())
+    assert gradient is not None
+    return new_grads.copy_(gradient) * grad_output
+
+
 class LigerTVDLossFunction(
     LigerFunction,
     calls=divergences.tvd,
     takes="p, q, shift_labels=None, reduction='batchmean', ignore_index=-100",
 ):
     """Total variation distance: half the sum of |p - q|."""
+
+
+def tv_distance_forward_triton(
+    p: Tensor, q: Tensor, shift_labels: Tensor | None, reduction: str, ignore_index: int, has_label: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the distance, in float32 or wider, and the gradient of p."""
+    marked = shift_labels if has_label else None
+    loss = lambda x: divergences.tvd(x, q, marked, reduction=reduction, ignore_index=ignore_index)
+    result, (gradient,) = with_gradients(loss, p.detach().requires_grad_())
+    return result.to(torch.promote_types(p.dtype, torch.float32)), gradient
+
+
+def tvd_backward_triton(grad_output: Tensor, grads: Tensor) -> Tensor:
+    """The gradient that the forward returned, times the gradient of the loss."""
+    return grads * grad_output
 
 
 liger_tvd = functional(

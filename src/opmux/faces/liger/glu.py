@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadArgument
@@ -12,6 +13,7 @@ from ...functional import glu, mlp, moe
 from ...nn.mlp import GEGLUMLP, SILU, GatedMLP, GateUpSwiGLUMLP, SwiGLUMLP, TiledGEGLUMLP, TiledSwiGLUMLP
 from ...nn.moe import Experts
 from ...specs import activation
+from .constants import BLOCK_M_TOKEN
 from .function import LigerFunction
 from .names import ops
 
@@ -114,6 +116,31 @@ def apply_tiled_mlp(
     """Calls fn(mlp_module, x) on shards of the sequence; the default number of shards is ceil(length / width of x)."""
     shards = -(-x.shape[-2] // x.shape[-1]) if num_shards is None else num_shards
     return ops.LigerTiledMLPFunction.apply(fn, mlp_module, x, shards, compute_params)
+
+
+def compute_routing_metadata(
+    topk_indices: Tensor, E: int, block_m_token: int = BLOCK_M_TOKEN
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """How tokens are sorted by their experts, as int32 tensors.
+
+    Returns:
+        The tokens of each expert [E], the first row of each expert [E + 1], the token of each row, the position in
+        topk_indices of each row, the row of each position, and for each tile of block_m_token rows its first row and
+        its expert. Rows of one expert have the order of their positions.
+    """
+    experts = topk_indices.flatten().long()
+    order = torch.argsort(experts, stable=True)
+    reverse = torch.empty_like(order)
+    reverse[order] = torch.arange(len(order), device=order.device)
+    counts = torch.bincount(experts, minlength=E)
+    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    tiles = (counts + block_m_token - 1) // block_m_token
+    tile_expert = torch.repeat_interleave(torch.arange(E, device=counts.device), tiles)
+    first_tile = (tiles.cumsum(0) - tiles)[tile_expert]
+    in_expert = torch.arange(len(tile_expert), device=counts.device) - first_tile
+    tile_row_start = starts[tile_expert] + in_expert * block_m_token
+    found = counts, starts, order // topk_indices.shape[1], order, reverse, tile_row_start, tile_expert
+    return tuple(t.int() for t in found)  # pyright: ignore[reportReturnType]
 
 
 class LigerFusedMoEFunction(LigerFunction):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import BadArgument
+from ...core.log import logger as logger
 from ...machine import devices
 
 MAX_BLOCK = 65536  # the longest row that Liger's kernels load as one block
@@ -48,9 +49,14 @@ def calculate_settings(n: int) -> tuple[int, int]:
     block = 1 << max(n - 1, 0).bit_length()
     if block > MAX_BLOCK:
         raise BadArgument.of("calculate_settings", "n", f"be at most {MAX_BLOCK}, for a row in one block", str(n))
-    if block >= 32768:
-        return block, 16 if is_hip() else 32
-    return block, 16 if block >= 8192 else 8 if block >= 2048 else 4
+    return block, get_num_warps(block)
+
+
+def get_num_warps(BLOCK_SIZE: int) -> int:
+    """The number of warps for a kernel that loads blocks of this size."""
+    if BLOCK_SIZE >= 32768:
+        return 16 if is_hip() else 32
+    return 16 if BLOCK_SIZE >= 8192 else 8 if BLOCK_SIZE >= 2048 else 4
 
 
 def compare_version(package: str, operator: Callable[[Any, Any], bool], target: str) -> bool:

@@ -15,6 +15,8 @@ from ...core import machine
 from ...core.default import get_default_manager
 from ...core.errors import nearest
 from ...machine import liger_names, vendors
+from . import left, model_names
+from .imported import IMPORTED
 from .patched_models import MODELS
 
 LIBRARY = "liger_kernel"
@@ -136,7 +138,68 @@ LAUNCHING = (
     "get_amp_custom_fwd_bwd get_npu_core_count is_hip set_large_grf_mode torch_to_triton_dtype"
 )
 
-Homes = dict[str, str]  # name -> the file of this package that defines it
+# Module of Liger -> further names, by the file of this package that defines them; "file:attribute" under another name.
+MORE: dict[str, dict[str, str]] = {
+    "chunked_loss.fused_linear_distillation": {"bases": "LigerFusedLinearDistillationBase"},
+    "chunked_loss.fused_linear_ppo": {"bases": "LigerFusedLinearPPOBase"},
+    "chunked_loss.fused_linear_preference": {"bases": "LigerFusedLinearPreferenceBase"},
+    "chunked_loss.fused_linear_unpaired_preference": {"bases": "LigerFusedLinearUnpairedPreferenceBase"},
+    "chunked_loss.grpo_loss": {"policy": "clip_coef_fn get_gamma_weights k3_loss_fn sapo_loss_fn"},
+    "env_report": {"report": "print_env_report"},
+    "megatron.monkey_patch": {"launching": "logger"},
+    "megatron.swiglu": {"launching": "logger"},
+    "ops.cross_entropy": {"kernels": "liger_cross_entropy_kernel", "constants": "LOG2_E MAX_FUSED_SIZE"},
+    "ops.experimental.embedding": {"kernels": "embedding_forward_kernel embedding_backward_kernel"},
+    "ops.fused_linear_cross_entropy": {"constants": "MAX_FUSED_SIZE"},
+    "ops.fused_linear_jsd": {"constants": "MAX_FUSED_SIZE"},
+    "ops.experimental.mm_int8int2": {"kernels": "matmul_kernel", "int2": "matmul pack_weights unpack_weights"},
+    "ops.fused_moe": {"constants": "BLOCK_M_TOKEN", "glu": "compute_routing_metadata"},
+    "ops.fused_moe_kernels": {},
+    "ops.fused_neighborhood_attention": {"attention": "fused_neighborhood_attention_forward"},
+    "ops.group_norm": {"constants:MAX_FUSED_SIZE_OF_NORMS": "MAX_FUSED_SIZE"},
+    "ops.jsd": {"constants:MAX_FUSED_SIZE_OF_NORMS": "MAX_FUSED_SIZE"},
+    "ops.kl_div": {
+        "constants:MAX_FUSED_SIZE_OF_DISTANCES": "MAX_FUSED_SIZE",
+        "constants": "REDUCTION_LITERAL",
+        "launching": "get_num_warps",
+        "divergences": "kldiv_forward_triton kldiv_backward_triton",
+    },
+    "ops.mhc": {
+        "hyper_connections": (
+            "mhc_mm_norm_fwd mhc_mm_norm_bwd mhc_split_sinkhorn_fwd mhc_sinkhorn_bwd mhc_pre_fwd mhc_pre_bwd "
+            "mhc_post_res_fwd mhc_post_res_bwd"
+        )
+    },
+    "ops.swiglu": {"kernels": "silu"},
+    "ops.tvd": {
+        "constants:MAX_FUSED_SIZE_OF_DISTANCES": "MAX_FUSED_SIZE",
+        "constants": "REDUCTION_LITERAL",
+        "launching": "get_num_warps",
+        "divergences": "tv_distance_forward_triton tvd_backward_triton",
+    },
+    "ops.utils": {"kernels": "element_mul_kernel"},
+    "ops.vocab_parallel_cross_entropy": {
+        "kernels": "liger_vocab_parallel_ce_forward_kernel liger_vocab_parallel_ce_backward_kernel",
+        "constants": "MAX_FUSED_SIZE",
+    },
+    "transformers.auto_model": {"launching": "logger"},
+    "transformers.fsdp": {"sharding": "_FSDPForwardRedirection"},
+    "transformers.moe": {"expert_parallel": "LigerExpertParallelFusedMoe"},
+    "transformers.monkey_patch": {
+        "launching": "logger",
+        "patching": (
+            "PEFT_AVAILABLE transformer_version MIN_SUPPORTED_TRANSFORMERS_VERSION IS_TRANSFORMERS_V5_OR_LATER"
+        ),
+    },
+    "transformers.trainer": {"trainers": "LigerORPOTrainer"},
+    "transformers.trainer.orpo_trainer": {"trainers": "LigerORPOTrainer LigerFusedLinearORPOLoss"},
+    "triton": {"triton_cache": "apply_liger_triton_cache_manager"},
+    "triton.monkey_patch": {"triton_cache": "apply_liger_triton_cache_manager LigerTritonFileCacheManager"},
+    "utils": {"patching": "PEFT_AVAILABLE"},
+}
+
+# Name -> the file of this package that defines it, "file:attribute", or the module of Liger that it is imported from.
+Homes = dict[str, str]
 
 
 def _homes(names: str, file: str) -> Homes:
@@ -174,9 +237,18 @@ def _tables() -> dict[str, Homes]:
         tables[f"chunked_loss.{module}"] = _homes(f"{loss} {function}", "chunked")
     tables["megatron"] = _homes(" ".join(MEGATRON.values()), "megatron")
     tables |= {f"megatron.{module}": _homes(name, "megatron") for module, name in MEGATRON.items()}
-    tables |= {"ops.experimental": {}, "transformers.experimental": tables["transformers.experimental.embedding"]}
+    tables |= {"ops.experimental": {}, "transformers.experimental": dict(tables["transformers.experimental.embedding"])}
     tables["utils"] = _homes(DEVICES, "devices")
     tables["ops.utils"] = _homes(LAUNCHING, "launching")
+    for module, by_file in MORE.items():
+        table = tables.setdefault(module, {})
+        for file, names in by_file.items():
+            table |= _homes(names, file)
+    tables |= model_names.tables()
+    tables["transformers.monkey_patch"] |= model_names.forwards_of_patches()
+    for source, importers in IMPORTED.items():
+        for module, names in importers.items():
+            tables[module] |= _homes(names, f"{LIBRARY}.{source}")
     return tables
 
 
@@ -188,7 +260,7 @@ class Served(types.ModuleType):
         self.__path__ = []
         self.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         self.__all__ = sorted(
-            n for n in homes if not n.startswith("_") and homes[n] != "auto_model"
+            n for n in homes if not n.startswith("_") and homes[n] != "auto_model" and LIBRARY not in homes[n]
         )  # without names from auto_model: `import *` would import transformers
         self.__dict__["homes"], self.__dict__["resolved"] = homes, set()
 
@@ -196,8 +268,14 @@ class Served(types.ModuleType):
         if name not in self.homes:
             close = None if name.startswith("__") else nearest(name, dir(self))
             hint = f"; did you mean '{close}'?" if close else ""
+            why = left.refused(self.__name__.partition(".")[2], name)
+            hint = f": {why}" if why else hint
             raise AttributeError(f"module '{self.__name__}' of opmux has no attribute '{name}'{hint}")
-        return self.keep(name, getattr(importlib.import_module(f"{__package__}.{self.homes[name]}"), name))
+        home = self.homes[name]
+        if home.startswith(LIBRARY):  # not kept, because a vendor may replace it there
+            return getattr(MODULES[home], name)
+        file, _, attribute = home.partition(":")
+        return self.keep(name, getattr(importlib.import_module(f"{__package__}.{file}"), attribute or name))
 
     def keep(self, name: str, value: Any) -> Any:
         self.resolved.add(name)

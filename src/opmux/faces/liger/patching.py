@@ -34,6 +34,20 @@ def is_transformers_available() -> bool:
     return importlib.util.find_spec("transformers") is not None
 
 
+def __getattr__(name: str) -> Any:
+    """Liger's constants about installed packages, computed on first access because they import transformers."""
+    if name == "PEFT_AVAILABLE":
+        return importlib.util.find_spec("peft") is not None
+    if name not in ("transformer_version", "MIN_SUPPORTED_TRANSFORMERS_VERSION", "IS_TRANSFORMERS_V5_OR_LATER"):
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from packaging.version import parse
+
+    if name == "MIN_SUPPORTED_TRANSFORMERS_VERSION":
+        return parse("4.52.0")
+    installed = parse(importlib.import_module("transformers").__version__)
+    return installed if name == "transformer_version" else installed >= parse("5.0.0")
+
+
 def _signature(arguments: str) -> inspect.Signature:
     """The signature for text such as `rope=True, model=None, **kwargs`."""
     values = {"True": True, "False": False, "None": None}
