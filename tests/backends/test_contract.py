@@ -719,7 +719,7 @@ LIKELY = {
     ),
     "a string of unused ops": (
         "def get_unused_ops():\n    return ('cumsum')\n",
-        r"ops/__init__.py:1: get_unused_ops\(\) returns 'cumsum', and is read as a tuple with one entry: add a trailing comma",
+        r"ops/__init__.py:1: get_unused_ops\(\) returns 'cumsum', and is read as a tuple with one entry: add",
     ),
     "a string of exports": (
         "def silu(x):\n    return x\n__all__ = ('silu')\n",
@@ -727,7 +727,7 @@ LIKELY = {
     ),
     "a row where a tuple of rows is meant": (
         "def add(a, b, alpha=1):\n    return a\ndef get_specific_ops():\n    return ('add.Tensor', add)\n",
-        r"ops/__init__.py:3: get_specific_ops\(\) returns the row of 'add.Tensor', and is read as a tuple with one entry",
+        r"ops/__init__.py:3: get_specific_ops\(\) returns the row of 'add.Tensor', and is read as a tuple with one",
     ),
 }
 

@@ -23,7 +23,7 @@ from .tokens import parse_order, parse_prefer
 
 T = TypeVar("T")
 
-ORDER_EXAMPLE = "rmsnorm_fwd=vendor:acme|opmux;rope_fwd=opmux|reference"
+ORDER_EXAMPLE = "rms_norm=reference|*;softmax=opmux|reference"
 
 
 @dataclass(frozen=True)

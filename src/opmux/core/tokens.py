@@ -70,6 +70,8 @@ def parse_prefer(value: Any) -> str:
         token = "*"
     if token == "*" or token.startswith("!"):
         hint = suggestion(value, [*KINDS, *ALIASES], " Did you mean '{}'?")
+        if set(value) & set("!|*"):
+            hint = f". An order is for single ops: per_op={{'rms_norm': {value!r}}}"
         allowed = ", ".join(map(shown, KINDS))
         raise BadPolicy(f"'{value}' is not a preference: expected {allowed}, vendor:NAME or impl:ID.{hint}")
     return token

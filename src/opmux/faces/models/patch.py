@@ -100,7 +100,9 @@ class Report:
         )
         plain = any(self.runs(op) == REFERENCE for row in self.replaced for op in row.ops)
         note = (
-            f"\n{REFERENCE} is plain PyTorch: opmux has no kernel for these ops on {self.device.type}" if plain else ""
+            f"\n{REFERENCE} is plain PyTorch: on {self.device.type}, no kernel of opmux is chosen for these ops"
+            if plain
+            else ""
         )
         return f"{self.of}\n{table}{note}" + (f"\n\n{left}" if self.left else "")
 
@@ -343,7 +345,7 @@ def _plans(
         rows = [
             ReportRow(cls.__name__, count, part.name, part.ops)
             if part in parts
-            else ReportRow(cls.__name__, count, reason=f"{part.name} is excluded")
+            else ReportRow(cls.__name__, count, reason=f"{part.name} was not requested")
             for part in known.parts
         ]
         reason = _why_lost(cls, known) or known.reason
