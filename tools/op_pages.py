@@ -24,7 +24,7 @@ FILE = {"index": "index_ops"}  # family -> file name; mkdocs takes index.md for 
 BACKENDS = Path(__file__).parents[1] / "src" / "opmux" / "backends"
 SPEED = [
     "**Speed** is torch's or the library's time on the device, divided by ours: above 1, ours is faster. It is a",
-    "geometric mean over the measured shapes and dtypes. The copy limit is the time of a copy of as many bytes as the",
+    "geometric mean over the measured shapes and dtypes. The copy limit is the time to copy as many bytes as the",
     "op moves. `opmux.enable()` runs our kernel only where it is at least as fast. [Benchmarks](../benchmarks.md) and",
     "[Tuning](../tuning.md) say how times are measured.",
     "",

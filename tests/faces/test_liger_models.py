@@ -10,20 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-
-from opmux.faces import compat
-
-
-@pytest.fixture(scope="module", autouse=True)
-def liger():
-    compat.install("liger_kernel")
-    yield
-    compat.uninstall("liger_kernel")
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
-
+from liger_served import liger, normal  # noqa: F401 - `liger` is a fixture
 
 # ---- forwards of models ----------------------------------------------------------------------------------------------
 

@@ -5,21 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-
-from opmux.faces import compat
+from liger_served import liger, normal  # noqa: F401 - `liger` is a fixture
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def liger():
-    compat.install("liger_kernel")
-    yield
-    compat.uninstall("liger_kernel")
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
 def close(got, want, dtype=torch.float32):

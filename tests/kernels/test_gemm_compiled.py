@@ -132,7 +132,7 @@ def test_every_kernel_compiles_on_every_chip(name, chip):
 
 
 def test_both_products_of_a_glu_run_concurrently():
-    """Neither product waits for the other. Their two accumulators have half the width, so both fit in registers."""
+    """Neither product waits for the other. Each accumulator has half the usual width, so that both fit in registers."""
     kernel = build("sm_90", "large glu")
     loop = kernel.asm["ttgir"].partition("scf.for")[2].partition("scf.for")[2].partition("scf.yield")[2]
     dots = [line for line in loop.splitlines() if "warp_group_dot" in line]

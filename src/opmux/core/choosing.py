@@ -165,7 +165,10 @@ def _slower(impl: OpImpl, impls: list[OpImpl], ranks: Mapping[str, int], measure
 
 
 def _libraries_first(policy: SelectionPolicy, key: str, impl: OpImpl, measured: Measured) -> Preference | None:
-    """The preference that ranks libraries before an impl; None if the impl is not our kernel or the policy names it."""
+    """The vendor's preference if it ranks libraries before this impl.
+
+    None if the impl is not our kernel, or if the policy names our kernels.
+    """
     first = measured.preference
     if first is None or not is_ours(impl.impl_id):
         return None

@@ -1,4 +1,6 @@
-"""Functions compiled from source text, for use where a loop over arguments or `*args` would take longer than the call.
+"""Compiles functions from source text that is made for one signature.
+
+Such a function needs no loop over its arguments, which would take longer than the call itself.
 
 The source is stored in `linecache`, so that tracebacks, debuggers and `inspect.getsource` show its lines.
 """

@@ -541,8 +541,8 @@ class OpManager:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-# What `call` needs for a name: target, recover, known, guard. If `known` is not None, it holds the dtypes and shapes of
-# the first argument for which `target` may be called; for all others `guard` is called.
+# What `call` needs for a name: target, recover, known, guard. `known` holds dtypes and shapes. `target` is called if
+# the first argument has one of them, or if `known` is None. Otherwise `guard` is called.
 CallTarget = tuple[Callable[..., Any], Callable[..., Any], set[Any] | None, Callable[..., Any] | None]
 
 

@@ -5,7 +5,8 @@ row. A gradient is summed by one program in order, without atomics. Euclidean di
 to torch: ATen composes them from matmul and pointwise ops.
 """
 
-# No `from __future__ import annotations`: Triton must see that p is tl.float64, or it passes a float32.
+# Without `from __future__ import annotations`: as a string, the annotation tl.float64 of p would be ignored by Triton,
+# and p would be passed as a float32.
 
 import math
 from collections.abc import Callable

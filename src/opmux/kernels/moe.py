@@ -23,7 +23,7 @@ UNROLLED = tl.constexpr(16)  # the loop over topk is unrolled up to this, so tha
 
 
 def _map(order_ptr, row_map_ptr, n, tokens, topk, rows, BLOCK_N: tl.constexpr):
-    """Invert `order`: row_map[k, token] = the row of a token's k-th copy, or -1 if that row is at `rows` or beyond."""
+    """Invert `order`: row_map[k, token] is the row of the token's k-th copy, -1 if there are too few rows."""
     o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     b_from = tl.load(order_ptr + o, mask=m, other=0)

@@ -1,4 +1,4 @@
-"""Attention with every option: windows, bias, ALiBi, soft-cap, sinks, dropout, sequences of different lengths.
+"""Attention with windows, a bias, ALiBi, a soft cap, sinks, dropout, and sequences of different lengths.
 
 `attention` is the small op that a vendor implements first; this op adds options, which apply to a score in this order:
 s = q k^T * scale, softcap * tanh(s / softcap), + bias, ALiBi, the window.

@@ -223,7 +223,10 @@ def chips() -> list[dict[str, Any]]:
 
 
 def why_absent(package: vendors.Package, instead: str | None) -> str:
-    """Why no chip of a vendor was found. `instead`: another vendor whose chip uses the same device type, if any."""
+    """Why no chip of a vendor was found.
+
+    `instead`: the vendor whose chip was found under the same device type; None if there is none.
+    """
     if instead is not None:
         return f"this machine's {package.device} is of {instead}"
     if devices.is_available(package.device):

@@ -55,10 +55,11 @@ def _logits(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class LigerFusedLinearPreferenceBase(torch.autograd.Function):
-    """A loss of pairs of sequences: `preference_loss_fn(chosen_logps, rejected_logps, full_target, beta=..., ...)`.
+    """A loss of a preferred and a rejected answer to the same prompt.
 
-    It returns the loss, or a tuple of the loss and values for logging. With a reference model it gets
-    ref_chosen_logps and ref_rejected_logps too.
+    A subclass defines `preference_loss_fn(chosen_logps, rejected_logps, full_target, beta=..., ...)`, which returns the
+    loss, or a tuple of the loss and values for logging. With a reference model, ref_chosen_logps and ref_rejected_logps
+    are passed to it too.
     """
 
     @staticmethod
@@ -151,10 +152,10 @@ def _batch(
 
 
 class LigerFusedLinearUnpairedPreferenceBase(torch.autograd.Function):
-    """A loss of labelled sequences: `preference_loss_fn(log_probs, preference_labels, full_target, ...)`.
+    """A loss of single answers, each labelled as good or bad.
 
-    It returns the loss, or a tuple of the loss and values for logging. With a reference model it gets
-    ref_log_prob_chunk too.
+    A subclass defines `preference_loss_fn(log_probs, preference_labels, full_target, ...)`, which returns the loss,
+    or a tuple of the loss and values for logging. With a reference model, ref_log_prob_chunk is passed to it too.
     """
 
     @staticmethod
@@ -429,7 +430,7 @@ class LigerFusedLinearPPOBase(torch.autograd.Function):
         return grpo.tokens_of_a_process(attention_mask.float().sum(), num_items_in_batch)
 
 
-# ---- arguments that Liger rejects by `assert` ------------------------------------------------------------------------
+# ---- invalid arguments of the policy losses --------------------------------------------------------------------------
 
 
 class RejectedByAssertion(BadArgument, AssertionError, ValueError):

@@ -451,7 +451,7 @@ def _masks_made(original: Any) -> list[str]:
 
 
 def without_mask(original: Forward) -> Forward:
-    """In training on whole sequences, skip the mask: torch's attention and ours are causal without one.
+    """Skip the causal mask in training on whole sequences. torch's attention and ours can be causal without a mask.
 
     transformers does the same, but not under torch.compile, where it cannot check whether the positions belong to one
     sequence. We skip the mask only if no positions are passed.

@@ -223,10 +223,10 @@ def put(
 
 
 def keys(cells: Cells, x: Tensor, skips: bool = False, flat: bool = False) -> tuple[Callable[..., Tensor], Loop, int]:
-    """A launch, its loop, and the first offset beyond x.
+    """Make the launch that computes offsets. Returns it, its loop, and the offset that stands for "out of range".
 
-    launch(x, *indices[, skip]) returns the offset in x of each row of the cells, or of each element if `flat`. An index
-    out of range gets the offset beyond x. With `skips`, so does an index equal to `skip`.
+    launch(x, *indices[, skip]) returns the offset in x of each row of the cells, or of each element if `flat`. For an
+    index out of range, this is the offset just beyond x. With `skips`, also for an index equal to `skip`.
     """
     loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat)
     if loop.rows and not loop.x[-1]:  # the index was expanded: all elements of a row refer to the same element of x

@@ -1,8 +1,8 @@
 """Launches a new kernel through CUDA's driver while a thread compiles the C code of Triton's launcher for it.
 
 Before 3.7, Triton generates a C function for every signature that a kernel is launched with, and waits for a C compiler
-after the kernel itself is compiled. That takes 0.2 to 0.4 s per kernel, half of the first step of a patched Llama. With
-`launching_early` the kernel is launched at once by a `DriverLauncher`, 20 us slower, and a thread compiles the C code.
+after the kernel itself is compiled. That takes 0.2 to 0.4 s per kernel. With `launching_early`, a `DriverLauncher`, in
+Python, launches the kernel at once, and a thread compiles the C code.
 
 This module uses private members of Triton. If one is missing, Triton compiles the launcher as usual.
 """
