@@ -21,12 +21,12 @@ text{font:13px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fil
 .title{font-size:17px;font-weight:600}.head,.strong{font-weight:600}.note{font-size:12px;fill:#57606a}
 .card{fill:#fff;stroke:#d0d7de}.ours{fill:#00897b}.also{fill:#7fc8bf}.torch{fill:#afb8c1}.library{fill:#6d8fd1}
 .mark{stroke:#57606a;stroke-dasharray:3 3}.grid{stroke:#d8dee4}.line{fill:none;stroke-width:2}.error{stroke-width:2}
-.line.ours,.error.ours,.later.ours{stroke:#00897b}.line.torch{stroke:#8c959f}
-.line.library,.error.library,.later.library{stroke:#6d8fd1}.later{fill:none;stroke-width:1.5}
+.line.ours,.error.ours{stroke:#00897b}.line.torch{stroke:#8c959f}
+.line.library,.error.library{stroke:#6d8fd1}
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.note{fill:#9198a1}.card{fill:#161b22;stroke:#3d444d}
 .ours{fill:#26a69a}.also{fill:#14655d}.torch{fill:#59636e}.library{fill:#7d9fe0}.mark{stroke:#9198a1}.grid{stroke:#30363d}
-.line.ours,.error.ours,.later.ours{stroke:#26a69a}.line.torch{stroke:#8b949e}
-.line.library,.error.library,.later.library{stroke:#7d9fe0}.line,.later{fill:none}}
+.line.ours,.error.ours{stroke:#26a69a}.line.torch{stroke:#8b949e}
+.line.library,.error.library{stroke:#7d9fe0}.line{fill:none}}
 """
 
 Series = tuple[float | None, ...]  # None: there is no such measurement
@@ -37,7 +37,6 @@ class Value:
     kind: str  # one of KINDS
     number: float | None  # None: there is no such measurement
     error: float = 0.0
-    later: float | None = None  # the same in a later run
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class Bars(Panel):
 
 
 class Points(Panel):
-    """A point with its standard error for each value, on a scale around 1; a ring is the same in a later run."""
+    """A point with its standard error for each value, on a scale around 1."""
 
     ROW = 28
 
@@ -169,8 +168,6 @@ class Points(Panel):
                 ends = at(value.number - value.error), at(value.number + value.error)
                 yield f'<path d="M{ends[0]:g} {line:g}H{ends[1]:g}" class="error {value.kind}"/>'
                 yield f'<circle cx="{at(value.number):g}" cy="{line:g}" r="4" class="{value.kind}"/>'
-                if value.later is not None:
-                    yield f'<circle cx="{at(value.later):g}" cy="{line:g}" r="4" class="later {value.kind}"/>'
             words = ", ".join(number(v.number, self.digits) for v in row.values)
             yield text(RIGHT, middle + 4, words, anchor="end")
 

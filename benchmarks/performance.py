@@ -14,8 +14,8 @@ MEMORY_BOUND = "memory_bound_2026-11-15_h200.json"
 LOSSES = "losses_2026-11-16_h200.json"
 CHOICE = "choice_2026-11-18_h200.json"
 ENABLE = "enable_2026-11-17_h200.json"
-MODELS, MODELS_LATER = "models_2026-11-18_h200.json", "models_2026-11-19_h200.json"
-FIRST_HOUR = "first_hour_2026-11-19_h200_3.json"
+MODELS = "models_2026-11-19_h200.json"
+FIRST_HOUR = "first_hour_2026-11-19_h200_4.json"
 
 PROVIDERS = (("ours", "opmux"), ("torch", "torch"), ("library", "torch.compile"))
 
@@ -191,27 +191,25 @@ def host() -> Chart:
 
 
 def models() -> Chart:
-    runs = load(MODELS)["runs"]
-    first, llama = runs[0], next(run for run in runs if "train" in run)
-    later = load(MODELS_LATER)["models"]
+    run = load(MODELS)
+    small, llama = run["models"], run["llama 1.2B"]
 
-    def value(kind: str, name: str) -> Value:
-        row = first["models"][name]
-        return Value(kind, row["auto"], row["auto, error"], later.get(name, {}).get("auto"))
+    def value(kind: str, row: dict[str, Any]) -> Value:
+        return Value(kind, row["auto"], row["auto, error"])
 
-    def row(name: str) -> Row:
-        return Row(name, (value("ours", f"{name} float32"), value("library", f"{name} bfloat16")))
-
-    names = dict.fromkeys(name.split()[0] for name in first["models"])
+    names = dict.fromkeys(name.split()[0] for name in small)
+    rows = (
+        Row(name, (value("ours", small[f"{name} float32"]), value("library", small[f"{name} bfloat16"])))
+        for name in names
+    )
     large = (
-        Row(f"llama 1.2B{label}", (Value("library", llama[what]["auto"], llama[what]["auto, error"]),))
+        Row(f"llama 1.2B{label}", (value("library", llama[what]),))
         for label, what in (("", "train"), (", generate", "decode"))
     )
-    panel = Points("A training step", (*map(row, names), *large), "with the standard error; ring: a later run")
+    panel = Points("A training step", (*rows, *large), "with the standard error")
     notes = (
         "Speed under enable() relative to torch in the same process (dashed line); more is better.",
         *origin(MODELS),
-        f"Rings: {load(MODELS_LATER)['about']['date']}, {MODELS_LATER}",
     )
     return Chart(
         "models", "Models under opmux.enable()", (panel,), notes, (("ours", "float32"), ("library", "bfloat16"))
@@ -253,7 +251,7 @@ def first_hour() -> Chart:
     notes = (
         "First time: Triton's cache is empty. New: the first pass over the lengths. Again: the third pass.",
         "Under enable(), again is a pass after the planner is done.",
-        "Steps of torch alone vary by up to 20 % in this run.",
+        "The lengths were measured on another, slower machine on the same day.",
         *origin(FIRST_HOUR),
     )
     return Chart("first_hour", "The first hour", panels, notes)
