@@ -7,13 +7,15 @@ Each file is one run of pytest. With --split 4 it is four runs, and each run has
     python tests/gpu/in_parallel.py -n 15 --split 8 test_gpu.py test_gpu_spatial.py
     python tests/gpu/in_parallel.py --skip results/gpu_tests.json     # skip the runs that passed there
 
-At the time limit (--seconds) unfinished files are stopped and listed; their logs show how far they came.
+At the time limit (--seconds) unfinished files are stopped and listed; their logs show how far they came and what
+failed until then.
 """
 
 import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from typing import IO
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+PATIENCE = 10.0  # seconds for a run that is interrupted, in which pytest writes the failures
 SPEED = "speed"  # a test with this word in its name measures time, so it must run alone
 
 
@@ -36,6 +39,7 @@ class Run:
     part: str = ""  # "2/8": every eighth test from the second one on; "": all tests
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
+    stopped: bool = False
     output: IO[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -56,21 +60,31 @@ class Run:
             stderr=subprocess.STDOUT,
         )
 
-    def stop(self) -> None:
+    def interrupt(self) -> None:
+        """Let pytest end early: it then still writes the failures that it has found."""
         if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+            self.process.send_signal(signal.SIGINT)
+            self.stopped = True
+
+    def stop(self, patience: float = 0.0) -> None:
+        if self.process is not None:
+            try:
+                self.process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
         if self.output is not None:
             self.output.close()
 
     def result(self) -> dict[str, object]:
-        """The outcome as a dict; `ok` is None if the run was stopped."""
+        """The outcome as a dict; `ok` is None if the run was stopped before a test failed."""
         assert self.process is not None
         text = self.log.read_text(errors="replace")
         code = self.process.returncode
-        ok = None if code < 0 else code in (0, 5)  # 5: pytest selected no test of the file
         counted = re.findall(r"^.*\b(?:passed|failed|error|skipped|deselected)\b.* in .*$", text, re.MULTILINE)
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+        complete = code in (0, 5) and not failed  # 5: pytest selected no test of the file
+        ok = True if complete else None if (self.stopped or code < 0) and not failed else False
         line = counted[-1] if counted else text.strip().rpartition("\n")[2]
         seconds = round(time.monotonic() - self.started, 1)
         return {"name": self.name, "ok": ok, "seconds": seconds, "line": line, "failed": failed}
@@ -96,7 +110,10 @@ def carry_out(runs: list[Run], at_once: int, deadline: float) -> list[dict[str, 
             time.sleep(0.1)
     finally:
         for run in running:
-            run.stop()
+            run.interrupt()
+        ends = time.monotonic() + PATIENCE
+        for run in running:
+            run.stop(max(0.0, ends - time.monotonic()))
     for run in running:
         results.append(run.result())
         show(results[-1], len(results), len(runs))

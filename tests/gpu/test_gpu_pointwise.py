@@ -81,6 +81,8 @@ def test_zeros_infinities_and_nan_agree_with_torch(name, dtype):
     args = grid_args(name, values)
     if name == "clamp":
         args[1] = -1.0
+    if "_polynomial_" in name:  # torch computes with the degree as an integer, which overflows for infinity
+        args[1] = args[1].clamp(max=1e5)
     agree(name, tuple(args), slack=20.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -285,3 +286,13 @@ def test_infinity_is_only_right_beyond_the_range_of_the_dtype():
     assert yardstick.far_off("y", inf, None, truth, 1.0, 1.0) is None
     assert yardstick.far_off("y", -inf, None, truth, 1.0, 1.0) is not None
     assert yardstick.far_off("y", inf, None, truth / 2, 1.0, 1.0) is not None
+
+
+def test_a_dtype_is_not_tried_on_shapes_that_the_reference_refuses():
+    """torch refuses dimensions that a tensor does not have with an IndexError."""
+
+    def refuses(x):
+        raise IndexError("Dimension out of range")
+
+    spec = dataclasses.replace(op_named("gelu"), reference=refuses)
+    assert not real._takes(spec, f32) and real._takes(op_named("gelu"), f32)

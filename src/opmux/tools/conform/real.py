@@ -190,7 +190,7 @@ def _takes(spec: Spec, dtype: torch.dtype) -> bool:
             with quiet(), torch.no_grad():
                 sample = sample_of(spec, Sized((), (), shape, ()), dtype, cpu)
                 spec.reference(*sample.args, **sample.kwargs)
-        except (CannotCheck, TypeError, ValueError, RuntimeError):
+        except (CannotCheck, TypeError, ValueError, IndexError, RuntimeError):
             continue
         return True
     return False
