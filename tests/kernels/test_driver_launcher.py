@@ -64,12 +64,20 @@ def compiled_kernel(**metadata):
 
 
 class Cuda:
-    """The two functions of libcuda.so.1 that opmux calls. They record launches, and return `status`."""
+    """The functions of libcuda.so.1 that opmux calls. They record launches, and return `status`."""
 
     def __init__(self):
-        self.launches, self.status = [], 0
+        self.launches, self.status, self.context = [], 0, 1000
+
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        context._obj.value = 1000 + device
+
+    def cuCtxSetCurrent(self, context):
+        self.context = context.value
 
     def cuLaunchKernel(self, function, x, y, z, threads, _, __, shared, stream, params, extra):
+        if not self.context:
+            return driver_launcher.NO_CONTEXT
         words = [ctypes.cast(p, ctypes.POINTER(ctypes.c_uint64))[0] for p in params]
         self.launches.append((function, (x, y, z), threads, shared, stream, words))
         return self.status
@@ -154,6 +162,13 @@ def test_memory_of_the_host_is_left_to_the_compiled_launcher(compile_it, theirs,
     theirs.ready.set()
     launch(kernel, torch.ones(2), None, 5, 0.5, 128)
     assert len(theirs.calls) == 1 and not cuda.launches
+
+
+def test_a_thread_that_has_not_used_cuda_can_launch(compile_it, theirs, cuda):
+    kernel, _ = compile_it(0.05)
+    cuda.context = 0
+    launch(kernel, on_gpu(4096), None, 5, 0.5, 128)
+    assert len(cuda.launches) == 1 and cuda.context == 1000
 
 
 def test_an_error_of_the_driver_is_raised(compile_it, theirs, cuda):

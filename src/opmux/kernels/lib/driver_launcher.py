@@ -24,6 +24,7 @@ from ...cpp import background, launching
 
 ONE_FOR_ALL = (3, 7)  # the first version of Triton with one launcher for all kernels
 CACHED = 0.02  # seconds: if Triton takes less, it has loaded the kernel from its cache, which has the launcher too
+NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 UINT, POINTER = ctypes.c_uint, ctypes.c_void_p
 
 
@@ -135,10 +136,22 @@ def _launch(grid: tuple[int, int, int], warps: int, shared: int, stream: int, fu
     memory = (ctypes.c_uint64 * (len(values) + 2))(*values)  # the last two are unused pointers to scratch memory
     start, size = ctypes.addressof(memory), ctypes.sizeof(ctypes.c_uint64)
     params = (POINTER * len(memory))(*(start + size * i for i in range(len(memory))))
-    if status := _driver().cuLaunchKernel(function, *grid, 32 * warps, 1, 1, shared, stream, params, None):
+    call = (function, *grid, 32 * warps, 1, 1, shared, stream, params, None)
+    status = _driver().cuLaunchKernel(*call)
+    if status == NO_CONTEXT:  # the first use of CUDA in this thread
+        _enter_context(triton.runtime.driver.active.get_current_device())
+        status = _driver().cuLaunchKernel(*call)
+    if status:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(status, ctypes.byref(text))
         raise RuntimeError(f"Triton Error [CUDA]: {(text.value or b'unknown error').decode()}")
+
+
+def _enter_context(device: int) -> None:
+    """Make the device's primary context current in this thread, as CUDA's runtime does."""
+    context = ctypes.c_void_p()
+    _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    _driver().cuCtxSetCurrent(context)
 
 
 @functools.cache
