@@ -12,7 +12,7 @@ import torch
 
 import opmux
 from opmux.core.errors import UnknownName
-from opmux.faces.aten import decisions, engine, gate, record, switch
+from opmux.faces.aten import decisions, engine, gate, record, saved, switch
 from opmux.faces.aten.decisions import NEVER, Speed, Times
 from opmux.faces.aten.overloads import table
 from opmux.machine.devices import Chip
@@ -36,6 +36,7 @@ def measured(monkeypatch):
 
     def know(speeds, traces=None, gated=False):
         decisions._decide.cache_clear()
+        monkeypatch.setattr(saved, "usable", lambda: False)  # a saved choice was made from other traces
         monkeypatch.setattr(decisions, "measured", lambda chip: speeds)
         monkeypatch.setattr(decisions, "traces", lambda: traces or {})
         monkeypatch.setattr(decisions, "gated", lambda: gated)

@@ -113,9 +113,8 @@ def test_errors_of_a_background_process_are_reported():
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_overloads_are_registered_in_short_steps(preparing, monkeypatch, tmp_path, replaced):
+def test_overloads_are_registered_in_short_steps(preparing, monkeypatch, own_cache, replaced):
     """No overload is enabled before all are registered. If `disable` is called meanwhile, none stays registered."""
-    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(decisions, "measured", lambda chip: dict.fromkeys(("_softmax", "glu", "_log_softmax"), FAST))
     monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto))
     monkeypatch.setattr(switch, "AT_ONCE", 1)
@@ -139,8 +138,7 @@ def test_overloads_are_registered_in_short_steps(preparing, monkeypatch, tmp_pat
         assert opmux.enabled_ops() == chosen and steps[:3] == [[], [], []]
 
 
-def test_the_planner_starts_before_the_last_step_in_another_thread(preparing, monkeypatch, tmp_path):
-    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
+def test_the_planner_starts_before_the_last_step_in_another_thread(preparing, monkeypatch, own_cache):
     monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto))
     monkeypatch.setattr(switch.planner, "DEVICE", "cpu")
     opmux.enable(wait=True)

@@ -19,11 +19,10 @@ FAST = Speed((5.0, 4.0), {BF16: (Times(64, 10.0, 5.0), Times(1 << 20, 100.0, 50.
 
 
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
+def machine(monkeypatch, own_cache):
     """Pretends that softmax was measured on this machine; `machine()` clears all state, as in a new process."""
     if not native_library.available():
         pytest.skip("the native library cannot be compiled here")
-    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(decisions, "measured", lambda chip: {"_softmax": FAST, "exp": FAST})
     monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto and saved.usable()))
     monkeypatch.setattr(saved, "plugins_are_named", lambda: False)

@@ -85,6 +85,11 @@ class Selection:
         """Whether the chosen overloads are saved; only auto mode on a machine with an accelerator saves them."""
         return self.auto and self.recorder is None and bool(devices.accelerators()) and saved.usable()
 
+    @property
+    def was_saved(self) -> bool:
+        """Whether an earlier process has chosen: then `requested` has only the names that are enabled."""
+        return self._read is not None and self._read[0] == self._of
+
     def is_on(self, device: str) -> bool:
         """Whether overloads are requested on a device type, as far as is known before `turn_on`."""
         saved_names = {} if self._read is None else self._read[1]
@@ -134,7 +139,7 @@ class Selection:
 
     def _save(self, taken: dict[str, frozenset[str]]) -> None:
         """Save the overloads, if the next process could load the kernels of each at its first call."""
-        if not self._is_saved:
+        if not self._is_saved or not any(self.requested.values()):
             return
         for device, names in taken.items():
             if left := sorted(names - engine.deferrable_on(device)):
@@ -220,13 +225,15 @@ def enable(
 
 def _warn_if_nothing_is_enabled(selection: Selection) -> None:
     """Warn once if auto mode leaves all requested overloads to torch, for example because this is a CPU."""
-    requested = {d: names for d, names in selection.requested.items() if names}
+    from_file = selection.was_saved
+    requested = {d: names for d, names in selection.requested.items() if names or from_file}
     if not selection.auto or selection.names or not requested:
         return
     device = next((d for d in requested if d != "cpu"), "cpu")
     if decisions.measured(chip_of(device)):
-        example = min(requested[device])
-        why = f"none of the requested overloads is faster, {example} because {_decision(example, device).why}"
+        why = "none of the requested overloads is faster"
+        if example := min(requested[device], default=None):
+            why += f", {example} because {_decision(example, device).why}"
     else:
         why = (
             "auto mode uses only kernels that were measured, and none was measured on it. "
