@@ -521,7 +521,9 @@ def test_explain_says_why_the_tiles_of_a_vendors_function_are_not_known(cli, reg
     assert "tiles are not known: default.flagos.ascend failed without its chip: KeyError: 'no chip'" in " ".join(
         cli("explain", "rms_norm", "--assume", "ascend").stdout.split()
     )
-    register(OpImpl("silu", "default.flagos.ascend", BackendImplKind.DEFAULT, "ascend", lambda *a, **k: a[0] + 1, priority=9))
+    register(
+        OpImpl("silu", "default.flagos.ascend", BackendImplKind.DEFAULT, "ascend", lambda *a, **k: a[0] + 1, priority=9)
+    )
     assert "default.flagos.ascend looks up no tiles for these arguments" in " ".join(
         cli("explain", "silu", "--assume", "ascend").stdout.split()
     )
