@@ -16,9 +16,10 @@ from opmux.core.errors import BadArgument
 from opmux.faces.aten import engine, switch
 from opmux.faces.models.modules import is_patched
 from opmux.specs import activation
+from opmux.tools.arguments import BadOption
 from opmux.tools.compare import command, timing
 from opmux.tools.compare.step import Results, Step, WithoutDropout, distance
-from opmux.tools.warm.model import errors_only
+from opmux.tools.warm.model import config_of, errors_only
 
 transformers = pytest.importorskip("transformers")
 
@@ -345,6 +346,15 @@ def test_the_command_shows_warnings_of_transformers_only_on_request(cli, chatty,
         transformers.utils.logging.remove_handler(seen)
     assert result.exit_code == 0, result.output
     assert sum("`loss_type=None` was set" in record.getMessage() for record in seen.buffer) == count
+
+
+def test_only_warm_suggests_a_script():
+    for what, hint in (("lamma", "did you mean 'llama'?"), ("meta-llama/x", "download it first, and name its folder")):
+        with pytest.raises(BadOption, match="no such file.*Allowed: .*config.json or its folder$") as raised:
+            config_of(what)
+        assert hint in str(raised.value)
+        with pytest.raises(BadOption, match=r"its folder, or a script \(train\.py\)$"):
+            config_of(what, or_script=True)
 
 
 def test_only_errors_of_transformers_are_shown_and_only_in_the_block(monkeypatch):
