@@ -4,12 +4,14 @@ Run it from anywhere: python examples/bring_up_chip.py
 It takes about a minute. docs/new-backend.md explains each step.
 """
 
+# Only Python's own modules are imported: each step runs a command of opmux, as you would in a shell.
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+# The package is made in a temporary folder. It is not installed: this setting tells opmux to import it as a plugin.
 folder = tempfile.TemporaryDirectory()
 package = Path(folder.name, "opmux-acme", "src")
 settings = {
@@ -19,6 +21,7 @@ settings = {
 }
 
 
+# A function that runs a command and returns what it prints.
 def opmux(*arguments, env=None):
     """Run a command of opmux; returns its output."""
     command = [sys.executable, "-m", "opmux", *arguments]
@@ -39,7 +42,7 @@ right = file.read_text(encoding="utf-8")
 file.write_text(right.replace("tl.exp(-b_a)", "tl.exp(b_a)"), encoding="utf-8")
 print(opmux("conform", "--vendor", "acme", "--op", "silu_mul", "--dtype", "float32", "--check", "values", env=settings))
 
-# Repaired.
+# The kernel is repaired, and the same check passes.
 file.write_text(right, encoding="utf-8")
 print(opmux("conform", "--vendor", "acme", "--op", "silu_mul", "--dtype", "float32", "--check", "values", env=settings))
 folder.cleanup()

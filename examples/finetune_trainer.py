@@ -4,6 +4,7 @@ Run it from anywhere: python examples/finetune_trainer.py
 The model is a tiny Llama with random weights. For a real one, use `AutoModelForCausalLM.from_pretrained(name)`.
 """
 
+# The only import of opmux that fine-tuning needs is the callback for transformers' Trainer.
 import tempfile
 
 import torch
@@ -11,6 +12,7 @@ import transformers
 
 from opmux.integrations import OpmuxCallback
 
+# A small model with random weights, and 32 random texts. The labels are the texts themselves: the model shifts them.
 torch.manual_seed(0)
 config = transformers.LlamaConfig(
     hidden_size=64,
@@ -23,6 +25,8 @@ config = transformers.LlamaConfig(
 model = transformers.LlamaForCausalLM(config)
 texts = [{"input_ids": ids, "labels": ids} for ids in torch.randint(100, (32, 16))]
 
+# Train as usual. The callback patches the model when training starts: norms, rotary embeddings, MLPs and the loss are
+# then fused ops. `warm=True` compiles their kernels on all cores before the first step; without a GPU it does nothing.
 with tempfile.TemporaryDirectory() as folder:
     arguments = transformers.TrainingArguments(
         folder, max_steps=8, per_device_train_batch_size=4, gradient_accumulation_steps=2, learning_rate=1e-2,
@@ -32,6 +36,7 @@ with tempfile.TemporaryDirectory() as folder:
         trainer = transformers.Trainer(model, arguments, train_dataset=texts, callbacks=[opmux_callback])
         trainer.train()
 
+# The report says which modules were replaced, and which implementation runs each op here.
 print(opmux_callback.report)
 first, last = (row["loss"] for row in trainer.state.log_history if "loss" in row)
 print(f"loss {first:.2f}, then {last:.2f}")

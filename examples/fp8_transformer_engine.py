@@ -5,16 +5,20 @@ It needs Transformer Engine's Python layer: pip install '.[te]'. Without an acce
 but rounds in the same way.
 """
 
+# `import opmux.te` provides the compiled extension of Transformer Engine. Then its Python layer can be imported.
 import torch
 
 import opmux.te  # isort: skip  # before transformer_engine; needed only if opmux is not installed
 import transformer_engine.pytorch as te
 from transformer_engine.common.recipe import DelayedScaling
 
+# Use the device that is there. On a CPU float32 is used outside of FP8's products.
 accelerator = torch.accelerator.current_accelerator()
 device = "cpu" if accelerator is None else accelerator.type
 dtype = torch.float32 if device == "cpu" else torch.bfloat16
 
+# One layer with attention and a gated MLP learns to reproduce random numbers. In each step the matrix products use FP8;
+# the recipe given to `autocast` says how their scales are chosen. `explain` says which implementation computes them.
 torch.manual_seed(0)
 layer = te.TransformerLayer(
     128, 256, 4, activation="swiglu", normalization="RMSNorm", params_dtype=dtype, device=device,

@@ -2,8 +2,8 @@
 
 `docs/ops.md`, `docs/ops/` and `docs/tex.md` come from the specs, `docs/settings.md` from the knobs,
 `docs/new-backend.md` from the guide in the vendors' folder, `docs/aten_coverage.md` from ATen's schemas, the table
-of tested versions in `docs/installing.md` from `tools/tested.json`, and the table in `docs/liger.md` from the census of
-Liger's names.
+of tested versions in `docs/installing.md` from `tools/tested.json`, the table in `docs/liger.md` from the census of
+Liger's names, and the line numbers of diffs in `docs/extending.md` from the files that they change.
 
     python tools/docs.py [--check] [DIR]
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import aten_coverage
+import hunks
 import liger_census
 import measured
 import op_pages
@@ -165,6 +166,7 @@ PAGES = {
     "aten_coverage.md": aten_coverage.page,
     "installing.md": tested.page,
     "liger.md": liger_page,
+    "extending.md": hunks.page,
 }
 
 

@@ -275,6 +275,8 @@ def test_a_notebook_has_the_code_of_its_example(name):
     program = ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"))
     assert ast.dump(ast.parse(code)) == ast.dump(ast.Module(program.body[1:], []))  # without the docstring
     assert len({cell["id"] for cell in cells}) == len(cells) > 3
+    kinds = [cell["cell_type"] for cell in cells]
+    assert kinds == ["markdown"] * 2 + ["code"] + ["markdown", "code"] * (len(cells) // 2 - 1), "text above each code"
 
 
 def test_notebooks_are_up_to_date(capsys, monkeypatch):

@@ -12,6 +12,7 @@ import torch
 
 import opmux
 from opmux.core.errors import UnknownName
+from opmux.cpp import library as native_library
 from opmux.faces.aten import decisions, engine, gate, record, saved, switch
 from opmux.faces.aten.decisions import NEVER, Speed, Times
 from opmux.faces.aten.overloads import table
@@ -257,6 +258,21 @@ def test_a_recording_ends_when_its_block_ends(tmp_path):
     assert [c["count"] for c in lines((tmp_path / "calls").read_text())] == [2]
     with pytest.raises(record.BadSink, match="missing/calls.*No such file or directory. Name a file in a folder"):
         opmux.use(record=tmp_path / "missing" / "calls")
+
+
+def test_auto_mode_counts_the_calls_that_cpp_would_launch(measured, monkeypatch):
+    """Auto mode never runs such a call in Python at first, and C++ launches nothing while calls are counted."""
+    if not native_library.available():
+        pytest.skip("the native library cannot be compiled here")
+    measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5), dtype=FP32, native=LONG)}, gated=True)
+    opmux.enable()
+    small, large = torch.randn(4, 8), torch.randn(1024, MIDDLE // 1024)
+    with engine.counted() as calls:
+        torch.softmax(small, -1), torch.softmax(large, -1), torch.softmax(large.double(), -1)
+    assert calls == {"_softmax": 1}
+    with engine.counted() as calls, opmux.use(mode="all", include="_softmax"):
+        torch.softmax(small, -1), torch.softmax(large, -1)
+    assert calls == {"_softmax": 2}
 
 
 # ---- no side effects ------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """`compat.install` and `opmux run` serve libraries under their own names, and restore what was there before."""
 
+import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -51,6 +52,21 @@ def test_installed_names_are_served_until_uninstalled():
     # If NVIDIA's layer was imported, the names that it depends on stay.
     left -= {n for n in left if any(n.startswith(grant.names) for grant in finder.grants)}
     assert not left and compat.installed() == ()
+
+
+def test_the_metadata_of_a_served_library_is_found_until_uninstalled():
+    if importlib.util.find_spec("flag_gems") is not None:
+        pytest.skip("flag_gems is installed")
+    compat.install("flag_gems")
+    try:
+        import flag_gems
+
+        assert importlib.metadata.version("flag_gems") == flag_gems.__version__
+        assert importlib.metadata.version("torch")  # other libraries' metadata is found as before
+    finally:
+        compat.uninstall("flag_gems")
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("flag_gems")
 
 
 def test_shadowed_modules_are_restored(monkeypatch):

@@ -1202,3 +1202,16 @@ def test_transformers_finds_liger_kernel():
         assert import_utils.is_liger_kernel_available()
     finally:
         import_utils.is_liger_kernel_available.cache_clear()
+
+
+def test_importlib_finds_the_version_and_the_file_of_liger_kernel():
+    import importlib.metadata
+
+    import liger_kernel
+    import liger_kernel.ops
+
+    for name in ("liger_kernel", "liger-kernel"):
+        assert importlib.metadata.version(name) == liger_kernel.__version__ == names.VERSION
+    assert importlib.metadata.metadata("liger_kernel")["Summary"] == "provided by opmux"
+    for module in (liger_kernel, liger_kernel.ops):
+        assert Path(module.__file__).is_file() and "opmux" in Path(module.__file__).parts

@@ -263,3 +263,23 @@ def test_the_cache_manager_is_tritons(monkeypatch):
     monkeypatch.delenv("TRITON_CACHE_MANAGER", raising=False)
     apply_liger_triton_cache_manager()
     assert LigerTritonFileCacheManager is cache.FileCacheManager
+
+
+def test_the_report_of_a_patch_has_the_words_of_patch_model(monkeypatch, capsys):
+    transformers = pytest.importorskip("transformers")
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    import opmux
+    from opmux.faces import compat
+
+    monkeypatch.setattr(compat, "reporting", True)
+    monkeypatch.setattr(compat, "_reported", set())
+    monkeypatch.delenv("RANK", raising=False)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=97)
+    model = transformers.LlamaForCausalLM(config)
+    apply_liger_kernel_to_llama(model=model, rope=False)
+    printed = capsys.readouterr().err
+    report = str(opmux.patch_model(model, include=["add_rms_norm", "glu", "loss", "rms_norm"]))
+    assert printed.startswith(f"opmux: {report}\n") and "rope is excluded" in report
+    assert printed.endswith("Liger's flags have no name for attention and mask\n")

@@ -13,12 +13,13 @@ from torch import nn
 import opmux
 from opmux.core import BackendImplKind, OpImpl
 from opmux.core.errors import BadArgument
-from opmux.faces.aten import switch
+from opmux.faces.aten import engine, switch
 from opmux.faces.models.modules import is_patched
 from opmux.specs import activation
+from opmux.tools.arguments import BadOption
 from opmux.tools.compare import command, timing
-from opmux.tools.compare.step import Results, WithoutDropout, distance
-from opmux.tools.warm.model import errors_only
+from opmux.tools.compare.step import Results, Step, WithoutDropout, distance
+from opmux.tools.warm.model import config_of, errors_only
 
 transformers = pytest.importorskip("transformers")
 
@@ -87,7 +88,8 @@ def test_all_variants_of_a_llama_are_right():
         assert (row.error, row.loss, row.results) == (row.speed_error, row.loss_distance, row.distance)
         assert row.exact is row.to_float64
     text = str(found)
-    assert text.startswith("LlamaForCausalLM: a training step on cpu, float32\n") and "n/a" not in text
+    head = "LlamaForCausalLM: a training step on cpu, float32, batch size 2, sequence length 8\n"
+    assert text.startswith(head) and "n/a" not in text
 
 
 def test_a_wrong_gradient_is_found(register):
@@ -113,7 +115,19 @@ def test_eval_compares_outputs_without_gradients():
 def test_a_model_that_cannot_be_patched_is_compared_without_patch_model():
     found = opmux.compare(Mixed(), torch.randn(4, 8), loss=lambda y: y.square().mean(), **QUICK)
     assert [row.name for row in found.rows] == ["native", "enable"] and found.right
+    assert found.batch == "batch 4x8" and "float32, batch 4x8\n" in str(found)
     assert any(note.startswith("Not patched: nothing of Mixed can be replaced") for note in found.notes)
+
+
+def test_results_and_counts_of_a_variant_are_taken_after_its_warm_up(monkeypatch):
+    """Auto mode runs torch's kernels in the first steps: their results and counts would say nothing about ours."""
+    events = []
+    warmed, results, counted = timing.warmed, Step.results, engine.counted
+    monkeypatch.setattr(timing, "warmed", lambda *args: (events.append("warm"), warmed(*args))[1])
+    monkeypatch.setattr(Step, "results", lambda self: (events.append("results"), results(self))[1])
+    monkeypatch.setattr(engine, "counted", lambda: (events.append("count"), counted())[1])
+    opmux.compare(Mixed(), torch.randn(4, 8), loss=lambda y: y.mean(), float64=False, **QUICK)
+    assert events == ["warm", "results", "count"] * 2
 
 
 def test_dropout_does_not_count_as_a_difference():
@@ -295,7 +309,9 @@ def config(tmp_path):
 def test_the_command_prints_a_table(cli, config):
     result = cli("compare", config, "--device", "cpu", "--length", "8", "--seconds", "0.05")
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("LlamaForCausalLM: a training step on cpu, float32\n")
+    assert result.stdout.startswith(
+        "LlamaForCausalLM: a training step on cpu, float32, batch size 4, sequence length 8\n"
+    )
     for name in ("native", "enable", "patch_model", "both"):
         assert any(line.strip().startswith(f"{name} ") for line in result.stdout.splitlines())
     assert "All results are right" in result.stdout
@@ -330,6 +346,15 @@ def test_the_command_shows_warnings_of_transformers_only_on_request(cli, chatty,
         transformers.utils.logging.remove_handler(seen)
     assert result.exit_code == 0, result.output
     assert sum("`loss_type=None` was set" in record.getMessage() for record in seen.buffer) == count
+
+
+def test_only_warm_suggests_a_script():
+    for what, hint in (("lamma", "did you mean 'llama'?"), ("meta-llama/x", "download it first, and name its folder")):
+        with pytest.raises(BadOption, match="no such file.*Allowed: .*config.json or its folder$") as raised:
+            config_of(what)
+        assert hint in str(raised.value)
+        with pytest.raises(BadOption, match=r"its folder, or a script \(train\.py\)$"):
+            config_of(what, or_script=True)
 
 
 def test_only_errors_of_transformers_are_shown_and_only_in_the_block(monkeypatch):

@@ -4,6 +4,7 @@ page.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -256,6 +257,66 @@ def test_a_wrong_gradient_is_reported_although_results_are_right(outcome):
     assert outcome("gelu", "values")["status"] == "pass"
     wrong = outcome("gelu", "gradient")
     assert wrong["status"] == "fail" and wrong["reason"].startswith("dx[0] is ")
+
+
+def test_an_error_is_reported_with_the_line_of_the_vendors_file(acme, outcome):
+    line = OPS.splitlines().index('        raise RuntimeError("too flat")') + 1
+    wrong = outcome("srelu", "values")
+    assert re.search(rf"^raised RuntimeError: too flat \(at .*/acme/ops/__init__.py:{line}\)$", wrong["reason"])
+    wrong = outcome("native_layer_norm", "values")
+    assert re.search(r"raised RuntimeError: stride \(at .*/acme/ops/__init__.py:\d+\)$", wrong["reason"])
+
+
+def test_the_report_counts_failed_samples(acme, outcome):
+    wrong = outcome("relu", "values")
+    counts = f"the first of {wrong['failed']} failures in {wrong['tried']} samples"
+    assert f"FAIL relu by {OWN} and so by dispatch: values float32 [37], {counts}" in acme[0].stdout
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [(SIMULATED, "has not written this element"), (DEVICE, "may have any value")]
+)
+def test_the_report_says_what_nan_means(how, words):
+    record = ConformRecord({"how": how, "vendor": "acme", "depth": "quick", "device": "acm:0"})
+    record.results = [CheckResult("relu", "opmux::relu", "activation", OWN, True, "values", "fail", tried=1, failed=1)]
+    record.results[0].reason = "y[0] is nan, expected 1 within 0; 1 of 1 numbers are too far, 1 of them are NaN"
+    assert words in printed(record)
+    record.results[0].reason = "y[0] is 2, expected 1 within 0; 1 of 1 numbers are too far, by up to 1"
+    assert "NaN" not in printed(record)
+
+
+def printed(record: ConformRecord) -> str:
+    console = Console(width=400, file=io.StringIO())
+    console.print(report.report(record, []))
+    return console.file.getvalue()
+
+
+def test_a_run_on_the_cpu_says_that_no_triton_kernel_was_checked():
+    facts = {"how": DEVICE, "vendor": "cpu", "depth": "quick", "device": "cpu", "ops": ["rope_qk", "a b"]}
+    record = ConformRecord(facts)
+    key = ("rope", "dispatch", False, "values")
+    record.results = [
+        CheckResult("rope_qk", "opmux::rope_qk", *key, tried=1, ran=["reference.torch"]),
+        CheckResult("silu", "opmux::silu", *key, tried=1, ran=["cpp.cpu", "reference.torch"]),
+    ]
+    text = printed(record)
+    assert "no kernel of rope_qk was checked: the reference itself ran here, compared with itself" in text
+    assert "opmux conform --vendor nvidia --device cpu --op rope_qk --op 'a b'" in text
+    assert report.without_a_kernel(record)[0] in page.page(replace(record, facts=facts | {"where": "", "date": ""}))
+    record.facts = facts | {"how": SIMULATED}
+    record.results[0].ran = ["default.flagos"]
+    assert report.without_a_kernel(record) == []
+
+
+def test_an_impl_whose_library_is_not_installed_is_refused_without_dispatch_too(cli, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(command, "cores", lambda: 1)
+    words = "conform --vendor nvidia --device cpu --op opmux::silu_mul --check values --sample 37 --json -"
+    result = cli(*words.split())
+    assert result.exit_code == 0, result.output
+    refused = {r["impl"]: r["reason"] for r in json.loads(result.stdout)["results"] if r["status"] == "refused"}
+    if not any(importlib.util.find_spec(name) for name in ("liger_kernel", "flag_gems")):
+        assert refused["vendor.nvidia.liger_kernel"] == "library: liger_kernel is not installed"
 
 
 def test_an_impl_that_kills_its_process_only_fails_its_own_check(outcome):
@@ -531,6 +592,10 @@ def test_a_difference_is_described_in_one_sentence():
     got[1, 0] = 4
     assert numbers("y", got, want, Tol(0.0, 0.5)) == (
         "y[1, 0] is 4, expected 3 within 0.5; 1 of 4 numbers are too far, by up to 1"
+    )
+    got[0] = float("nan")
+    assert numbers("y", got, want, Tol(0.0, 0.5)) == (
+        "y[0, 0] is nan, expected 1 within 0.5; 3 of 4 numbers are too far, 2 of them are NaN, by up to 1"
     )
     assert "y[1, 1] is 0, expected nan" in numbers("y", want.nan_to_num(), want, Tol(0.0, 9.0))
     assert numbers("n", torch.tensor([1, 2]), torch.tensor([1, 3]), Tol(1.0, 9.0)).startswith("n[1] is 2, expected 3")

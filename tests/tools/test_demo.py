@@ -41,7 +41,7 @@ def test_the_two_runs_agree(cli):
     assert last.startswith("opmux demo: 3 steps on cpu in float32, opmux and plain torch agree: ")
     assert result.stdout.count("\n- ") == 3 and "the point here is equal losses.\n" in result.stdout
     assert all(f"  {command} " in result.stdout for command, _ in demo_view.COMMANDS)
-    assert "step 1/3: loss of plain torch 5." in result.stderr and "step 3/3: " in result.stderr
+    assert "step 1/3: loss: plain torch 5." in result.stderr and "step 3/3: " in result.stderr
 
 
 def test_float64_agrees_to_the_last_digits(cli):
@@ -168,7 +168,20 @@ def test_the_steps_of_the_two_runs_alternate(monkeypatch):
     assert names == ["plain torch", "opmux", "opmux", "plain torch", "plain torch", "opmux"]
 
 
-def test_the_speed_is_the_median_of_pairs_of_steps():
+def test_all_figures_of_the_time_are_of_the_median_step():
+    of = session(9)
+    of.plain.seconds, of.ours.seconds = [9.0] * demo.WARM + [2.0, 4.0, 90.0], [1.0] * demo.WARM + [2.0, 1.0, 30.0]
+    of.plain.losses = of.ours.losses = [1.0] * 8
+    table = demo_view.runs(of)
+    cells = {column.header: list(column.cells) for column in table.columns}
+    assert cells["median ms"] == ["4000.0", "2000.0"] and cells["steps/s"] == ["0.2", "0.5"]
+    assert of.speed()[0] == 2.0 and of.speed()[1] > 0
+    console = Console(width=120, file=io.StringIO())
+    demo_view._line(console, of)
+    assert "median ms of a step: 4000.0, 2000.0" in console.file.getvalue()
+
+
+def test_the_speed_is_the_ratio_of_the_median_times():
     of = session(9)
     of.plain.seconds, of.ours.seconds = [9.0] * demo.WARM + [2.0, 4.0, 6.0], [1.0] * demo.WARM + [1.0, 2.0, 3.0]
     assert of.speed() == (2.0, 0.0)

@@ -7,6 +7,7 @@ In a table `| you write | with opmux |` both columns of each row run, and must g
 """
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -119,6 +120,25 @@ def scaffold_with(files: list[Block], folder: Path) -> list[str]:
     for block in files:
         (package / block.file).write_text(block.code, encoding="utf-8")
     return [f"opmux_acme.{b.file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}" for b in files]
+
+
+def test_the_ops_of_the_vendors_page_conform(tmp_path):
+    """The page's package with the page's files passes the checks that its text promises, through dispatch and alone."""
+    page = ROOT / "docs" / "new-backend.md"
+    scaffold_with([b for b in blocks(page) if b.language == "python" and b.file], tmp_path)
+    info = tmp_path / "opmux_acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: opmux-acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[opmux.backends]\nacme = opmux_acme\n")
+    path = os.pathsep.join([str(ROOT / "src"), str(tmp_path), str(tmp_path / "opmux-acme" / "src")])
+    words = [w for op in ("rms_norm", "opmux::silu_mul", "tanh", "mm") for w in ("--op", op)]
+    words += [w for check in ("load", "values", "mutation", "errors", "fake", "gradient") for w in ("--check", check)]
+    command = [sys.executable, "-m", "opmux", "conform", "--vendor", "acme", *words, "--json", "run.json"]
+    result = fresh.run(command, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path, timeout=300, warm=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    own = [r for r in json.loads((tmp_path / "run.json").read_text())["results"] if r["own"] and r["op"] == "rms_norm"]
+    tried = {r["check"]: r["tried"] for r in own}
+    assert tried.keys() >= {"values", "mutation", "errors", "fake", "gradient"} and tried["values"] > 10
 
 
 # ---- tables of old and new code --------------------------------------------------------------------------------------

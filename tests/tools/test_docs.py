@@ -145,6 +145,17 @@ def test_pages_of_the_site_load_nothing_from_other_hosts(site):
         assert not re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
 
+def test_wide_tables_scroll_in_a_box_on_a_phone(site):
+    """The theme's script wraps each table in an element that scrolls; site.css gives the element the text's width."""
+    theme = "".join(p.read_text(encoding="utf-8") for p in (site / "assets").rglob("*.css"))
+    assert re.search(r"\.md-typeset__scrollwrap\{[^}]*overflow-x:auto", theme)
+    script = "".join(p.read_text(encoding="utf-8") for p in (site / "assets").rglob("bundle*.js"))
+    assert "md-typeset__scrollwrap" in script and "md-typeset__table" in script
+    phone = (site / "site.css").read_text(encoding="utf-8").partition("@media (max-width")[2]
+    assert re.search(r"\.md-typeset__scrollwrap \{ margin: 1em 0; border:", phone)
+    assert all("site.css" in p.read_text(encoding="utf-8") for p in pages(site))
+
+
 def test_the_site_has_search_modes_and_a_logo(site):
     """Search needs the index and the worker; both are files of the site."""
     home = (site / "index.html").read_text(encoding="utf-8")

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hunks
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
 DIFFS = re.findall(r"^```diff\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-FUSED, POINTWISE, VENDOR, SETTING = DIFFS
+FUSED, FAMILY, POINTWISE, VENDOR, SETTING = DIFFS
 
 
 def files_of(diff):
@@ -41,6 +42,14 @@ def python(copy, *args, **env):
 
 def test_a_fused_op_needs_a_spec_a_kernel_and_a_test():
     assert files_of(FUSED) == ["src/opmux/specs/norm.py", "src/opmux/kernels/norm.py", "tests/ops/test_reference.py"]
+
+
+def test_a_new_family_needs_a_spec_a_kernel_and_a_test_file():
+    assert files_of(FAMILY) == [
+        "src/opmux/specs/soft_cap.py",
+        "src/opmux/kernels/soft_cap.py",
+        "tests/ops/test_soft_cap.py",
+    ]
 
 
 def test_an_aten_op_needs_a_row_and_a_function():
@@ -86,7 +95,7 @@ def test_the_fused_op_works_with_gradients(copy):
 @pytest.mark.slow
 def test_the_fused_op_passes_the_tests_generated_from_its_spec(copy):
     output = python(
-        copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "add_layer_norm or special_ndtri",
+        copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "add_layer_norm or soft_cap or special_ndtri",
         "tests/ops", "tests/kernels", "tests/core",
     )  # fmt: skip
     assert int(re.search(r"(\d+) passed", output)[1]) > 40
@@ -97,6 +106,49 @@ def test_the_name_of_the_fused_op_selects_the_tests_that_compile_its_kernels(cop
     words = ("--triton", "compile", "-k", "add_layer_norm", "tests/kernels")
     output = python(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
     assert int(re.search(r"(\d+) passed", output)[1]) >= 2
+
+
+FAMILY_PROGRAM = """
+import torch, opmux
+from opmux.kernels import soft_cap as kernels
+
+given = torch.linspace(-5, 5, 37, requires_grad=True)
+y = 0.75 * torch.tanh(given / 0.75)
+y.square().sum().backward()
+mine = given.detach().clone().requires_grad_()
+opmux.ops.soft_cap(mine, 0.75).square().sum().backward()
+torch.testing.assert_close(mine.grad, given.grad)
+torch.testing.assert_close(kernels.soft_cap(given.detach(), 0.75), y.detach())
+torch.testing.assert_close(kernels.soft_cap_bwd(2 * y.detach(), given.detach(), 0.75), given.grad)
+print("same values and gradients")
+"""
+
+
+def test_the_op_with_its_own_kernel_works_with_gradients(copy):
+    assert "same values and gradients" in python(copy, "-c", FAMILY_PROGRAM, TRITON_INTERPRET="1")
+
+
+def test_the_new_family_has_a_test_file_and_without_it_the_message_names_it(copy):
+    words = ("-q", "-p", "no:cacheprovider", "tests/arch/test_selection.py", "-k", "every_family_has_a_test_file")
+    python(copy, "-m", "pytest", *words)
+    file = copy / "tests/ops/test_soft_cap.py"
+    text = file.read_text()
+    file.unlink()
+    try:
+        with pytest.raises(AssertionError, match=r"Add tests/ops/test_soft_cap.py.*NAMED of tests/shared/touched.py"):
+            python(copy, "-m", "pytest", *words)
+    finally:
+        file.write_text(text)
+
+
+def test_the_line_numbers_of_the_diffs_are_those_of_the_files(tmp_path):
+    stale = "--- a/f.py\n+++ b/f.py\n@@ -1,2 +1,3 @@\n b\n+x\n c\n@@ -7,1 +8,0 @@\n-e\n"
+    (tmp_path / "f.py").write_text("a\nb\nc\nd\ne\n")
+    renumbered = hunks.renumbered(stale, tmp_path)
+    assert re.findall("^@@.*", renumbered, re.MULTILINE) == ["@@ -2,2 +2,3 @@", "@@ -5,1 +6,0 @@"]
+    (tmp_path / "f.py").write_text("no such lines\n")
+    assert hunks.renumbered(stale, tmp_path) == stale
+    assert all(hunks.renumbered(diff) == diff for diff in DIFFS)
 
 
 def test_docs_and_stubs_get_the_new_op_and_the_new_setting(copy):

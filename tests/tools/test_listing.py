@@ -497,6 +497,38 @@ def test_explain_for_a_chip_says_that_triton_is_missing(shell):
     assert hint not in shell("explain", "softmax", "--assume", "nvidia:sm_90").stdout
 
 
+def test_explain_shows_the_tiles_of_every_vendors_chip(cli):
+    pytest.importorskip("triton")
+    for vendor in sorted(set(vendors.known()) - {"cpu"}):
+        words = ("explain", "rms_norm", "--assume", vendor, "--shape", "64x4096", "--dtype", "bf16", "--json")
+        data = json.loads(cli(*words).stdout)
+        assert [t["tunable"].partition("[")[0] for t in data["tiles"]] == ["norm.rows"], vendor
+        assert "BLOCK_N=" in data["tiles"][0]["tiles"]
+        assert any(f"{vendor}'s heuristics_config_utils.py sets them" in note for note in data["notes"])
+    data = json.loads(cli(*words[:3], "ascend", *words[4:]).stdout)
+    assert data["tiles"][0]["from"] == "heuristics"  # of the vendor's folder
+    data = json.loads(cli("explain", "rms_norm", "--assume", "nvidia:sm_90", "--json").stdout)
+    assert data["tiles"] and data["notes"] == []  # opmux knows this chip's number of cores
+
+
+def test_explain_says_why_the_tiles_of_a_vendors_function_are_not_known(cli, register):
+    pytest.importorskip("triton")
+
+    def fails(x, weight, eps, offset, casting):
+        raise KeyError("no chip")
+
+    register(OpImpl("rms_norm", "default.flagos.ascend", BackendImplKind.DEFAULT, "ascend", fails, priority=9))
+    assert "tiles are not known: default.flagos.ascend failed without its chip: KeyError: 'no chip'" in " ".join(
+        cli("explain", "rms_norm", "--assume", "ascend").stdout.split()
+    )
+    register(
+        OpImpl("silu", "default.flagos.ascend", BackendImplKind.DEFAULT, "ascend", lambda *a, **k: a[0] + 1, priority=9)
+    )
+    assert "default.flagos.ascend looks up no tiles for these arguments" in " ".join(
+        cli("explain", "silu", "--assume", "ascend").stdout.split()
+    )
+
+
 def test_explain_refuses_a_chip_that_does_not_exist_and_names_the_known_ones(cli):
     result = cli("explain", "softmax", "--assume", "nvidia:sm_999")
     assert result.exit_code == 2

@@ -1,5 +1,6 @@
 """`opmux run`: a program's errors and exit codes are the same as with `python`."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from opmux.core.errors import UnknownName
 from opmux.faces import compat
 from opmux.tools import run as command
 from opmux.tools.device_translation import translated, translating
@@ -122,6 +124,32 @@ def test_processes_that_a_program_starts_get_the_same_modules(script, capfd, mon
     assert command.run(["shows.py"], ["liger_kernel"], True, False) == 0
     assert command.run(["shows.py"], [], False, False) == 0
     assert capfd.readouterr().out.split() == ["liger_kernel,shadow", "flag_gems"]
+
+
+@pytest.mark.parametrize(
+    ("library", "statement"),
+    [("liger_kernel", "import liger_kernel.transformers"), ("flag_gems", "from flag_gems import enable")],
+)
+def test_a_program_that_needs_a_library_gets_a_hint_at_as(script, capfd, library, statement):
+    if importlib.util.find_spec(library) is not None:
+        pytest.skip(f"{library} is installed")
+    words = [script(statement, "a program.py"), "--lr", "1"]
+    assert run(*words) == 1
+    *trace, hint = capfd.readouterr().err.splitlines()
+    assert trace[-1].startswith("ModuleNotFoundError: No module named")
+    assert hint.endswith(f"To use opmux in its place: opmux run --as {library} 'a program.py' --lr 1")
+    assert command.run(words, [library], False, False) == 0 and capfd.readouterr().err == ""
+    assert run(script(f"try:\n    {statement}\nexcept ImportError:\n    pass")) == 0
+    assert capfd.readouterr().err == ""  # the program can do without it
+    assert run(script("import no_such_module")) == 1 and "--as" not in capfd.readouterr().err
+
+
+def test_an_unknown_library_is_reported_before_the_program():
+    for words in ([], ["no_such_file.py"]):
+        with pytest.raises(UnknownName, match="library 'liger-kernel'.*did you mean 'liger_kernel'"):
+            command.run(words, ["liger-kernel"], False, False)
+    with pytest.raises(UnknownName, match=r"library 'train\.py'.*run --as NAME program\.py"):  # the name is forgotten
+        command.run([], ["train.py"], False, False)
 
 
 PATCHES = """

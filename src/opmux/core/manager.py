@@ -374,14 +374,9 @@ class OpManager:
             reason = machine.arch_refusal(impl.min_arch, device)
             if reason is not None:
                 return Refused(impl, "arch", reason)
-        if impl.available is not None:
-            try:
-                answer = impl.available()
-                reason = answer if isinstance(answer, str) else None if answer else "its _is_available() returned False"
-            except Exception as error:
-                reason = f"its _is_available() raised {type(error).__name__}: {error}"
-            if reason is not None:
-                return Refused(impl, "library", reason)
+        absent = library_refusal(impl)
+        if absent is not None:
+            return absent
         preferred = _yields_to_vendor(key, impl, device, policy or policies.get_policy())
         if preferred is not None:
             return Refused(impl, "library", preferred)
@@ -576,6 +571,18 @@ def _bind_open(key: str, manager: OpManager, entry: EntryPoint) -> None:
 def _open_pair(key: str, manager: OpManager, entry: EntryPoint, policy: SelectionPolicy) -> Pair:
     manager._adopt_entry(entry)
     return entry.form.pair(manager._plan(key, policy, entry.form, typed=False))
+
+
+def library_refusal(impl: OpImpl) -> Refused | None:
+    """Why the library that an impl calls is not available; None if it is, or if the impl calls none."""
+    if impl.available is None:
+        return None
+    try:
+        answer = impl.available()
+        reason = answer if isinstance(answer, str) else None if answer else "its _is_available() returned False"
+    except Exception as error:
+        reason = f"its _is_available() raised {type(error).__name__}: {error}"
+    return None if reason is None else Refused(impl, "library", reason)
 
 
 def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:

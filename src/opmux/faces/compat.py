@@ -9,11 +9,15 @@ installed package without shadowing the package. The names are in `imports.py`.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import os
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import OpmuxError, UnknownName
@@ -64,7 +68,9 @@ def install(*libraries: str, shadow: bool = False) -> None:
         else:
             names = tuple(row.name for row in ROWS.values() if row.library == library)
             own_names = tuple(name for name in names if name != LAYER)  # the layer package itself is never shadowed
-            done = _installed[library] = Installed(Grant(names, own_names if shadow else (), change=_hint))
+            found = functools.partial(_distributions, library)
+            grant = Grant(names, own_names if shadow else (), change=_hint, distributions=found)
+            done = _installed[library] = Installed(grant)
             try:
                 _serve(library, done, [name for name in own_names if "." not in name], shadow)
             except BaseException:
@@ -134,6 +140,29 @@ def _hint(name: str, spec: Any) -> None:
             f"extension and its plugins: {boot.INSTALL_HINT}",
             name=name,
         )
+
+
+def _distributions(library: str, context: Any) -> Iterator[importlib.metadata.Distribution]:
+    """The metadata of a library for importlib.metadata, if its package is ours and has a version."""
+    name = getattr(context, "name", None)
+    if name is None or name.replace("-", "_").casefold() != library or not finder.serves(library):
+        return
+    version = getattr(sys.modules[library], "__version__", None)
+    if version is not None:
+        yield ServedDistribution(library, version)
+
+
+class ServedDistribution(importlib.metadata.Distribution):
+    """The metadata of a library whose modules are ours: its name, and the version of the interface that we provide."""
+
+    def __init__(self, library: str, version: str):
+        self._metadata = f"Metadata-Version: 2.1\nName: {library}\nVersion: {version}\nSummary: provided by opmux\n"
+
+    def read_text(self, filename: str) -> str | None:
+        return self._metadata if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Any:
+        return Path(__file__).parent / path
 
 
 def _taken(name: str) -> str | None:

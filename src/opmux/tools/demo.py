@@ -66,6 +66,7 @@ class Run:
 
     @property
     def step_ms(self) -> float:
+        """The median time of the steps that count."""
         return 1e3 * statistics.median(self.timed)
 
 
@@ -119,12 +120,15 @@ class Session:
         return len(self.ours.losses)
 
     def speed(self) -> tuple[float, float]:
-        """Plain torch's time divided by ours: the median of pairs of steps, and its standard error."""
+        """Plain torch's median time divided by ours, and its standard error, from pairs of steps."""
         ratios = [a / b for a, b in zip(self.plain.timed, self.ours.timed, strict=False)]
+        if not ratios:
+            return math.nan, math.nan
+        speed = self.plain.step_ms / self.ours.step_ms
         if len(ratios) < 2:
-            return (ratios or [math.nan])[0], math.nan
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        return middle, 1.25 * (high - low) / 1.35 / math.sqrt(len(ratios))
+            return speed, math.nan
+        low, _, high = statistics.quantiles(ratios, n=4)
+        return speed, 1.25 * (high - low) / 1.35 / math.sqrt(len(ratios))
 
 
 def ops_of(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted, rope_qk: Counted) -> llama.LlamaOps:

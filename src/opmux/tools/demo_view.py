@@ -56,8 +56,9 @@ def _line(console: Console, session: Session) -> None:
     every = max(session.steps // LINES, 1)
     if session.done % every and session.done not in (1, session.steps):
         return
-    runs = ", ".join(f"{r.name} {r.losses[-1]:.4f} in {r.step_ms:.1f} ms" for r in session.runs)
-    console.print(Text(f"step {session.done}/{session.steps}: loss of {runs}"))
+    losses = ", ".join(f"{r.name} {r.losses[-1]:.4f}" for r in session.runs)
+    times = ", ".join(f"{r.step_ms:.1f}" for r in session.runs)
+    console.print(Text(f"step {session.done}/{session.steps}: loss: {losses}; median ms of a step: {times}"))
 
 
 class LiveView:
@@ -145,7 +146,7 @@ def _points(curve: Sequence[float], low: float, high: float, columns: int, rows:
 def runs(session: Session) -> Table:
     """The table of the two runs."""
     right = {"justify": "right", "no_wrap": True}
-    names = ["first loss", "loss", "ms", "steps/s", "tokens/s"]
+    names = ["first loss", "loss", "median ms", "steps/s", "tokens/s"]
     measured = all(run.peak is not None for run in session.runs)
     names += ["MiB"] if measured else []
     table = screen.table(("run", {"no_wrap": True}), *((name, right) for name in names))

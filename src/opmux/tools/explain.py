@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import machine, tensors
 from ..core.default import get_default_manager
-from ..core.errors import NotSupported, UnknownName, quoted, suggestion
+from ..core.errors import NotSupported, OpmuxError, UnknownName, quoted, suggestion
 from ..core.explain import Explanation, Verdict
 from ..core.extension import NATIVE
 from ..core.registry import BackendImplKind, OpImpl
@@ -100,7 +100,10 @@ def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bo
     sample, note = nearest_sample(spec, key, sizes, *requested)
     explanation = manager.explain(key, *sample.args, **sample.kwargs)
     notes = [n for n in (note, explanation.remark, _without_triton(explanation)) if n]
-    tiles = [] if explanation.chosen is None or spec is None else tiles_of(explanation.chosen, spec, sample, chip)
+    tiles: list[dict[str, str]] = []
+    if explanation.chosen is not None and spec is not None:
+        tiles, why = tiles_of(explanation.chosen, spec, sample, chip)
+        notes += [why] if why else []
     if as_json:
         screen.print_json(as_data(explanation, spec, sample) | {"tiles": tiles, "note": note, "notes": notes})
     else:
@@ -117,19 +120,43 @@ def _without_triton(explanation: Explanation) -> str | None:
     return "triton is not installed, so our Triton kernels are not among the candidates: pip install triton"
 
 
-def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> list[dict[str, str]]:
-    """The tiles that our kernel would use on this chip or another one, and where they come from."""
+def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> tuple[list[dict[str, str]], str | None]:
+    """The tiles that our kernel would use on this chip or another one, and where they come from; and a note.
+
+    For a vendor's chip that opmux cannot compile for, they are computed with the vendor's rules and configs. The note
+    says what they depend on, or why no tiles are known.
+    """
     if impl.kind is not BackendImplKind.DEFAULT or importlib.util.find_spec("triton") is None:
-        return []
-    from ..kernels.lib import config
+        return [], None
     from ..kernels.lib.compile_only import CHIPS
+
+    if chip is None and found_on_cpu(sample):
+        return [], None
+    name = None if chip is None else chip.arch if chip.arch in CHIPS else f"{chip.vendor}:{chip.arch or ''}"
+    try:
+        tiles = _tiles_on(name, impl, spec, sample)
+    except Exception as error:
+        if impl.vendor is None or isinstance(error, OpmuxError):
+            raise
+        # a vendor's code may raise anything for tensors without data
+        return [], f"tiles are not known: {impl.impl_id} failed without its chip: {type(error).__name__}: {error}"
+    if chip is None or chip.arch in CHIPS:
+        return tiles, None
+    if not tiles:
+        return [], f"{impl.impl_id} looks up no tiles for these arguments"
+    return tiles, (
+        f"the chip is not here, and its number of cores may change the tiles; {chip.vendor}'s "
+        "heuristics_config_utils.py sets them (docs/new-backend.md#2-tiles)"
+    )
+
+
+def _tiles_on(chip: str | None, impl: OpImpl, spec: Spec, sample: Sample) -> list[dict[str, str]]:
+    from ..kernels.lib import config
     from .dry_run import nothing_launched, standing_in
 
-    if (chip is not None and chip.arch not in CHIPS) or (chip is None and found_on_cpu(sample)):
-        return []
     args, kwargs = spec.bound(sample.args, sample.kwargs)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(standing_in(chip.arch if chip else None))
+        stack.enter_context(standing_in(chip))
         stack.enter_context(nothing_launched())
         calls = stack.enter_context(config.asked())
         stack.enter_context(torch.no_grad())

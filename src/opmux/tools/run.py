@@ -6,13 +6,14 @@ import contextlib
 import importlib.util
 import os
 import runpy
+import shlex
 import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
 
 from .. import settings
-from ..core.errors import quoted
+from ..core.errors import UnknownName, quoted
 from ..faces import compat
 from .arguments import BadOption
 
@@ -24,13 +25,21 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
 
     An exception is printed as by `python`: only with the program's frames, by the program's `sys.excepthook`.
     """
+    for library in libraries:  # before the program: in `--as train.py`, the name of the library is missing
+        if library not in compat.LIBRARIES:
+            raise UnknownName("library", library, compat.LIBRARIES, "(run --as NAME program.py)")
     if not program:
         raise BadOption("run takes a program: opmux run [--as NAME] script.py [ARGS], or -m MODULE [ARGS]")
     name = program[0]
     if not module and not os.path.exists(name):  # noqa: PTH110  # False for a name that is too long
         raise BadOption(f"run: there is no file {quoted(name)}")
     with _in_place_of(libraries, shadow):
-        return _run(program, module)
+        status, missing = _run(program, module)
+    if missing in compat.LIBRARIES and missing not in libraries:
+        words = " ".join(["-m", shlex.join(program)] if module else [shlex.join(program)])
+        hint = f"opmux run: {missing} is not installed. To use opmux in its place: opmux run --as {missing} {words}"
+        print(hint, file=sys.stderr)
+    return status
 
 
 @contextlib.contextmanager
@@ -54,7 +63,8 @@ def _in_place_of(libraries: list[str], shadow: bool) -> Iterator[None]:
         compat.uninstall(*libraries)
 
 
-def _run(program: list[str], module: bool) -> int:
+def _run(program: list[str], module: bool) -> tuple[int, str]:
+    """Run the program; returns its exit status, and the package that it needs and that is not installed, or ""."""
     name = program[0]
     argv, path = sys.argv[:], sys.path[:]
     sys.argv[:] = program
@@ -63,23 +73,24 @@ def _run(program: list[str], module: bool) -> int:
         missing = _missing_module(name) if module else _missing_main(name)
         if missing is not None:
             print(f"opmux run: {missing}", file=sys.stderr)
-            return 1
+            return 1, ""
         if module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(name, run_name="__main__")
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
-            return stop.code or 0
+            return stop.code or 0, ""
         print(stop.code, file=sys.stderr)
-        return 1
+        return 1, ""
     except BaseException as error:
         shown = _below(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(shown), shown)
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        absent = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1, absent
     finally:
         sys.argv[:], sys.path[:] = argv, path
-    return 0
+    return 0, ""
 
 
 def _below(trace: types.TracebackType | None) -> types.TracebackType | None:

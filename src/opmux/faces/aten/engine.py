@@ -51,7 +51,8 @@ class State:
         self.requested = names
         self.on = WatchedState(names, self.inside, self.counts) if self.inside or self.counts is not None else names
         launching.pause("counted", self.counts is not None or bool(record.live))
-        gate.select(names, decisions.thresholds if self.auto else None)
+        thresholds = decisions.thresholds if self.counts is None else decisions.thresholds_while_counted
+        gate.select(names, thresholds if self.auto else None)
 
 
 class WatchedState:

@@ -14,7 +14,7 @@ from typing import Any
 from ...core.errors import BadArgument
 from ...core.log import logger
 from .. import compat
-from ..models.patch import CannotPatch, patch_model
+from ..models.patch import EXCLUDED, CannotPatch, patch_model
 from .patched_models import MODELS, TYPES
 
 # Flag of Liger -> the parts of a model that patch_model replaces. `layer_norm` replaces none: at the sizes of vision
@@ -28,6 +28,8 @@ PARTS = {
     "cross_entropy": ("cross_entropy",),
     "fused_linear_cross_entropy": ("loss",),
 }
+# The last line of a report, if Liger's flags leave parts out.
+MORE = "opmux.patch_model(model) replaces the excluded parts too; Liger's flags have no name for attention and mask"
 
 
 def is_transformers_available() -> bool:
@@ -78,7 +80,9 @@ def _patcher(model_type: str, arguments: str) -> Callable[..., None]:
         parts = {part for flag, parts in PARTS.items() if flags.get(flag) for part in parts}
         if not parts:
             return
-        compat.report(patch_model(model_type if flags["model"] is None else flags["model"], include=sorted(parts)))
+        report = patch_model(model_type if flags["model"] is None else flags["model"], include=sorted(parts))
+        excluded = any(row.reason.endswith(EXCLUDED) for row in report.left)
+        compat.report(f"{report}\n{MORE}" if excluded else report)
 
     patcher: Any = apply
     patcher.__signature__, patcher.__name__, patcher.__qualname__ = signature, name, name

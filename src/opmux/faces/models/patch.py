@@ -60,6 +60,9 @@ class CannotPatch(OpmuxError, ValueError):
     """No part of the model can be replaced."""
 
 
+EXCLUDED = " is excluded"  # the end of a reason: `include` or `exclude` leaves the part out
+
+
 @dataclass(frozen=True)
 class ReportRow:
     """One line of a report: a class of modules."""
@@ -345,7 +348,7 @@ def _plans(
         rows = [
             ReportRow(cls.__name__, count, part.name, part.ops)
             if part in parts
-            else ReportRow(cls.__name__, count, reason=f"{part.name} was not requested")
+            else ReportRow(cls.__name__, count, reason=f"{part.name}{EXCLUDED}")
             for part in known.parts
         ]
         reason = _why_lost(cls, known) or known.reason

@@ -127,7 +127,7 @@ def _built(config: Any, dtype: torch.dtype | None, device: torch.device, options
 
 def _show(found: ModelComparison) -> None:
     out = screen.out()
-    out.print(Text(found.head, "bold"))
+    out.print(Text(found.head, "bold"), soft_wrap=True)
     heads, *rows = found.table()
     right = {"ms", "speed", "MiB"}
     table = screen.table(*((head, {"justify": "right" if head in right else "left"}) for head in heads))
@@ -151,6 +151,7 @@ def _as_json(found: ModelComparison) -> dict[str, Any]:
         "device": str(found.device),
         "dtype": dtype_name(found.dtype),
         "training": found.training,
+        "batch": found.batch,
         "limit": found.limit,
         "right": found.right,
         "rows": [cell(row) for row in rows],

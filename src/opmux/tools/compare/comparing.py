@@ -78,6 +78,7 @@ class ModelComparison:
     limit: float  # the largest distance to native's results that counts as equal
     rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...] = ()
+    batch: str = ""  # its sizes, in words
 
     @property
     def right(self) -> bool:
@@ -94,7 +95,8 @@ class ModelComparison:
     @property
     def head(self) -> str:
         step = "a training step" if self.training else "inference"
-        return f"{self.model}: {step} on {self.device}, {dtype_name(self.dtype)}"
+        sizes = f", {self.batch}" if self.batch else ""
+        return f"{self.model}: {step} on {self.device}, {dtype_name(self.dtype)}{sizes}"
 
     def table(self) -> list[tuple[str, ...]]:
         """The cells of the table; the first row has the headings. Columns without a value are left out."""
@@ -263,10 +265,12 @@ class _Run:
         for number, variant in enumerate(variants):
             self.show(f"checking {variant.name}", number, len(variants))
             self.switcher.switch_to(variant)
-            with engine.counted() as calls:
-                found = results[variant.name] = self.step.results()
-            self._check(variant, found)
+            # Warm up first: auto mode runs torch's kernels until it has planned a call, and those would be compared.
             typical += timing.warmed(self.step, self.device) / len(variants)
+            found = results[variant.name] = self.step.results()
+            self._check(variant, found)
+            with engine.counted() as calls:  # in a step of its own: C++ launches nothing while calls are counted
+                self.step()
             peak = timing.peak(self.step, self.device)
             if number == 0:
                 exact = self._reference(peak, float64)
@@ -286,7 +290,8 @@ class _Run:
         self._note(rows)
         failures = [f"An implementation failed and was skipped: {f}" for f in get_default_manager().failures()]
         notes = (*self.notes, *failures)
-        return ModelComparison(name, self.device, self.dtype, self.step.training, self.limit, tuple(rows), notes)
+        fixed = (name, self.device, self.dtype, self.step.training, self.limit)
+        return ModelComparison(*fixed, tuple(rows), notes, self.step.given.sizes)
 
     def _variants(self) -> list[ModelVariant]:
         """The variants to compare; if nothing in the model can be patched, only the variants without a patch."""

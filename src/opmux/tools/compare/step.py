@@ -24,6 +24,7 @@ SEED = 0
 # The distance of a gradient is divided by its norm, or by this share of the largest norm if that is larger. Some
 # gradients are 0 except for rounding (the bias of keys in attention), and their relative distance means nothing.
 SMALL = 1e-3
+SHOWN = 3  # tensors of a batch whose shapes are named
 
 
 # ---- the batch ------------------------------------------------------------------------------------------------------
@@ -38,6 +39,15 @@ class ForwardArguments(NamedTuple):
     @property
     def tensors(self) -> list[Tensor]:
         return [leaf for leaf in pytree.tree_leaves(tuple(self)) if isinstance(leaf, Tensor)]
+
+    @property
+    def sizes(self) -> str:
+        """The batch's sizes: `batch size 4, sequence length 32`, or the shapes of its first tensors."""
+        ids = self.kwargs.get("input_ids")
+        if isinstance(ids, Tensor) and ids.dim() == 2:
+            return f"batch size {ids.shape[0]}, sequence length {ids.shape[1]}"
+        shapes = ["x".join(map(str, t.shape)) or "a number" for t in self.tensors]
+        return f"batch {', '.join(shapes[:SHOWN])}" + (" and more" if len(shapes) > SHOWN else "")
 
     def widened(self) -> ForwardArguments:
         """The same arguments, with all floating-point tensors in float64."""

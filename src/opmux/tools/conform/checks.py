@@ -17,7 +17,7 @@ from ...core.errors import NoImplementation, NotSupported
 from ...core.library import fake_call, packet
 from ...core.spec import Sample, Spec
 from ...core.tensors import dtype_name, tensors_in
-from ..runner.check import Wrong, as_tuple, short_error
+from ..runner.check import Wrong, as_tuple, raised, short_error
 from .compare import difference
 from .record import FAIL, PASS, REFUSED, CheckResult, ImplRefusal
 from .samples import Drawn, Watch, bound, by_name, in_words, moved, named, quiet, shared_memory, written
@@ -57,7 +57,7 @@ class Tally:
         except Wrong as error:
             self.fail(str(error), drawn, sample)
         except Exception as error:  # any error of an impl or its device fails only this check
-            self.fail(f"raised {short_error(error)}", drawn, sample)
+            self.fail(raised(error), drawn, sample)
         self.seconds += time.perf_counter() - start
 
     def fail(self, what: str, drawn: Drawn | None, sample: str = "") -> None:
@@ -204,13 +204,13 @@ def _refuses(subject: Subject, sample: Sample, error: type[Exception], match: st
         if not isinstance(declined.__cause__, NotSupported) and declined.stage == "declined":
             raise Wrong(f"raised {declined.reason}; {expected}") from None
         return
-    except Exception as raised:
-        actual = raised.error if isinstance(raised, Crashed) else raised
+    except Exception as error_raised:
+        actual = error_raised.error if isinstance(error_raised, Crashed) else error_raised
         # Dispatch raises its own errors: if every impl declines, and if a tensor argument is not a tensor.
         kinds = (error, NoImplementation) if error is NotSupported else (error,)
         matches = re.search(match, str(actual)) or _named_by_dispatch(subject.spec, actual)
         if not isinstance(actual, kinds) or not matches:
-            raise Wrong(f"raised {short_error(actual)}; {expected}") from None
+            raise Wrong(f"{raised(actual)}; {expected}") from None
         return
     first = next(tensors_in(as_tuple(results)), None)
     raise Wrong(f"returned {'no tensor' if first is None else in_words(first)}; {expected}")

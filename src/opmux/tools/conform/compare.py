@@ -47,9 +47,13 @@ def numbers(name: str, got: Tensor, want: Tensor, tol: Tol, slack: float = 1.0) 
     if not bool(far.any()):
         return None
     at, element = first_of(far, name)
+    nan = far & x.isnan()
+    others = off[far & ~nan]
+    nans = f", {int(nan.sum())} of them are NaN" if bool(nan.any()) else ""
+    most = f", by up to {others.max().item():.3g}" if others.numel() else ""
     return (
         f"{element} is {_number(a[at])}, expected {_number(b[at])} within {allowed[at].item():.2g}; "
-        f"{int(far.sum())} of {far.numel()} numbers are too far, by up to {off[far].max().item():.3g}"
+        f"{int(far.sum())} of {far.numel()} numbers are too far{nans}{most}"
     )
 
 

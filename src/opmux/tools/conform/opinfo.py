@@ -18,7 +18,7 @@ from ...core.tensors import dtype_name
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload
 from ...faces.aten.switch import use
-from ..runner.check import Wrong, short_error
+from ..runner.check import Wrong, raised
 from .checks import SLACK
 from .compare import numbers
 from .plan import Depth
@@ -74,7 +74,7 @@ class Info:
                         continue
                     self._compare(call, sample, grad, expected)
             except Exception as error:  # raised by our kernel, or by a torch op that it calls
-                wrong = str(error) if isinstance(error, Wrong) else f"raised {short_error(error)}"
+                wrong = str(error) if isinstance(error, Wrong) else raised(error)
             result.count(wrong, name, dtype_name(dtype))
         return result if result.tried else None
 

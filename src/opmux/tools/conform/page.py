@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..runner.html import BarPart, document, stack, table, text
 from .record import CHECKS, DISPATCH, FAIL, PASS, UNEXPECTED, WHERE, CheckResult, ConformRecord, Covered
-from .report import MARKS, PLACES, failures
+from .report import MARKS, PLACES, failures, without_a_kernel
 
 COLOURS: dict[str, str] = dict(
     zip(WHERE, ("#a35bb8", "#2f6fde", "#4aa3b5", "#8a94a6", "#d98a2b", "#c2555f"), strict=True)
@@ -23,7 +23,7 @@ def page(record: ConformRecord) -> str:
 <h2>What was checked</h2>{_results(record.results)}
 <h2>Where ops run</h2>{_bars(record)}{_coverage(record.coverage)}</main>""",
         facts=record.facts,
-        notes=[*record.unchecked, *record.notes],
+        notes=[*without_a_kernel(record), *record.unchecked, *record.notes],
         style=STYLE,
         script=SCRIPT,
     )

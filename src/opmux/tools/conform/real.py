@@ -30,7 +30,7 @@ from ...specs.samples import Case as SampleCase
 from ..bench import cases as bench_cases
 from ..bench import native
 from ..bench.cases import name_of
-from ..runner.check import Wrong, as_tuple, short_error
+from ..runner.check import Wrong, as_tuple, raised, short_error
 from . import calls, shapes, yardstick
 from .checks import backward, by_the_backward
 from .poison import poisoned
@@ -103,7 +103,7 @@ class RealCase:
         except torch.OutOfMemoryError:
             outcome.status, outcome.reason = UNCHECKED, "out of memory"
         except Exception as error:  # any error of a kernel fails only its case
-            reason = str(error) if isinstance(error, Crashed) else f"raised {short_error(error)}"
+            reason = str(error) if isinstance(error, Crashed) else raised(error)
             outcome.status, outcome.reason = FAIL, reason
         outcome.seconds = round(time.perf_counter() - start, 4)
         return outcome

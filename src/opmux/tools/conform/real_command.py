@@ -28,6 +28,7 @@ from ..runner.record import RunRecord, chip, made_with
 from . import shapes
 from .poison import launches_poisoned
 from .real import DECLINED, FAIL, PASS, UNCHECKED, CaseSelection, Outcome, RealCase, cases, without_cases
+from .report import NANS, of_nan
 from .scope import OpScope
 
 SECONDS = {"cpu": 60.0}
@@ -166,6 +167,8 @@ def _report(record: RealRecord, options: Any) -> Iterator[Any]:
         yield table
         if len(failures) > SHOWN:
             yield Text(f"and {len(failures) - SHOWN} more: --json FILE has all", "dim")
+        if any(NANS in (o.reason or "") for o in failures):
+            yield Text(of_nan(filled=True), "yellow")
         yield Text(f"to repeat the first: {_command_line(failures[0], options)}", "cyan")
     counts = Counter(o.status for o in record.outcomes)
     ops = {o.op for o in record.outcomes if o.status in (PASS, FAIL)}

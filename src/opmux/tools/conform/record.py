@@ -9,6 +9,7 @@ from typing import Any
 
 from ..runner.record import RunRecord
 
+REFERENCE = "reference.torch"  # the id of each op's reference
 DISPATCH = "dispatch"  # stands for an impl's id: the op as users call it, with dispatch's choice
 
 # In the order of the columns. docs/conform.md describes each check.
@@ -113,6 +114,11 @@ class ConformRecord(RunRecord):
     def covered(self, rows: Iterable[Covered] | None = None) -> dict[str, int]:
         counter = Counter(c.where for c in (self.coverage if rows is None else rows))
         return {w: counter[w] for w in WHERE if counter[w]}
+
+    def of_the_reference(self) -> list[str]:
+        """Ops for which dispatch ran only the reference, so that its results were compared with themselves."""
+        through = [r for r in self.results if r.impl == DISPATCH and r.check == "values" and r.ran]
+        return [r.op for r in through if set(r.ran) == {REFERENCE}]
 
     def headline(self) -> str:
         """One sentence: what was checked, and the outcome."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -33,6 +34,7 @@ from .record import (
     ImplRefusal,
 )
 from .rows import VendorRow
+from .target import DEVICE, SIMULATED
 
 MARKS = {
     PASS: ("ok", "green"),
@@ -43,6 +45,7 @@ MARKS = {
 }
 PLACES = {OWN: "chip's own", TRITON: "triton", PLUGIN: "plugin", NATIVE: "torch's own", CPU: "CPU", NOWHERE: "nowhere"}
 PLACE_STYLES = {OWN: "magenta", CPU: "yellow"}
+NANS = "are NaN"  # part of a message about numbers that are NaN and must not be
 SHOWN = 12  # at most this many entries of a list are printed
 
 
@@ -59,6 +62,7 @@ def report(record: ConformRecord, known: list[Gap]) -> Group:
     parts += _gaps(record)
     parts += _failures(record)
     parts.append(Text(f"{record.headline()} ({record.seconds:.0f} s)", "bold red" if record.failures else "bold green"))
+    parts += [Text(line, "yellow") for line in without_a_kernel(record)]
     if record.facts["depth"] == "quick" and not record.failures:
         parts.append(Text("the quick run tries one sample of what is not the vendor's own; --full tries all", "dim"))
     return Group(*parts)
@@ -202,10 +206,44 @@ def _failures(record: ConformRecord) -> list[Any]:
     lines: list[Any] = []
     for result, too in failures(record):
         where = " ".join(filter(None, (result.dtype, f"[{result.sample}]" if result.sample else None)))
+        where += f", the first of {result.failed} failures in {result.tried} samples" if result.failed > 1 else ""
         who = f" by {result.impl}{' and so by dispatch' if too else ''}: {result.check} "
         lines.append(Text.assemble(("FAIL ", "bold red"), (result.op, "bold"), who, (where, "dim")))
         lines += [Text(f"     {result.reason}"), Text(f"     {result.reproduce}", "cyan")]
+    if any(NANS in (result.reason or "") for result, _ in failures(record)):
+        lines += [Text(), Text(of_nan(filled=record.facts.get("how") == SIMULATED), "yellow")]
     return [Text(), *lines, Text()] if lines else []
+
+
+def without_a_kernel(record: ConformRecord) -> list[str]:
+    """What a run could not check because the machine has no kernel of an op, and how to check it."""
+    names = record.of_the_reference()
+    lines = []
+    if names:
+        lines.append(
+            f"no kernel of {screen.some(names)} was checked: the reference itself ran here, compared with itself"
+        )
+    if record.facts.get("how") == DEVICE and record.facts.get("device") == "cpu":
+        ops = " ".join(f"--op {shlex.quote(word)}" for word in record.facts["ops"])
+        command = f"opmux conform --vendor nvidia --device cpu {ops}".rstrip()
+        lines.append(
+            "this run used the CPU, so no Triton kernel was checked. Run it on a machine with a GPU; or, with triton "
+            f"installed, in the interpreter: {command}"
+        )
+    return lines
+
+
+def of_nan(filled: bool) -> str:
+    """What a NaN in a result means; `filled`: whether memory is filled with NaN before a kernel runs."""
+    if filled:
+        return (
+            "NaN: results are filled with NaN before a kernel runs, so the kernel has not written this element, or has "
+            "computed it from one that was not written, or the formula itself gives NaN"
+        )
+    return (
+        "NaN: the kernel has computed it. Here results are not filled with NaN before a kernel runs, so an element "
+        "that is never written may have any value; `opmux conform --real` and simulated devices do fill them"
+    )
 
 
 # ---- --list ---------------------------------------------------------------------------------------------------------

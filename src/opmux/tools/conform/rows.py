@@ -25,7 +25,7 @@ from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, row_for, vendors_own
 from ...faces.aten.schema import OverloadSchema, overloads, siblings
 from ...machine.here import HERE
-from ..runner.check import Wrong, short_error
+from ..runner.check import Wrong, raised
 from . import opinfo
 from .checks import SLACK
 from .plan import Depth
@@ -116,7 +116,7 @@ class VendorRow:
             refused.setdefault(str(error), []).append(dtype_name(call.dtype))
             return
         except Exception as error:  # a vendor's code may raise anything
-            values.count(f"raised {short_error(error)}", call.id, dtype_name(call.dtype))
+            values.count(raised(error), call.id, dtype_name(call.dtype))
             return
         values.count(self._difference(got, truth), call.id, dtype_name(call.dtype))
         mutation.count(watch.changed(), call.id, dtype_name(call.dtype))

@@ -15,6 +15,7 @@ from ...core.dispatch import refusal_of
 from ...core.errors import NoImplementation, OpmuxError
 from ...core.explain import Verdict
 from ...core.lock import cached_property
+from ...core.manager import library_refusal
 from ...core.registry import BackendImplKind, Fit, OpImpl, when_of
 from ...core.spec import Sample, Spec, specs
 from ...core.tensors import dtype_name
@@ -23,7 +24,7 @@ from ...machine.here import HERE
 from ...machine.vendor_ops import AtenRow
 from ...machine.vendors import Package
 from ..bench.cases import name_of
-from ..runner.check import short_error
+from ..runner.check import raised, short_error
 from ..simulator import fallbacks, forget_fallbacks
 from .record import DISPATCH
 from .target import ConformTarget
@@ -41,7 +42,7 @@ class Crashed(Exception):
     """Raised if an impl failed on arguments that the op must accept. `error` is what the impl raised."""
 
     def __init__(self, impl: str, error: BaseException):
-        super().__init__(f"raised {short_error(error)}")
+        super().__init__(raised(error))
         self.impl, self.error = impl, error
 
 
@@ -89,9 +90,12 @@ class Subject:
         return Called(*strictly(self.spec, self.impl, sample))
 
     def _refusal(self, sample: Sample) -> Declined | None:
-        """Why the impl's `when` refuses a sample."""
+        """Why the impl refuses a sample before it is called."""
         assert self.impl is not None
         if self.direct:
+            absent = library_refusal(self.impl)
+            if absent is not None:
+                return Declined(self.id, absent.stage, absent.reason)
             args, kwargs = self.spec.bound(sample.args, sample.kwargs)
             first = self.spec.first_tensor(args, kwargs)
             takes = self.impl.supported_dtypes

@@ -53,9 +53,11 @@ def far_off(name: str, got: Tensor, native: Tensor | None, truth: Tensor, terms:
     if not bool(wrong.any()):
         return None
     at, where = first_of(wrong, name)
+    nan = int((wrong & got.isnan()).sum())
+    nans = f", {nan} of them are NaN" if nan else ""
     return (
         f"{where} is {got[at].item():.7g}, the truth is {want[at].item():.7g}: off by {off[at].item():.3g} of its "
-        f"scale, allowed {allowed:.2g}; {int(wrong.sum())} of {wrong.numel()} numbers are too far"
+        f"scale, allowed {allowed:.2g}; {int(wrong.sum())} of {wrong.numel()} numbers are too far{nans}"
     )
 
 

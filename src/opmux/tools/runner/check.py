@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...core.errors import OpmuxError
+
+OPMUX = Path(__file__).parents[2]
+TOOLS, SIMULATOR = OPMUX / "tools", OPMUX / "tools" / "simulator"
+# Folders whose code calls implementations, or is called by them.
+AROUND = (Path(torch.__file__).parent, OPMUX / "core", OPMUX / "faces", OPMUX / "kernels" / "lib", SIMULATOR)
 
 # Text in the messages of errors after which every call in the process fails.
 BROKEN = ("CUDA error", "AcceleratorError", "HIP error", "device-side assert")
@@ -30,6 +39,23 @@ def short_error(error: BaseException) -> str:
     """The class of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def raised(error: BaseException) -> str:
+    """`raised KeyError: 'x' (at acme/ops/gelu.py:12)`, with the last line of the implementation that ran."""
+    at = place(error)
+    return f"raised {short_error(error)}" + (f" (at {at})" if at else "")
+
+
+def place(error: BaseException) -> str:
+    """File and line of the last frame of an implementation in an error's traceback; "" if there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(TOOLS) and not file.is_relative_to(SIMULATOR):
+            return ""  # above this frame is only the command
+        if file.is_file() and "triton" not in file.parts and not any(file.is_relative_to(a) for a in AROUND):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
 
 
 def in_one_line(error: BaseException, most: int = 200) -> str:

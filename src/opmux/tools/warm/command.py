@@ -97,6 +97,6 @@ def _workload(options: WarmOptions) -> Workload:
     if options.args:
         raise BadOption(f"{quoted(options.args[0])} after a model is not expected: only a script takes arguments")
     dtype = None if options.dtype is None else arguments.dtype(options.dtype, ("bfloat16", "float16", "float32"))
-    config = config_of(options.what)
+    config = config_of(options.what, or_script=True)
     name = options.what if re.fullmatch(r"[\w.-]+", options.what) else Path(options.what).name
     return Workload(name, model_step(config, options.batch, options.length, dtype, options.train))

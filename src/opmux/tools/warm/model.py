@@ -17,9 +17,12 @@ from ..arguments import BadOption
 from .compiling import first_line
 
 
-def config_of(what: str) -> Any:
-    """The model config that `what` names: a model type (with default sizes), a config.json, or the folder of one."""
-    transformers = _transformers()
+def config_of(what: str, or_script: bool = False) -> Any:
+    """The model config that `what` names: a model type (with default sizes), a config.json, or the folder of one.
+
+    `or_script`: the command also accepts a script, so its errors name one.
+    """
+    transformers = _transformers(or_script)
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     path = Path(what)
@@ -32,9 +35,12 @@ def config_of(what: str) -> Any:
     if not exists:
         close = nearest(what, list(CONFIG_MAPPING.keys()))
         hint = f": did you mean '{close}'?" if close else "."
+        if "/" in what:
+            hint = ". If it is a model of the Hugging Face Hub, download it first, and name its folder."
+        allowed = "a model type (llama, qwen3), a config.json or its folder" + (", or a script (train.py)" * or_script)
         raise BadOption(
             f"{quoted(what)} is not a model type of transformers {transformers.__version__}, and there is no such file"
-            f"{hint} Allowed: a model type (llama, qwen3), a config.json or its folder, or a script (train.py)"
+            f"{hint} Allowed: {allowed}"
         )
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
@@ -57,11 +63,12 @@ def config_of(what: str) -> Any:
         raise BadOption(f"{quoted(str(file))}: {first_line(error)}") from None
 
 
-def _transformers() -> Any:
+def _transformers(or_script: bool = False) -> Any:
     try:
         import transformers
     except ImportError:
-        raise BadOption("a model needs transformers: pip install transformers. A script (train.py) does not") from None
+        more = ". A script (train.py) does not" if or_script else ""
+        raise BadOption(f"a model needs transformers: pip install transformers{more}") from None
     return transformers
 
 
