@@ -3,8 +3,8 @@
     python tools/gems_census.py [--update FOLDER] [--all]
 
 FOLDER contains an unpacked or installed `flag_gems`; its sources are read, not imported. `--update` adds the names that
-it has to `src/opmux/faces/flag_gems/original.txt`; names that only other versions of FlagGems have stay. Each row is a
-module, a name and what the name is:
+it has to `src/opmux/faces/flag_gems/original.txt`; names that only other versions of FlagGems have stay. It also writes
+`logged.txt`: how the log of `record=True` names ops. Each row is a module, a name and what the name is:
 
     (a, b=1)         a function, with its arguments
     class, constant  another value
@@ -32,6 +32,7 @@ from opmux.faces.flag_gems import left, names, original
 
 LIBRARY = "flag_gems"
 FACTS = Path(__file__).parents[1] / "src" / "opmux" / "faces" / LIBRARY / "original.txt"
+LABELS = FACTS.with_name("logged.txt")
 UNLISTED = ("runtime.backend._",)  # their names are only counted
 STARS = ("ops", "fused", "modules", "patches")  # packages of which the root exports all names
 BEGIN, END = "<!-- made by make docs: names -->", "<!-- end of names -->"
@@ -94,8 +95,26 @@ def _defined(node: ast.stmt) -> Iterator[tuple[str, str]]:
             pass
 
 
+def logged(folder: Path) -> dict[str, str]:
+    """Function of `flag_gems.ops` -> how its log names it, if that is not its name in capitals."""
+    found: dict[str, str] = {}
+    for path in sorted((folder / LIBRARY / "ops").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and ast.unparse(n.func) == "logger.debug"]
+            match calls:
+                case [ast.Call(args=[ast.Constant(value=str(text)), *_]), *_] if isinstance(node, ast.FunctionDef):
+                    label = text.removeprefix("GEMS ").partition(",")[0]
+                    if text.startswith("GEMS ") and label != node.name.upper():
+                        found[node.name] = label
+                case _:
+                    pass
+    return found
+
+
 def update(folder: Path) -> None:
     """Add the rows of an original to the stored ones."""
+    labels = [f"{name} {label}" for name, label in sorted(logged(folder).items())]
+    LABELS.write_text("\n".join(labels) + "\n", encoding="utf-8")
     merged = {row[:2]: row for row in (rows() if FACTS.exists() else [])}
     merged |= {row[:2]: row for row in original_rows(folder)}
     exports: dict[tuple[str, str], list[str]] = {}

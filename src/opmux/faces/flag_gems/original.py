@@ -48,6 +48,19 @@ def what(module: str, name: str) -> str:
 
 
 @functools.cache
+def labels() -> dict[str, str]:
+    """Function -> how FlagGems' log names it, if that is not the function's name in capitals."""
+    lines = Path(__file__).with_name("logged.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split(" ", 1) for line in lines)
+
+
+@functools.cache
+def homes() -> dict[str, str]:
+    """Function of `flag_gems.ops` -> the module that defines it: "ops.add"."""
+    return {name: module for module, name, what in rows() if module.startswith("ops.") and what.startswith("(")}
+
+
+@functools.cache
 def _texts() -> dict[str, str]:
     """Function of `flag_gems.ops` -> its arguments as text."""
     return {name: what for module, name, what in rows() if module.startswith("ops.") and what.startswith("(")}
