@@ -18,7 +18,7 @@ from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...core.rules import nonempty
 from ...specs import index as spec
-from ..lib.cells import Cells, check_tensors, check_written, of_flat, of_gather, of_index, of_rows, of_select
+from ..lib.cells import Cells, check_tensors, check_written, of_fill, of_flat, of_gather, of_index, of_rows, of_select
 from ..lib.cells import put as launch_put
 from ..lib.indexing import broadcast_strides
 from ..lib.meta import on_meta
@@ -77,7 +77,7 @@ def _nothing(*args: Any) -> None:
 
 FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
     "index_copy": (torch.ops.aten.index_copy, of_select, None),
-    "index_fill": (torch.ops.aten.index_fill, of_select, None),
+    "index_fill": (torch.ops.aten.index_fill, of_fill, None),
     "index_add": (torch.ops.aten.index_add, of_select, "sum"),
     "scatter": (torch.ops.aten.scatter, of_gather, None),
     "scatter_add": (torch.ops.aten.scatter_add, of_gather, "sum"),

@@ -306,6 +306,11 @@ def of_select(x: Tensor, dim: int, index: Tensor) -> Cells:
     return Cells(shape, _without(strides, dim), (Index(tuple(along), sizes[dim], strides[dim]),))
 
 
+def of_fill(x: Tensor, dim: int, index: Tensor) -> Cells:
+    """Like `of_select`, but negative indices count from the end."""
+    return of_select(x, dim, index)._replace(wraps=True)
+
+
 def of_rows(x: Tensor, indices: Tensor) -> Cells:
     """x[indices]: one row per index."""
     index = Index((*indices.stride(), 0), x.shape[0], x.stride(0))

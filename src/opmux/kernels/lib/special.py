@@ -546,7 +546,7 @@ def _polynomial(x, n, first, KIND: tl.constexpr, closed, value):
 
     As in ATen, the recurrence of an element stops as soon as it is NaN.
     """
-    p = tl.full([], 1.0, x.dtype) + x * 0
+    p = tl.where(x == x, 1.0, 1.0).to(x.dtype)  # not 1 + x * 0, which is NaN for an infinite x
     q = first
     k = tl.full([], 1, tl.int64)
     more = tl.max(((n > 1) & ~closed).to(tl.int32))
