@@ -24,9 +24,9 @@ import triton
 from torch import Tensor
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from torch._prims_common import elementwise_dtypes
-from triton import knobs
 
 from opmux.core.errors import BadArgument
+from opmux.kernels.lib.interpret import interpreting
 from opmux.kernels.lib.jit_source import jit_from_source
 
 __all__ = ["PointwiseDynamicFunction", "pointwise_dynamic"]
@@ -152,7 +152,7 @@ class PointwiseDynamicFunction:
             return
         every = [*inputs, *results]
         device = every[0].device
-        if device.type == "cpu" and not knobs.runtime.interpret:
+        if device.type == "cpu" and not interpreting():
             raise NotImplementedError(
                 f"{self.__name__}: Triton has no compiler for the CPU: use tensors on a GPU, or set TRITON_INTERPRET=1"
             )

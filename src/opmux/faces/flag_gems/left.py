@@ -71,7 +71,6 @@ REFUSED: dict[str, str] = {
     "utils.code_utils *": _GENERATOR,
     "utils.pointwise_dynamic pointwise_dynamic": "",
     "utils.pointwise_dynamic PointwiseDynamicFunction": "",
-    "utils.pointwise_dynamic logger": "",
     "utils.pointwise_dynamic* *": _GENERATOR,
     "utils KernelInfo": _GENERATOR,
     "utils ComplexMode": "opmux's pointwise_dynamic refuses complex tensors",

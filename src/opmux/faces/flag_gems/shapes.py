@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import left
+
 __all__ = [
     "MemOverlap",
     "all_c_contiguous",
@@ -210,3 +212,8 @@ def offsetCalculator(inp: Tensor, idx: Any, strides: Sequence[int], dim: int, is
 
 
 offset_calculator = offsetCalculator
+
+
+def __getattr__(name: str) -> Any:
+    why = left.refused("utils.shape_utils", name)
+    raise AttributeError(f"module 'flag_gems.utils.shape_utils' of opmux has no '{name}'" + (f": {why}" if why else ""))
