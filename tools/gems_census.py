@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
 import sys
 from collections import Counter
@@ -151,6 +152,7 @@ def _serves(module: str, name: str) -> bool:
     return hasattr(importlib.import_module(ours) if isinstance(ours, str) else ours, name)
 
 
+@functools.cache
 def states() -> dict[Row, State]:
     """The state of each row."""
     return {row: state(row) for row in rows()}

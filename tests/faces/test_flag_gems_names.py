@@ -110,7 +110,13 @@ def test_a_module_of_an_op_does_not_hide_the_op(gems):
 
     assert flag_gems.ops.mm is mm is gems.mm
     assert gems.fused.fused_experts_impl is fused_experts_impl is gems.fused_experts_impl
+    assert sys.modules["flag_gems.ops.rms_norm"].rms_norm is gems.rms_norm is gems.fused.rms_norm
     assert sys.modules["flag_gems.ops.mm"].logger.name == "flag_gems.ops.mm"
+    import flag_gems.utils.pointwise_dynamic
+    from flag_gems.utils.pointwise_dynamic import pointwise_dynamic
+
+    assert flag_gems.utils.pointwise_dynamic is pointwise_dynamic
+    assert flag_gems.utils.shape_utils.volume((2, 3)) == 6
     with pytest.raises(AttributeError, match="a Triton kernel of FlagGems"):
         sys.modules["flag_gems.ops.mm"].mm_kernel_general  # noqa: B018
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import left
+from . import left, names
 from .configs import _triton_version_at_least as _triton_version_at_least
 from .configs import get_device_properties as get_device_properties
 from .configs import has_triton_tle as has_triton_tle
@@ -46,5 +46,7 @@ def __getattr__(name: str) -> Any:
         return getattr(tl, name)
     if name == "HAS_TLE":
         return False
+    if (module := names.submodule(f"utils.{name}")) is not None:
+        return module
     why = left.refused("utils", name)
     raise AttributeError(f"module 'flag_gems.utils' of opmux has no attribute '{name}'" + (f": {why}" if why else ""))

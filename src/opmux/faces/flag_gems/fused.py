@@ -303,6 +303,7 @@ def rwkv_mm_sparsity(k: Tensor, v: Tensor) -> Tensor:
 
 def __getattr__(name: str) -> Any:
     why = names.left.refused("fused", name)
-    if why is not None or f"flag_gems.fused.{name}" not in names.MODULES:
+    module = names.submodule(f"fused.{name}") if why is None else None
+    if module is None:
         raise AttributeError(f"module 'flag_gems.fused' of opmux has no '{name}'" + (f": {why}" if why else ""))
-    return names.MODULES[f"flag_gems.fused.{name}"]
+    return module

@@ -69,27 +69,36 @@ class GemsModule(types.ModuleType):
             return logging.getLogger(self.__name__)
         why = left.refused(name, attribute)
         if why is None and ours is not None:
-            try:
-                return getattr(importlib.import_module(ours), attribute)
-            except AttributeError:
-                why = left.part(name, original.what(name, attribute))
+            module = importlib.import_module(ours)
+            if attribute in vars(module):
+                return vars(module)[attribute]
+            # the __getattr__ of `ops` takes time to find the nearest name
+            found = vars(module).get("find", lambda attribute: getattr(module, attribute, None))(attribute)
+            if found is not None:
+                return found
+            why = left.part(name, original.what(name, attribute))
         raise AttributeError(f"module '{self.__name__}' of opmux has no '{attribute}'" + (f": {why}" if why else ""))
 
 
 def _modules() -> dict[str, str | types.ModuleType]:
     """Module of FlagGems -> our module, or its name.
 
-    The modules of ops come before their packages, so that they do not become attributes of these: in FlagGems
-    `flag_gems.ops.mm` is the function, although `from flag_gems.ops.mm import mm` works.
+    Modules that may have the name of a function come before their packages, so that they do not become attributes of
+    these: in FlagGems `flag_gems.ops.mm` is the function, although `from flag_gems.ops.mm import mm` works.
     """
-    of_ops: dict[str, str | types.ModuleType] = {}
-    others: dict[str, str | types.ModuleType] = dict(_OWN)
+    found: dict[str, str | types.ModuleType] = dict(_OWN)
     for name in original.modules():
-        if f"flag_gems.{name}" not in others and not left.is_refused(name):
+        if f"flag_gems.{name}" not in found and not left.is_refused(name):
             ours = next((ours for prefix, ours in _PARTS.items() if name.startswith(prefix)), None)
-            table = of_ops if name.startswith(("ops.", "fused.", "experimental_ops.")) else others
-            table[f"flag_gems.{name}"] = GemsModule(name, ours)
-    return of_ops | others
+            found[f"flag_gems.{name}"] = GemsModule(name, ours)
+    packages = tuple(f"flag_gems.{name}." for name in ("ops", "fused", "experimental_ops", "utils"))
+    return dict(sorted(found.items(), key=lambda item: not item[0].startswith(packages)))
+
+
+def submodule(name: str) -> Any:
+    """Our module for `flag_gems.<name>`; None if there is none."""
+    ours = MODULES.get(f"flag_gems.{name}")
+    return importlib.import_module(ours) if isinstance(ours, str) else ours
 
 
 # ATen op -> FlagGems' function, for all overloads of the op.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...core.errors import nearest
 from ..aten.switch import use
-from . import arguments, more_ops, names
+from . import arguments, left, more_ops, names
 from .fused import rms_norm as rms_norm
 
 
@@ -22,20 +22,13 @@ def everything() -> use:
 
 
 @functools.cache
-def function(name: str) -> Callable[..., Any]:
-    """FlagGems' function of this name."""
+def find(name: str) -> Callable[..., Any] | None:
+    """FlagGems' function of this name; None if opmux does not have it."""
     if name in more_ops.__all__:
         return getattr(more_ops, name)
-    if (why := names.left.refused("ops", name)) is not None:
-        raise AttributeError(f"module 'flag_gems.ops' of opmux has no '{name}': {why}")
-    run = arguments.call_of(name)
-    if run is None and f"flag_gems.ops.{name}" in names.MODULES:
-        return names.MODULES[f"flag_gems.ops.{name}"]  # type: ignore[return-value]
+    run = arguments.call_of(name) if left.refused("ops", name) is None else None
     if run is None:
-        close = nearest(name, __dir__())
-        raise AttributeError(
-            f"module 'flag_gems.ops' of opmux has no attribute '{name}'{f'; did you mean {close!r}?' if close else ''}"
-        )
+        return None
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with everything():
@@ -48,9 +41,14 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(f"module 'flag_gems.ops' of opmux has no attribute '{name}'")
-    return function(name)
+    why = left.refused("ops", name)
+    if why is None and not name.startswith("__"):
+        found = find(name) or names.submodule(f"ops.{name}")
+        if found is not None:
+            return found
+    close = nearest(name, __dir__()) if why is None and not name.startswith("__") else None
+    hint = f": {why}" if why else f"; did you mean '{close}'?" if close else ""
+    raise AttributeError(f"module 'flag_gems.ops' of opmux has no attribute '{name}'{hint}")
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from .configs import aten_patch_list as aten_patch_list
 from .configs import resolve_user_setting as resolve_user_setting
 from .configs import setup_flaggems_logging as setup_flaggems_logging
 from .configs import teardown_flaggems_logging as teardown_flaggems_logging
-from .names import MODULES
+from .names import MODULES, submodule
 from .switch import all_registered_keys, all_registered_ops, enable, flagtune, only_enable, use_gems
 
 __version__ = "5.3.4"  # the version of FlagGems with this interface
@@ -53,5 +52,4 @@ def __dir__() -> list[str]:
 
 
 def _module(name: str) -> Any:
-    ours = MODULES[f"flag_gems.{name}"]
-    return importlib.import_module(ours) if isinstance(ours, str) else ours
+    return submodule(name)
