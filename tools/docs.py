@@ -2,8 +2,9 @@
 
 `docs/ops.md`, `docs/ops/` and `docs/tex.md` come from the specs, `docs/settings.md` from the knobs,
 `docs/new-backend.md` from the guide in the vendors' folder, `docs/aten_coverage.md` from ATen's schemas, the table
-of tested versions in `docs/installing.md` from `tools/tested.json`, the table in `docs/liger.md` from the census of
-Liger's names, and the line numbers of diffs in `docs/extending.md` from the files that they change.
+of tested versions in `docs/installing.md` from `tools/tested.json`, the tables in `docs/liger.md` and
+`docs/flag_gems.md` from the censuses of the libraries' names, and the line numbers of diffs in `docs/extending.md` from
+the files that they change.
 
     python tools/docs.py [--check] [DIR]
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import aten_coverage
+import gems_census
 import hunks
 import liger_census
 import measured
@@ -159,6 +161,12 @@ def liger_page() -> str:
     return liger_census.page(page.read_text(encoding="utf-8"))
 
 
+def flag_gems_page() -> str:
+    """docs/flag_gems.md with a new table of names; the rest of the page is written by hand."""
+    page = Path(__file__).parents[1] / "docs" / "flag_gems.md"
+    return gems_census.page(page.read_text(encoding="utf-8"))
+
+
 PAGES = {
     "settings.md": settings_page,
     "new-backend.md": vendor_page,
@@ -166,6 +174,7 @@ PAGES = {
     "aten_coverage.md": aten_coverage.page,
     "installing.md": tested.page,
     "liger.md": liger_page,
+    "flag_gems.md": flag_gems_page,
     "extending.md": hunks.page,
 }
 

@@ -74,7 +74,7 @@ def original(folder: Path) -> list[Row]:
 
 def _names(module: str, tree: ast.Module) -> Iterator[Row]:
     seen: dict[str, list[Row]] = {}
-    for node in _statements(tree.body):
+    for node in statements(tree.body):
         for name, made in _defined(module, node):
             if not name.startswith("_") and not (name in seen and made[0].what.startswith("from ")):
                 seen[name] = made
@@ -82,15 +82,15 @@ def _names(module: str, tree: ast.Module) -> Iterator[Row]:
         yield from made
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements of a module, also those inside `if` (lazy imports, for type checkers too), `try` and `with`."""
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try | ast.With):
             for field in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(node, field, []))
+                yield from statements(getattr(node, field, []))
             for handler in getattr(node, "handlers", []):
-                yield from _statements(handler.body)
+                yield from statements(handler.body)
 
 
 def _defined(module: str, node: ast.stmt) -> Iterator[tuple[str, list[Row]]]:
@@ -98,7 +98,7 @@ def _defined(module: str, node: ast.stmt) -> Iterator[tuple[str, list[Row]]]:
     match node:
         case ast.FunctionDef():
             is_kernel = any("jit" in ast.unparse(d) for d in node.decorator_list)
-            yield node.name, [Row(module, node.name, ("kernel " if is_kernel else "") + _signature(node.args))]
+            yield node.name, [Row(module, node.name, ("kernel " if is_kernel else "") + arguments_of(node.args))]
         case ast.ClassDef():
             yield node.name, list(_members(module, node)) or [Row(module, node.name, "class")]
         case ast.Assign():
@@ -124,14 +124,14 @@ def _members(module: str, node: ast.ClassDef) -> Iterator[Row]:
         if item.name in ("backward", "extra_repr") or any("setter" in ast.unparse(d) for d in item.decorator_list):
             continue
         name = "apply" if is_function and item.name == "forward" else item.name
-        yield Row(module, f"{node.name}.{name}", _signature(item.args))
+        yield Row(module, f"{node.name}.{name}", arguments_of(item.args))
 
 
-def _signature(args: ast.arguments) -> str:
-    """The arguments as `inspect.signature` prints them, without annotations, and without self, cls and ctx."""
+def arguments_of(args: ast.arguments, bound: tuple[str, ...] = ("self", "cls", "ctx")) -> str:
+    """The arguments as `inspect.signature` prints them, without annotations, and without those named in `bound`."""
     plain = [*args.posonlyargs, *args.args]
     defaults = [None] * (len(plain) - len(args.defaults)) + list(args.defaults)
-    texts = [_argument(a.arg, d) for a, d in zip(plain, defaults, strict=True) if a.arg not in ("self", "cls", "ctx")]
+    texts = [_argument(a.arg, d) for a, d in zip(plain, defaults, strict=True) if a.arg not in bound]
     if args.vararg:
         texts.append(f"*{args.vararg.arg}")
     elif args.kwonlyargs:
@@ -225,8 +225,8 @@ def section() -> str:
     total: Counter[str] = Counter()
     for group, each in sorted(counts.items()):
         total += each
-        lines.append(f"| `{group}` | {_cells(each)} |")
-    lines += [f"| all | {_cells(total)} |", ""]
+        lines.append(f"| `{group}` | {cells(each)} |")
+    lines += [f"| all | {cells(total)} |", ""]
     for title, table in (("Served differently", different), ("Refused", refused)):
         lines += [f"| {title.lower()} | why |", "|---|---|"]
         lines += [f"| {_listed(names)} | {why} |" for why, names in table.items()]
@@ -234,7 +234,7 @@ def section() -> str:
     return "\n".join([*lines, END])
 
 
-def _cells(each: Counter[str]) -> str:
+def cells(each: Counter[str]) -> str:
     return " | ".join(str(n) for n in (each.total(), each["served"], each["different"], each["refused"]))
 
 

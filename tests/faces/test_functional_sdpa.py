@@ -95,6 +95,24 @@ def test_packed_and_padded_sequences_match_separate_calls(options):
     torch.testing.assert_close(dense, want)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_of_keys_alone_hide_their_padding(causal):
+    lengths = (4, K)
+    q, k, v = new(2, H, 3, D), new(2, G, K, D), new(2, G, K, D)
+    want = torch.cat(
+        [
+            ours.attention(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], causal=causal)
+            for i, n in enumerate(lengths)
+        ]
+    )
+    used = torch.tensor(lengths, dtype=torch.int32)
+    torch.testing.assert_close(ours.attention(q, k, v, causal=causal, seqlens_k=used), want)
+    rows = [t.transpose(1, 2).flatten(0, 1) for t in (q, k, v)]
+    ends = {"cu_seqlens_q": torch.tensor([0, 3, 6]), "cu_seqlens_k": torch.tensor([0, K, 2 * K])}
+    packed = ours.attention(*rows, causal=causal, seqlens_k=used.long(), **ends)
+    torch.testing.assert_close(packed.unflatten(0, (2, 3)).transpose(1, 2), want)
+
+
 def test_backward_uses_the_dropout_mask_of_the_forward():
     q, k = new(1, 2, 64, 16), new(1, 2, 65, 16)
     v = torch.eye(65, dtype=torch.float64).expand(1, 2, 65, 65).clone().requires_grad_()

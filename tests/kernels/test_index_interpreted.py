@@ -85,6 +85,8 @@ def test_writes_agree_with_torch():
     exact("scatter", X, 1, one, 3.0)
     exact("index_copy", X, 1, I3, torch.randn(6, 3, 8))
     exact("index_fill", X, 1, I3, 2)
+    exact("index_fill", X, 1, torch.tensor([-1, 0, -4]), torch.tensor(2.5))
+    exact("index_fill", X, -1, torch.tensor(-8), 2)
     exact("index_put", X, [None, I3], torch.ones(8))
     exact("index_put", X, [I3, I3], torch.randn(3, 8))
     exact("put", X, torch.tensor([1, -3, 7]), torch.randn(3))

@@ -188,6 +188,12 @@ def test_zeros_infinities_and_nans_agree_with_torch(name):
         assert not zeros.any(), f"the sign of zero differs at {[a[zeros] for a in args if torch.is_tensor(a)]}"
 
 
+@pytest.mark.parametrize("name", [n for n in OWN if "_polynomial_" in n])
+def test_polynomials_of_infinities_agree_with_torch(name):
+    agree(name, (torch.tensor([INF, -INF] * 3), torch.arange(6).float()))
+    agree(name, (torch.full((3,), INF), torch.tensor([1.0, 2.0, 3.0])))
+
+
 def test_relu_of_either_zero_is_positive_zero():
     zeros = torch.tensor([0.0, -0.0] * 20)  # in the vector loop and in its tail
     for name in ("relu", "relu6"):

@@ -80,7 +80,8 @@ def attention(
         max_seqlen_q: with cu_seqlens_q, an upper bound of the sequence lengths of q. The default is the number of
             tokens; a smaller bound launches fewer idle programs.
         max_seqlen_k: the same for k.
-        seqlens_q: int32 or int64 [sequences]: the length of each sequence of q; the rest is padding, where o is 0.
+        seqlens_q: int32 or int64 [sequences]: the length of each sequence of q; the rest is padding, where o is 0. By
+            default there is no padding.
         seqlens_k: the same for k and v; by default seqlens_q.
         generator: the generator for dropout; by default the device's default generator.
         return_lse: also return lse, the logarithm of each softmax's denominator; it has no gradient.
@@ -103,12 +104,15 @@ def attention(
         cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         max_seqlen_q = q.shape[0] if max_seqlen_q is None else max_seqlen_q
         max_seqlen_k = k.shape[0] if max_seqlen_k is None else max_seqlen_k
+    if seqlens_k is not None and seqlens_q is None:
+        x = q if packed else q.permute(PLACES[layout])
+        seqlens_q = cu_seqlens_q.diff() if packed else torch.full_like(seqlens_k, x.shape[2])
     seqlens_k = seqlens_q if seqlens_k is None else seqlens_k
     heads = q.shape[1 if packed else PLACES[layout][1]]
     slopes = alibi_slopes(heads, q.device) if alibi is True else None if alibi is False else alibi
     if isinstance(sink, (int, float)):
         sink = torch.full((heads,), float(sink), dtype=torch.float32, device=q.device)
-    plain = bias is None and slopes is None and sink is None and seqlens_q is None and not softcap and not dropout_p
+    plain = bias is None and slopes is None and sink is None and seqlens_k is None and not softcap and not dropout_p
     try:
         if packed:
             x, y, z = (t.transpose(0, 1)[None] for t in (q, k, v))

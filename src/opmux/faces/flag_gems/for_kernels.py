@@ -1,7 +1,4 @@
-"""`flag_gems.utils`: helpers for kernels that were written for FlagGems.
-
-FlagGems' generator of pointwise kernels, `pointwise_dynamic`, is not provided: opmux declares pointwise ops in a table.
-"""
+"""`flag_gems.utils`: helpers for kernels that were written for FlagGems."""
 
 from __future__ import annotations
 
@@ -9,10 +6,16 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from .runtime import torch_module
+from . import left, names
+from .configs import _triton_version_at_least as _triton_version_at_least
+from .configs import get_device_properties as get_device_properties
+from .configs import has_triton_tle as has_triton_tle
+from .runtime import device as device
+from .shapes import broadcastable as broadcastable
+from .shapes import broadcastable_to as broadcastable_to
+from .shapes import dim_compress as dim_compress
+from .shapes import offsetCalculator as offsetCalculator
+from .shapes import restride_dim as restride_dim
 
 
 def libentry() -> Callable[[Any], Any]:
@@ -30,53 +33,9 @@ def libtuner(configs: Sequence[Any], key: Sequence[str], **options: Any) -> Call
     return triton.autotune(list(configs), list(key), **{k: v for k, v in options.items() if k in known})
 
 
-def volume(shape: Sequence[int]) -> int:
-    """The number of elements."""
-    return torch.Size(shape).numel()
-
-
-def broadcastable(s1: Sequence[int], s2: Sequence[int]) -> bool:
-    """Whether two shapes can be broadcast against each other."""
-    return all(a in (b, 1) or b == 1 for a, b in zip(reversed(s1), reversed(s2)))
-
-
-def broadcastable_to(s1: Sequence[int], s2: Sequence[int]) -> bool:
-    """Whether the first shape can be expanded to the second."""
-    return len(s1) <= len(s2) and all(a in (b, 1) for a, b in zip(reversed(s1), reversed(s2)))
-
-
-def dim_compress(inp: Tensor, dims: int | Sequence[int]) -> Tensor:
-    """A contiguous copy, with these dimensions moved to the end in order of decreasing stride."""
-    last = sorted([dims] if isinstance(dims, int) else dims, key=inp.stride, reverse=True)
-    return inp.permute(*(d for d in range(inp.dim()) if d not in last), *last).contiguous()
-
-
-def restride_dim(
-    src: Tensor, dim: int, shape: Sequence[int], step: int = 0, storage_offset: int | None = None
-) -> Tensor:
-    """A view of shape `shape`, with the stride of one dimension multiplied by `step`."""
-    strides = [s * step if d == dim % src.dim() else s for d, s in enumerate(src.stride())]
-    return src.as_strided(shape, strides, storage_offset)
-
-
-def offsetCalculator(inp: Tensor, idx: Any, strides: Sequence[int], dim: int, isInp: bool) -> Any:
-    """The storage offsets of elements, from their flat indices; with `isInp`, the index along `dim` is not counted."""
-    offset = 0
-    for d in range(inp.dim()):
-        part = idx % inp.shape[d] * strides[d]
-        offset = offset if isInp and d == dim else offset + part
-        idx = idx // inp.shape[d]
-    return offset
-
-
-def get_device_properties(device: Any = None) -> Any:
-    """torch's properties of a device."""
-    return torch_module().get_device_properties(device)
-
-
 def __getattr__(name: str) -> Any:
-    if name in ("triton_lang_extension", "shape_utils"):
-        return importlib.import_module(__name__)
+    if name in ("pointwise_dynamic", "PointwiseDynamicFunction"):
+        return getattr(importlib.import_module("opmux.backends.pointwise_dynamic"), name)
     if name == "tl_extra_shim":
         from triton.language.extra import libdevice
 
@@ -87,4 +46,7 @@ def __getattr__(name: str) -> Any:
         return getattr(tl, name)
     if name == "HAS_TLE":
         return False
-    raise AttributeError(f"module 'flag_gems.utils' of opmux has no attribute '{name}'")
+    if (module := names.submodule(f"utils.{name}")) is not None:
+        return module
+    why = left.refused("utils", name)
+    raise AttributeError(f"module 'flag_gems.utils' of opmux has no attribute '{name}'" + (f": {why}" if why else ""))

@@ -1,7 +1,7 @@
 """`flag_gems.fused`: fused ops that both FlagGems and opmux have, with FlagGems' arguments.
 
-All except `fused_add_rms_norm` have gradients. They compute in float32 (float64 for float64) and round once;
-`skip_layer_norm` also rounds x + residual.
+`inference.py` has those for inference engines. All others except `fused_add_rms_norm` have gradients. They compute in
+float32 (float64 for float64) and round once; `skip_layer_norm` also rounds x + residual.
 """
 
 from __future__ import annotations
@@ -18,23 +18,59 @@ from ...functional import norms, rotary
 from ...functional.glu import check_approximate
 from ...specs import activation
 from ..aten.switch import use
+from . import names
+from .inference import apply_repetition_penalties as apply_repetition_penalties
+from .inference import concat_and_cache_mla as concat_and_cache_mla
+from .inference import flash_mla as flash_mla
+from .inference import fused_experts_impl as fused_experts_impl
+from .inference import grouped_topk as grouped_topk
+from .inference import inplace_fused_experts as inplace_fused_experts
+from .inference import moe_align_block_size as moe_align_block_size
+from .inference import moe_align_block_size_triton as moe_align_block_size_triton
+from .inference import moe_sum as moe_sum
+from .inference import outplace_fused_experts as outplace_fused_experts
+from .inference import reshape_and_cache as reshape_and_cache
+from .inference import reshape_and_cache_flash as reshape_and_cache_flash
+from .inference import topk_softmax as topk_softmax
+from .inference import topk_softplus_sqrt as topk_softplus_sqrt
+from .quantized import cutlass_scaled_mm as cutlass_scaled_mm
 
 __all__ = [
+    "apply_repetition_penalties",
     "apply_rotary_pos_emb",
+    "bincount",
+    "concat_and_cache_mla",
     "cross_entropy_loss",
+    "cutlass_scaled_mm",
     "dgeglu",
     "dreglu",
     "dswiglu",
+    "flash_mla",
     "fused_add_rms_norm",
+    "fused_experts_impl",
     "geglu",
     "gelu_and_mul",
+    "grouped_topk",
+    "inplace_fused_experts",
+    "instance_norm",
+    "matmul_bias_activation",
+    "moe_align_block_size",
+    "moe_align_block_size_triton",
+    "moe_sum",
     "outer",
+    "outplace_fused_experts",
     "reglu",
+    "reshape_and_cache",
+    "reshape_and_cache_flash",
     "rms_norm",
+    "rwkv_ka_fusion",
+    "rwkv_mm_sparsity",
     "silu_and_mul",
     "silu_and_mul_out",
     "skip_layer_norm",
     "swiglu",
+    "topk_softmax",
+    "topk_softplus_sqrt",
     "weight_norm",
 ]
 
@@ -217,3 +253,57 @@ def outer(inp: Tensor, weight: Tensor) -> Tensor:
     """The outer product of two vectors."""
     with use(mode="all"):
         return torch.outer(inp, weight)
+
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """How often each number from 0 occurs, or the sum of its weights."""
+    with use(mode="all"):
+        return torch.bincount(input, weights, minlength)
+
+
+def instance_norm(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enable: bool = False,
+) -> Tensor:
+    """`torch.instance_norm`; `cudnn_enable` has no effect."""
+    with use(mode="all"):
+        return torch.instance_norm(
+            input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enable
+        )
+
+
+def matmul_bias_activation(input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """relu(input @ weight + bias) of matrices; bias is [n] or [1, n]."""
+    with use(mode="all"):
+        return torch.relu(torch.addmm(bias.reshape(-1), input, weight))
+
+
+def rwkv_ka_fusion(k: Tensor, kk: Tensor, a: Tensor, ka: Tensor, H: int, N: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Three results of RWKV-7 for keys [tokens, H * N]: new keys, normalized keys, and these times `a`.
+
+    k' = k * (1 + (a - 1) * ka), u = k * kk / norm(k * kk) for each head of N elements, and u * a.
+    """
+    u = torch.nn.functional.normalize((k * kk).unflatten(-1, (H, N)).float(), dim=-1, eps=1e-6)
+    u = u.flatten(-2).to(k.dtype)
+    return (k * (1 + (a.float() - 1) * ka)).to(k.dtype), u, u * a
+
+
+def rwkv_mm_sparsity(k: Tensor, v: Tensor) -> Tensor:
+    """k @ v of a vector, of which many elements may be 0, and a matrix."""
+    with use(mode="all"):
+        return k @ v
+
+
+def __getattr__(name: str) -> Any:
+    why = names.left.refused("fused", name)
+    module = names.submodule(f"fused.{name}") if why is None else None
+    if module is None:
+        raise AttributeError(f"module 'flag_gems.fused' of opmux has no '{name}'" + (f": {why}" if why else ""))
+    return module

@@ -7,26 +7,99 @@ derives most function names from the overload; `IRREGULAR` has the others.
 from __future__ import annotations
 
 import functools
+import importlib
+import logging
+import types
 from collections.abc import Iterable
+from typing import Any
 
 from ...core.errors import nearest
-from ..aten import left, overloads
+from ..aten import left as aten_left
+from ..aten import overloads
+from . import left, original
+
+_HERE = "opmux.faces.flag_gems"
 
 # Module of FlagGems -> our module.
-MODULES = {
-    "flag_gems": "opmux.faces.flag_gems.package",
-    "flag_gems.fused": "opmux.faces.flag_gems.fused",
-    "flag_gems.modules": "opmux.faces.flag_gems.modules",
-    "flag_gems.ops": "opmux.faces.flag_gems.ops",
-    "flag_gems.runtime": "opmux.faces.flag_gems.runtime",
+_OWN = {
+    "flag_gems": f"{_HERE}.package",
+    "flag_gems.fused": f"{_HERE}.fused",
+    "flag_gems.modules": f"{_HERE}.modules",
+    "flag_gems.ops": f"{_HERE}.ops",
+    "flag_gems.runtime": f"{_HERE}.runtime",
     "flag_gems.runtime.backend": "opmux.backends",
     "flag_gems.runtime.backend.backend_utils": "opmux.backends.backend_utils",
-    "flag_gems.testing": "opmux.faces.flag_gems.testing",
-    "flag_gems.utils": "opmux.faces.flag_gems.for_kernels",
-    "flag_gems.utils.libentry": "opmux.faces.flag_gems.for_kernels",
-    "flag_gems.utils.shape_utils": "opmux.faces.flag_gems.for_kernels",
-    "flag_gems.utils.triton_lang_extension": "opmux.faces.flag_gems.for_kernels",
+    "flag_gems.testing": f"{_HERE}.testing",
+    "flag_gems.utils": f"{_HERE}.for_kernels",
+    "flag_gems.utils.pointwise_dynamic": "opmux.backends.pointwise_dynamic",
+    "flag_gems.utils.shape_utils": f"{_HERE}.shapes",
+    "flag_gems.utils.tensor_wrapper": f"{_HERE}.buffers",
 }
+# Prefix of the other modules -> the modules of ours that have their names.
+_PARTS = {
+    "config": f"{_HERE}.configs",
+    "logging_utils": f"{_HERE}.configs",
+    "experimental_ops": f"{_HERE}.ops",
+    "ops": f"{_HERE}.ops",
+    "fused": f"{_HERE}.fused",
+    "modules": f"{_HERE}.modules",
+    "runtime.backend.device": f"{_HERE}.runtime",
+    "runtime": f"{_HERE}.configs",
+    "utils.triton_lang": f"{_HERE}.for_kernels",
+    "utils.triton_driver": f"{_HERE}.for_kernels",
+    "utils.triton_version": f"{_HERE}.for_kernels",
+    "utils.libentry": f"{_HERE}.for_kernels",
+    "utils": f"{_HERE}.configs",
+}
+
+
+class GemsModule(types.ModuleType):
+    """A module of FlagGems whose names are those of a module of ours, which is imported on first access."""
+
+    def __init__(self, name: str, ours: str | None):
+        super().__init__(f"flag_gems.{name}", f"FlagGems' {name}, provided by opmux.")
+        self.__path__ = []
+        self._opmux = name, ours
+
+    def __getattr__(self, attribute: str) -> Any:
+        name, ours = self._opmux
+        if attribute.startswith("__") and attribute.endswith("__"):
+            raise AttributeError(attribute)
+        if attribute == "logger":
+            return logging.getLogger(self.__name__)
+        why = left.refused(name, attribute)
+        if why is None and ours is not None:
+            module = importlib.import_module(ours)
+            if attribute in vars(module):
+                return vars(module)[attribute]
+            # the __getattr__ of `ops` takes time to find the nearest name
+            found = vars(module).get("find", lambda attribute: getattr(module, attribute, None))(attribute)
+            if found is not None:
+                return found
+            why = left.part(name, original.what(name, attribute))
+        raise AttributeError(f"module '{self.__name__}' of opmux has no '{attribute}'" + (f": {why}" if why else ""))
+
+
+def _modules() -> dict[str, str | types.ModuleType]:
+    """Module of FlagGems -> our module, or its name.
+
+    Modules that may have the name of a function come before their packages, so that they do not become attributes of
+    these: in FlagGems `flag_gems.ops.mm` is the function, although `from flag_gems.ops.mm import mm` works.
+    """
+    found: dict[str, str | types.ModuleType] = dict(_OWN)
+    for name in original.modules():
+        if f"flag_gems.{name}" not in found and not left.is_refused(name):
+            ours = next((ours for prefix, ours in _PARTS.items() if name.startswith(prefix)), None)
+            found[f"flag_gems.{name}"] = GemsModule(name, ours)
+    packages = tuple(f"flag_gems.{name}." for name in ("ops", "fused", "experimental_ops", "utils"))
+    return dict(sorted(found.items(), key=lambda item: not item[0].startswith(packages)))
+
+
+def submodule(name: str) -> Any:
+    """Our module for `flag_gems.<name>`; None if there is none."""
+    ours = MODULES.get(f"flag_gems.{name}")
+    return importlib.import_module(ours) if isinstance(ours, str) else ours
+
 
 # ATen op -> FlagGems' function, for all overloads of the op.
 IRREGULAR = {
@@ -95,7 +168,7 @@ def function_of(overload: str) -> str:
 def functions() -> dict[str, tuple[str, ...]]:
     """FlagGems' function -> its ATen overloads, including overloads that only opmux has."""
     by_function: dict[str, list[str]] = {}
-    for overload in dict.fromkeys((*left.flaggems_names(), *overloads.table())):
+    for overload in dict.fromkeys((*aten_left.flaggems_names(), *overloads.table())):
         by_function.setdefault(function_of(overload), []).append(overload)
     return {name: tuple(keys) for name, keys in by_function.items()}
 
@@ -115,3 +188,6 @@ def selected(requested: Iterable[str]) -> tuple[list[str], list[str]]:
             close = nearest(name, [*known, *all_keys])
             unknown.append(f"'{name}'" + (f" (did you mean '{close}'?)" if close else ""))
     return list(dict.fromkeys(matches)), unknown
+
+
+MODULES = _modules()

@@ -9,6 +9,7 @@ import torch
 
 from ...core import machine
 from ...machine import devices
+from . import left
 
 
 class DeviceDetector:
@@ -69,4 +70,5 @@ def __getattr__(name: str) -> Any:
         return getattr(torch.backends, device.name, None)
     if name == "backend":
         return importlib.import_module("opmux.backends")
-    raise AttributeError(f"module 'flag_gems.runtime' of opmux has no attribute '{name}'")
+    why = left.refused("runtime", name)
+    raise AttributeError(f"module 'flag_gems.runtime' of opmux has no attribute '{name}'" + (f": {why}" if why else ""))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..aten import engine, switch
 from ..aten.overloads import table
-from . import names
+from . import names, original
 
 DEFAULT = ("softmax", "cumsum")  # the ops that only_enable() enables without names
 LOG = "~/.flaggems/oplist.log"
@@ -170,8 +170,8 @@ class Calls(Counter[str]):
     def __setitem__(self, overload: str, count: int) -> None:
         if not (self._once and overload in self):
             function = names.function_of(overload)
-            message = f"GEMS {function.strip('_').upper().replace('_', ' ')}"
-            log = logging.getLogger(f"flag_gems.ops.{function}")
+            message = f"GEMS {original.labels().get(function, function.upper())}"
+            log = logging.getLogger(f"flag_gems.{original.homes().get(function, f'ops.{function}')}")
             log.handle(logging.LogRecord(log.name, logging.DEBUG, __file__, 0, message, (), None, function))
         super().__setitem__(overload, count)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from . import runtime as runtime
 
 _EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
@@ -44,3 +48,9 @@ def assert_equal(res: Tensor, ref: Tensor, equal_nan: bool = False) -> None:
     if res.device != ref.device:
         res, ref = res.cpu(), ref.cpu()
     torch.testing.assert_close(res, ref, atol=0, rtol=0, equal_nan=equal_nan)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "torch_device_fn":
+        return runtime.torch_module()
+    raise AttributeError(f"module 'flag_gems.testing' of opmux has no attribute '{name}'")
