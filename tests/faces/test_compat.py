@@ -1,15 +1,18 @@
 """`compat.install` and `opmux run` serve libraries under their own names, and restore what was there before."""
 
+import importlib
 import importlib.util
 import json
 import sys
 import textwrap
 import types
+from importlib import machinery
 from pathlib import Path
 
 import fresh
 import pytest
 
+import opmux_startup
 from opmux.faces import compat
 from opmux.faces.te import boot
 from opmux.imports import finder
@@ -51,6 +54,33 @@ def test_installed_names_are_served_until_uninstalled():
     # If NVIDIA's layer was imported, the names that it depends on stay.
     left -= {n for n in left if any(n.startswith(grant.names) for grant in finder.grants)}
     assert not left and compat.installed() == ()
+
+
+def test_the_import_of_a_missing_library_says_how_to_run_on_opmux(monkeypatch):
+    """`find_spec`, with which transformers and accelerate check what is installed, still returns None."""
+    monkeypatch.setattr(sys, "meta_path", [opmux_startup.Hint])
+    for library, names in opmux_startup.LIBRARIES.items():
+        for name in names:
+            for loaded in [n for n in sys.modules if n == name or n.startswith(f"{name}.")]:
+                monkeypatch.delitem(sys.modules, loaded)
+            assert importlib.util.find_spec(name) is None
+            with pytest.raises(ModuleNotFoundError, match=f"^No module named '{name}'") as error:
+                importlib.import_module(name)
+            assert error.value.name == name
+            assert error.value.__notes__ == [
+                f'opmux serves this name: opmux run --as {library} ..., or opmux.compat.install("{library}")'
+            ]
+
+
+def test_a_finder_that_was_added_later_finds_the_library(monkeypatch, tmp_path):
+    (tmp_path / "liger_kernel.py").write_text("ours = False\n")
+    later = types.SimpleNamespace(
+        find_spec=lambda name, path=None, target=None: machinery.PathFinder.find_spec(name, [str(tmp_path)])
+    )
+    monkeypatch.setattr(sys, "meta_path", [opmux_startup.Hint, later])
+    monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
+    assert importlib.import_module("liger_kernel").ours is False
+    monkeypatch.delitem(sys.modules, "liger_kernel")
 
 
 def test_shadowed_modules_are_restored(monkeypatch):
