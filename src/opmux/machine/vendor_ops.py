@@ -389,11 +389,12 @@ def _where(module: ModuleType, fn: Any = None) -> str:
 
 
 def unused_by_key(ops: VendorOps) -> Mapping[str, str]:
-    """Key of our spec -> the reason, for the vendor's unused ops."""
+    """Key of our spec, or of an overload of ATen -> the reason, for the vendor's unused ops."""
     reasons = {}
     for name, reason in ops.unused.items():
-        for space in NAME_LOOKUP["export"]:
-            spec = specs.by_key.get(f"{space}::{name.removeprefix('aten::')}")
-            if spec is not None:
-                reasons[spec.key] = reason
+        plain = name.removeprefix("aten::")
+        keys = [f"{space}::{plain}" for space in NAME_LOOKUP["export"]]
+        if plain.partition(".")[0] in aten_names():
+            keys += [f"aten::{n if '.' in n else f'{n}.default'}" for n in overloads_of(plain)]
+        reasons |= dict.fromkeys(keys, reason)
     return reasons
