@@ -206,19 +206,27 @@ class DefaultManager(OpManager):
     def static_refusal(
         self, key: str, impl: OpImpl, device: str, policy: SelectionPolicy | None = None
     ) -> Refused | None:
-        """As the base method, but also refuses a composition if none of the impls that it prefers can run."""
+        """As the base method, but also refuses a composition if none of the impls that it prefers can run.
+
+        The policy's vendor lists may exclude these impls, such as our kernels for CPUs if `cpu` is denied.
+        """
         refusal = super().static_refusal(key, impl, device, policy)
         parts = impl.parts if refusal is None else ()
+        policy = policy or policies.get_policy()
         refusals = [
-            (part, self.static_refusal(part, i, device, policy))
+            (part, self._excluded(i, policy) or self.static_refusal(part, i, device, policy))
             for part, token in parts
             for i in self.registry.impls(part)
             if matches(token, i)
         ]
         if refusals and all(why for _, why in refusals):
-            part, why = refusals[0]
+            part, why = next((r for r in refusals if r[1].stage == "policy"), refusals[0])  # type: ignore[union-attr]
             return Refused(impl, why.stage, f"{self._name(part)}: {why.reason}")  # type: ignore[union-attr]
         return refusal
+
+    def _excluded(self, impl: OpImpl, policy: SelectionPolicy) -> Refused | None:
+        reason = policy.filtered(impl)
+        return None if reason is None else Refused(impl, "policy", reason)
 
     def _first(self, part: Spec, token: str, policy: SelectionPolicy) -> Callable[..., Any]:
         """A part for use inside a composition: impls that match the token come first, others in the policy's order."""
