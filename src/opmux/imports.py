@@ -54,12 +54,12 @@ ROWS = {
         ForeignModule("transformer_engine", "transformer_engine", ""),
         ForeignModule("transformer_engine", "transformer_engine_torch", "opmux.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugin", ""),
-        ForeignModule("transformer_engine", "transformer_engine.plugin.core", "opmux.core"),
+        ForeignModule("transformer_engine", "transformer_engine.plugin.core", "opmux.faces.tefl:PLUGIN_CORE"),
         ForeignModule("transformer_engine", "transformer_engine.plugin.tex", "opmux.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugin.tex_interface", "opmux.faces.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugin.transformer_engine_fl_torch", "opmux.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugins", ""),
-        ForeignModule("transformer_engine", "transformer_engine.plugins.core", "opmux.core"),
+        ForeignModule("transformer_engine", "transformer_engine.plugins.core", "opmux.faces.tefl:PLUGINS_CORE"),
         ForeignModule("transformer_engine", "transformer_engine.plugins.tex", "opmux.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugins.tex_interface", "opmux.faces.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugins.transformer_engine_fl_torch", "opmux.tex"),
@@ -248,7 +248,7 @@ def at_start(name: str, path: Any, target: Any) -> ModuleSpec | None:
 def foreign_names() -> Iterator[None]:
     """While a plugin is imported, the module names of libraries that it may be written for refer to our modules.
 
-    `transformer_engine.plugin.core` is opmux.core, `backend_utils` is FlagGems's module, and `liger_kernel` is
+    `transformer_engine.plugin.core` is `faces/tefl.py`, `backend_utils` is FlagGems's module, and `liger_kernel` is
     `faces/liger`. An installed library keeps its name. If the installed Transformer Engine cannot be imported (no
     compiled extension), an empty module replaces it.
     """

@@ -14,6 +14,7 @@ from .entry import EntryPoint, Pair, reraise
 from .errors import BadPolicy, OpmuxError, UnknownName
 from .explain import Explanation
 from .extension import Remark
+from .loading import Once
 from .lock import lock
 from .log import logger
 from .machine import current
@@ -146,6 +147,14 @@ class DefaultManager(OpManager):
         self._adopt_entry(entry)
         return entry.form.pair(self._plan(spec.key, policy, entry.form, typed=True, device=device))
 
+    def restart(self) -> None:
+        """Search for plugins again at the next use, and forget failures. What is registered stays."""
+        with lock.held:
+            self._plugins = {where: plugin for where, plugin in self._plugins.items() if plugin.status == "loaded"}
+            self._settings_checked = self._announced = False
+            self._start = Once(self._first_use, "loading plugins")
+            self.clear_quarantine()
+
     def load_kernels(self, spec: Spec | None) -> None:
         """Import our kernels of the op's family, unless they are imported already."""
         if isinstance(spec, Derived):
@@ -259,6 +268,12 @@ def get_default_manager() -> OpManager:
             if _default is None:
                 _default = DefaultManager()
     return _default
+
+
+def restart() -> None:
+    """Search for plugins again when the default manager is next used, and forget failures."""
+    if _default is not None:
+        _default.restart()
 
 
 def _reference(spec: Spec) -> OpImpl:
