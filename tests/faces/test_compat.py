@@ -83,6 +83,17 @@ def test_a_finder_that_was_added_later_finds_the_library(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "liger_kernel")
 
 
+def test_a_package_exports_the_function_that_has_its_modules_name(monkeypatch):
+    library, part = types.ModuleType("a_library"), types.ModuleType("ours")
+    part.twice = lambda x: 2 * x
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    for name in ("twice", "other"):
+        monkeypatch.setitem(sys.modules, f"a_library.{name}", part)
+        finder.give(f"a_library.{name}", part)
+        del finder.given[f"a_library.{name}"], finder._parents[f"a_library.{name}"]
+    assert library.twice(3) == 6 and library.other is part
+
+
 def test_shadowed_modules_are_restored(monkeypatch):
     theirs = types.ModuleType("transformer_engine_torch")
     monkeypatch.setitem(sys.modules, "transformer_engine_torch", theirs)
