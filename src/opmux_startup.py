@@ -10,6 +10,9 @@ gets opmux's module, so that the vendor's own tests can import the package direc
 
 The layer is left unchanged if NVIDIA's extension is installed. OPMUX_TE_STARTUP=0 turns all of this off.
 
+If a library that opmux can serve is not installed, the error of its import has one more line, which says how to run the
+program on opmux.
+
 `opmux run --as NAME program` sets OPMUX_RUN_AS for the processes that the program starts. In these, the first import of
 the library gets opmux's modules, as in the program itself.
 """
@@ -103,7 +106,30 @@ def has_extension(layer: str) -> bool:
     return False
 
 
+class Hint:
+    """The last finder: raises the usual error for a library that is not installed, with a line about opmux.
+
+    Only an import statement gets the error. `importlib.util.find_spec`, with which packages check whether a library is
+    installed, still returns None.
+    """
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        library = next((library for library, names in LIBRARIES.items() if name in names), None)
+        caller = sys._getframe(1).f_back  # importlib has no API that tells an import from a search
+        if library is None or caller is None or caller.f_code.co_name != "_find_and_load_unlocked":
+            return None
+        for other in sys.meta_path[sys.meta_path.index(cls) + 1 :]:  # finders that were added later
+            spec = other.find_spec(name, path, target) if hasattr(other, "find_spec") else None
+            if spec is not None:
+                return spec
+        error = ModuleNotFoundError(f"No module named {name!r}", name=name)
+        error.add_note(f'opmux serves this name: opmux run --as {library} ..., or opmux.compat.install("{library}")')
+        raise error
+
+
 if os.environ.get("OPMUX_TE_STARTUP") != "0" and Finder not in sys.meta_path:
     sys.meta_path.insert(0, Finder)
+    sys.meta_path.append(Hint)
 if os.environ.get("OPMUX_RUN_AS"):
     sys.meta_path.insert(0, RunAs(os.environ["OPMUX_RUN_AS"].split(",")))

@@ -54,12 +54,12 @@ ROWS = {
         ForeignModule("transformer_engine", "transformer_engine", ""),
         ForeignModule("transformer_engine", "transformer_engine_torch", "opmux.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugin", ""),
-        ForeignModule("transformer_engine", "transformer_engine.plugin.core", "opmux.core"),
+        ForeignModule("transformer_engine", "transformer_engine.plugin.core", "opmux.faces.tefl:PLUGIN_CORE"),
         ForeignModule("transformer_engine", "transformer_engine.plugin.tex", "opmux.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugin.tex_interface", "opmux.faces.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugin.transformer_engine_fl_torch", "opmux.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugins", ""),
-        ForeignModule("transformer_engine", "transformer_engine.plugins.core", "opmux.core"),
+        ForeignModule("transformer_engine", "transformer_engine.plugins.core", "opmux.faces.tefl:PLUGINS_CORE"),
         ForeignModule("transformer_engine", "transformer_engine.plugins.tex", "opmux.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugins.tex_interface", "opmux.faces.tex"),
         ForeignModule("transformer_engine", "transformer_engine.plugins.transformer_engine_fl_torch", "opmux.tex"),
@@ -180,13 +180,18 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.exec_module(importlib.util.module_from_spec(ModuleSpec(name, self, is_package=True)))
 
     def give(self, name: str, ours: str | types.ModuleType) -> None:
-        """Put our module in sys.modules under `name`. If `ours` is a name, import it, so that there is one copy."""
+        """Put our module in sys.modules under `name`. If `ours` is a name, import it, so that there is one copy.
+
+        The parent gets the module as an attribute, or a function in it that has the module's name: packages export the
+        function.
+        """
         module = importlib.import_module(ours) if isinstance(ours, str) else ours
         above, _, last = name.rpartition(".")
         parent = sys.modules.get(above)
         if parent is not None and last not in parent.__dict__:
             self._parents[name] = parent
-            setattr(parent, last, module)
+            named = vars(module).get(last)
+            setattr(parent, last, named if callable(named) else module)
         self.given[name] = sys.modules[name] = module
 
 
@@ -248,11 +253,12 @@ def at_start(name: str, path: Any, target: Any) -> ModuleSpec | None:
 def foreign_names() -> Iterator[None]:
     """While a plugin is imported, the module names of libraries that it may be written for refer to our modules.
 
-    `transformer_engine.plugin.core` is opmux.core, `backend_utils` is FlagGems's module, and `liger_kernel` is
-    `faces/liger`. An installed library keeps its name. If the installed Transformer Engine cannot be imported (no
-    compiled extension), an empty module replaces it.
+    `transformer_engine.plugin.core` is `faces/tefl.py`, `backend_utils` is FlagGems' module, and `flag_gems` and
+    `liger_kernel` are `faces/flag_gems` and `faces/liger`. An installed library keeps its name. If the installed
+    Transformer Engine cannot be imported (no compiled extension), an empty module replaces it.
     """
-    grant = Grant((LAYER, *PLUGINS, "backend_utils", "liger_kernel"), change=_tolerant, thread=threading.get_ident())
+    names = (LAYER, *PLUGINS, "backend_utils", "flag_gems", "liger_kernel")
+    grant = Grant(names, change=_tolerant, thread=threading.get_ident())
     on_failure(lambda: finder.remove(grant))
     try:
         finder.add(grant)

@@ -18,8 +18,8 @@ def right(x, weight, eps=1e-6, offset=0.0):
 
 
 WRONG = {
-    "nothing": (lambda y, r: None, r"returned 1 results; the op has 2: y, rstd"),
-    "one of two": (lambda y, r: y, r"returned 1 results; the op has 2"),
+    "nothing": (lambda y, r: None, r"returned None; the op has 2 results: y, rstd"),
+    "one of two": (lambda y, r: y, r"returned 1 result; the op has 2"),
     "three": (lambda y, r: (y, r, r), r"returned 3 results; the op has 2"),
     "None for a tensor": (lambda y, r: (y, None), r"returned None as 'rstd'; expected float32\[3\] on cpu"),
     "a number for a tensor": (lambda y, r: (y, 1.0), r"returned a float as 'rstd'"),
@@ -43,6 +43,38 @@ def test_a_wrong_result_is_a_failure_that_names_the_impl(add_impl, name, grad, c
     assert failure.impl_id == "vendor.acme" and "'vendor.acme', an impl of opmux::rms_norm, returned" in caplog.text
     with opmux.policy("vendor", strict=True), pytest.raises(WrongResult, match=words):
         opmux.ops.rms_norm(x, w)
+
+
+TEX_WRONG = {
+    "nothing": (lambda x: None, "returned None; the op has 3 results: out, mu, rsigma"),
+    "one tensor": (lambda x: x, r"returned 1 result; the op has 3: out, mu, rsigma"),
+    "shape": (lambda x: (x[:1], x[:, 0]), r"returned float32\[1, 8\] on cpu as 'out'; expected float32\[3, 8\] on cpu"),
+    "dtype": (lambda x: (x.double(), x[:, 0]), r"returned float64\[3, 8\] on cpu as 'out'; expected float32"),
+    "device": (lambda x: (x.to("meta"), x[:, 0]), r"returned float32\[3, 8\] on meta as 'out'"),
+}
+
+
+@pytest.mark.parametrize("name", TEX_WRONG)
+def test_a_wrong_result_of_a_tex_plugin_is_a_failure_that_names_the_impl(add_impl, name):
+    spoil, words = TEX_WRONG[name]
+    add_impl("tex::rmsnorm_fwd", "vendor.acme", VENDOR, lambda input, weight, *rest: spoil(input), vendor="acme")
+    x, args = torch.randn(3, 8), (torch.ones(8), 1e-6, None, None, None, 0, False)
+    with opmux.policy("vendor"):
+        out, _, rsigma = opmux.tex.rmsnorm_fwd(x, *args)
+    torch.testing.assert_close((out, rsigma), right(x, torch.ones(8)))
+    assert [f.impl_id for f in get_default_manager().failures()] == ["vendor.acme"]
+    with opmux.policy("vendor", strict=True), pytest.raises(WrongResult, match=words):
+        opmux.tex.rmsnorm_fwd(x, *args)
+
+
+def test_a_tex_plugin_that_returns_none_for_a_quantized_result_is_a_failure(add_impl):
+    """A quantizer has tensors, so nothing but None is found."""
+    from opmux.faces.tex.tensors import Float8Quantizer
+
+    quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), torch.float8_e4m3fn)
+    add_impl("tex::quantize", "vendor.acme", VENDOR, lambda tensor, quantizer, *rest: None, vendor="acme")
+    with opmux.policy("vendor", strict=True), pytest.raises(WrongResult, match="returned None; the op has 1 result"):
+        opmux.tex.quantize(torch.ones(4), quantizer)
 
 
 def test_only_the_first_calls_of_a_dtype_and_shape_class_are_checked(add_impl):

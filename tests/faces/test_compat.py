@@ -1,16 +1,19 @@
 """`compat.install` and `opmux run` serve libraries under their own names, and restore what was there before."""
 
+import importlib
 import importlib.metadata
 import importlib.util
 import json
 import sys
 import textwrap
 import types
+from importlib import machinery
 from pathlib import Path
 
 import fresh
 import pytest
 
+import opmux_startup
 from opmux.faces import compat
 from opmux.faces.te import boot
 from opmux.imports import finder
@@ -67,6 +70,44 @@ def test_the_metadata_of_a_served_library_is_found_until_uninstalled():
         compat.uninstall("flag_gems")
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("flag_gems")
+
+
+def test_the_import_of_a_missing_library_says_how_to_run_on_opmux(monkeypatch):
+    """`find_spec`, with which transformers and accelerate check what is installed, still returns None."""
+    monkeypatch.setattr(sys, "meta_path", [opmux_startup.Hint])
+    for library, names in opmux_startup.LIBRARIES.items():
+        for name in names:
+            for loaded in [n for n in sys.modules if n == name or n.startswith(f"{name}.")]:
+                monkeypatch.delitem(sys.modules, loaded)
+            assert importlib.util.find_spec(name) is None
+            with pytest.raises(ModuleNotFoundError, match=f"^No module named '{name}'") as error:
+                importlib.import_module(name)
+            assert error.value.name == name
+            assert error.value.__notes__ == [
+                f'opmux serves this name: opmux run --as {library} ..., or opmux.compat.install("{library}")'
+            ]
+
+
+def test_a_finder_that_was_added_later_finds_the_library(monkeypatch, tmp_path):
+    (tmp_path / "liger_kernel.py").write_text("ours = False\n")
+    later = types.SimpleNamespace(
+        find_spec=lambda name, path=None, target=None: machinery.PathFinder.find_spec(name, [str(tmp_path)])
+    )
+    monkeypatch.setattr(sys, "meta_path", [opmux_startup.Hint, later])
+    monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
+    assert importlib.import_module("liger_kernel").ours is False
+    monkeypatch.delitem(sys.modules, "liger_kernel")
+
+
+def test_a_package_exports_the_function_that_has_its_modules_name(monkeypatch):
+    library, part = types.ModuleType("a_library"), types.ModuleType("ours")
+    part.twice = lambda x: 2 * x
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    for name in ("twice", "other"):
+        monkeypatch.setitem(sys.modules, f"a_library.{name}", part)
+        finder.give(f"a_library.{name}", part)
+        del finder.given[f"a_library.{name}"], finder._parents[f"a_library.{name}"]
+    assert library.twice(3) == 6 and library.other is part
 
 
 def test_shadowed_modules_are_restored(monkeypatch):

@@ -248,6 +248,16 @@ def test_utils_match_flag_gems(gems):
     assert libentry()(len) is len
 
 
+def test_vendors_folders_are_the_ones_in_the_tree(gems):
+    import flag_gems.runtime.backend._nvidia.ops.flash
+
+    import opmux.backends._nvidia.ops
+
+    assert flag_gems.runtime.backend._nvidia.ops is opmux.backends._nvidia.ops
+    assert flag_gems.runtime.backend._nvidia.ops.flash is sys.modules["opmux.backends._nvidia.ops.flash"]
+    assert flag_gems.runtime.backend is opmux.backends
+
+
 def test_run_serves_flag_gems_to_a_program(tmp_path, capsys):
     script = tmp_path / "program.py"
     script.write_text(

@@ -306,3 +306,63 @@ def test_nvidia_is_unavailable_without_its_extension():
     assert nvidia.find() is None
     with pytest.raises(RuntimeError, match="Backend 'nvidia' not found.*transformer_engine_torch is not installed"):
         tex.set_backend("nvidia")
+
+
+# ---- calls and management give one answer ---------------------------------------------------------------------------
+
+IMPL_OF = {"flaggems": "default.flagos", "torch": "reference.torch"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "vendor", "runs"),
+    [
+        ({}, None, "flaggems"),
+        ({"TE_FL_ALLOW_VENDORS": "nvidia,acme"}, None, "flaggems"),
+        ({"TE_FL_ALLOW_VENDORS": "nvidia,acme"}, "acme", "flaggems"),
+        ({"TE_FL_ALLOW_VENDORS": "nvidia,acme", "TE_FL_PREFER": "vendor"}, "acme", "acme"),
+        ({"TE_FL_ALLOW_VENDORS": "nvidia", "TE_FL_PREFER": "vendor"}, "acme", "flaggems"),
+        ({"TE_FL_DENY_VENDORS": "cpu"}, None, "torch"),  # the vendor of our kernels for CPUs
+        ({"TE_FL_DENY_VENDORS": "cpu"}, "acme", "acme"),
+        ({"TE_FL_DENY_VENDORS": "cpu"}, "nvidia", "nvidia"),
+        ({"TE_FL_PREFER": "vendor"}, "nvidia", "nvidia"),
+        ({"TE_FL_PREFER": "vendor", "TE_FL_SKIP_CUDA": "1"}, "nvidia", "flaggems"),
+    ],
+)
+def test_the_backend_that_is_named_is_the_one_that_runs(setenv, request, variables, vendor, runs):
+    """On a CPU without NVIDIA's extension. A plugin may have the vendor `nvidia`."""
+    if torch.cuda.is_available() or nvidia.find() is not None:
+        pytest.skip("needs a machine without a GPU and without NVIDIA's extension")
+    if vendor is not None:
+        fn = lambda input, weight, eps, *rest: fives(None, input, weight, eps, *rest)
+        impl = OpImpl("rmsnorm_fwd", f"vendor.{vendor}", BackendImplKind.VENDOR, vendor, fn, 200)
+        get_default_manager().registry.register_impl(impl)
+        request.addfinalizer(lambda: get_default_manager().registry.unregister("rmsnorm_fwd", impl.impl_id))
+    setenv(**variables)
+    x = torch.randn(3, 8)
+    selected = lambda: get_default_manager().get_selected_impl_id(
+        "rmsnorm_fwd", x, torch.ones(8), 1e-5, None, None, None, 0, False
+    )
+    assert tex.get_backend().name == runs and selected() == IMPL_OF.get(runs, f"vendor.{runs}")
+    assert norm(x)[0].eq(5).all() == (runs == vendor)
+    if runs == vendor:
+        assert tex.get_backend().rmsnorm_fwd(x, torch.ones(8), 1e-5, None, None, None, 0, False)[0].eq(5).all()
+    available = {row["name"]: row["available"] for row in tex.list_backends()}
+    for name in ("flaggems", "torch", "nvidia"):
+        reset_global_policy()
+        if available[name]:
+            tex.set_backend(name)
+            assert tex.get_backend().name == name and selected() == IMPL_OF.get(name, f"vendor.{name}")
+        else:
+            with pytest.raises(BackendNotFound):
+                tex.set_backend(name)
+            assert selected() != IMPL_OF.get(name, f"vendor.{name}")
+
+
+def test_an_excluded_kernel_for_cpus_is_the_reason_that_explain_gives():
+    with opmux.policy(deny=["cpu"]):
+        explanation = opmux.explain("tex::gelu", torch.ones(3), None)
+        assert explanation.chosen.impl_id == "reference.torch"
+        reasons = [v.reason for v in explanation.verdicts if v.impl.impl_id == "default.flagos"]
+        assert reasons and all("vendor 'cpu' is denied" in reason for reason in reasons)
+        with pytest.raises(BackendNotFound, match="vendor 'cpu' is denied"):
+            tex.set_backend("flaggems")

@@ -146,6 +146,7 @@ found["gelu_calls"], found["gelu_gradient"] = list(gelu.calls), w.grad.tolist()
 found["cumsum"] = (torch.cumsum(x, 0).cpu() - torch.cumsum(x.cpu(), 0)).abs().max().item()
 found["cos"] = (torch.cos(x).cpu() - torch.cos(x.cpu())).abs().max().item()
 found["why"] = [v.reason for v in opmux.explain("opmux::cumsum", x, 0).verdicts if v.status == "refused"]
+found["overloads"] = {op: str(opmux.explain(op, x, *rest)) for op, *rest in (("aten::cumsum", 0), ("aten::cos",))}
 bolt = vendor_ops.read(vendors.get("bolt"), None)
 found["empty"] = [len(bolt.rows), len(bolt.unused), len(bolt.impls)]
 """
@@ -223,6 +224,9 @@ def test_unused_ops_are_left_to_torch(report):
     assert not [n for n in report.enabled if n.startswith(("cumsum", "cos"))] and "sin" in report.enabled
     assert report.cumsum < 1e-6 and report.cos < 1e-6
     assert any("acme declares it unused" in why for why in report.why)
+    for text in report.overloads.values():
+        assert "acme declares it unused" in text and "_acme/ops/__init__.py" in text
+        assert "opmux.enable" not in text  # enable() would not change the choice
 
 
 def test_both_lists_may_be_empty(report):

@@ -107,6 +107,7 @@ from liger_kernel.ops.backends.registry import VENDOR_REGISTRY, VendorInfo, regi
 from liger_kernel.utils import infer_device
 found["device"] = infer_device()
 found["registry"] = {d: v.vendor_name for d, v in VENDOR_REGISTRY.items() if d == "acm"}
+found["entry"] = [VENDOR_REGISTRY["acm"].vendor, VENDOR_REGISTRY["acm"].device]
 found["packages"] = sorted(m for m in sys.modules if m.startswith("opmux.backends._") and m.count(".") == 2)
 
 a, b = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
@@ -187,7 +188,7 @@ def test_the_directory_has_the_documented_files():
 
 
 def test_the_registry_maps_a_device_to_its_vendor(report):
-    assert report.registry == {"acm": "acme"}
+    assert report.registry == {"acm": "acme"} and report.entry == ["acme", "acm"]
 
 
 # ---- how it works ---------------------------------------------------------------------------------------------------

@@ -110,6 +110,37 @@ PLUGIN = """
         registry.register_impl(OpImpl(op_name="rmsnorm_fwd", impl_id="vendor.myvendor", kind=BackendImplKind.VENDOR,
                                       vendor="myvendor", fn=my_rmsnorm, priority=200))
 """
+# The same plugin in a program that makes the module and sets the variables itself.
+OUTTREE = """
+    import os, sys, types
+    import torch
+
+    plugin = types.ModuleType("my_vendor_plugin")
+
+    def my_rmsnorm_fwd(input, weight, eps=1e-5, **kwargs):
+        rsigma = torch.rsqrt(input.pow(2).mean(-1, keepdim=True) + eps)
+        print("the plugin's norm")
+        return input * rsigma * weight, rsigma
+
+    my_rmsnorm_fwd._is_available = lambda: True
+
+    def register(registry):
+        from transformer_engine.plugin.core import BackendImplKind, OpImpl
+
+        registry.register_impl(OpImpl(op_name="rmsnorm_fwd", impl_id="vendor.myvendor", kind=BackendImplKind.VENDOR,
+                                      vendor="myvendor", fn=my_rmsnorm_fwd, priority=200))
+
+    plugin.register = register
+    sys.modules["my_vendor_plugin"] = plugin
+    os.environ["TE_FL_PLUGIN_MODULES"] = "my_vendor_plugin"
+    os.environ["TE_FL_PREFER"] = "vendor"
+
+    from transformer_engine.plugin.core import get_manager, reset_default_manager
+
+    reset_default_manager()
+    output, rsigma = get_manager().call("rmsnorm_fwd", torch.randn(2, 4, 8), torch.ones(8), eps=1e-5)
+    print(tuple(output.shape), tuple(rsigma.shape))
+"""
 CLASS = """
     from transformer_engine.plugins.tex_interface import TEXBackendBase, register_backend
 
@@ -152,6 +183,13 @@ def test_plugin_modules_log_level_and_a_per_op_order_are_read(tmp_path):
     used = re.findall(r"INFO\] Op '(\w+)' using '([\w.]+)'", result.stderr)
     assert used == [("rmsnorm_fwd", "vendor.myvendor"), ("gelu", "vendor.another")]
     assert " DEBUG] plugin 'my_vendor_plugin'" in result.stderr
+
+
+def test_a_program_that_makes_its_plugin_itself_runs_unchanged(tmp_path):
+    program = tmp_path / "example_outtree.py"
+    program.write_text(textwrap.dedent(OUTTREE))
+    result = run("-m", "opmux", "run", "--as", "transformer_engine", program)
+    assert result.stdout.splitlines() == ["the plugin's norm", "(2, 4, 8) (2, 4, 1)"]
 
 
 # ---- the variables --------------------------------------------------------------------------------------------------

@@ -22,11 +22,13 @@ from rich.console import Console
 
 from opmux.core import specs
 from opmux.core.spec import Sample, Tol
-from opmux.tools.conform import command, gaps, page, report
+from opmux.faces.aten.schema import OverloadSchema
+from opmux.tools.conform import command, gaps, page, report, rows
 from opmux.tools.conform.checks import Tally, forward
 from opmux.tools.conform.compare import difference, numbers
 from opmux.tools.conform.plan import ConformPlan, Depth
 from opmux.tools.conform.record import CHECKS, STATUSES, WHERE, CheckResult, ConformRecord, Covered
+from opmux.tools.conform.rows import SampledCall
 from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
 from opmux.tools.conform.subject import Subject
 from opmux.tools.conform.target import DEVICE, SIMULATED, find
@@ -77,6 +79,16 @@ def addmm(self, mat1, mat2, *, beta=1, alpha=1):
     return beta * self + torch.einsum("ij,jk->ik", mat1, mat2)
 
 
+def add(self, other, *, alpha=1):
+    return torch.sub(self, other.to(self.dtype), alpha=-alpha)  # without type promotion
+
+
+def mul(self, other):
+    if not isinstance(other, torch.Tensor):
+        raise RuntimeError("no numbers")
+    return torch.div(self, 1 / other.to(self.device))
+
+
 def packed_only(input, normalized_shape, weight, bias, eps):
     if not input.is_contiguous():
         raise RuntimeError("stride")
@@ -87,6 +99,8 @@ def get_specific_ops():
     return (
         ("mm", mm, Autograd.disable),
         ("bmm", bmm, Autograd.disable),
+        ("add.Tensor", add, Autograd.disable),
+        ("mul.Tensor", mul, Autograd.disable),
         ("addmm", addmm, Autograd.disable),
         ("native_layer_norm", packed_only, Autograd.disable),
         ("_nnpack_available", lambda: False, Autograd.disable),
@@ -200,6 +214,7 @@ def acme(tmp_path_factory):
     root = tmp_path_factory.mktemp("acme")
     write_vendor(root, entry_point=True)
     ops = "silu relu silu_mul softmax gelu qgelu srelu log_softmax mm bmm addmm native_layer_norm".split()
+    ops += ["add.Tensor", "mul.Tensor"]
     ops += ["_nnpack_available", "dropout"]
     checks = "load values mutation errors gradient".split()
     words = [w for o in ops for w in ("--op", o)] + [w for c in checks for w in ("--check", c)]
@@ -359,6 +374,64 @@ def test_a_row_is_also_checked_with_other_strides(outcome):
     wrong = outcome("native_layer_norm", "values")
     assert wrong["status"] == "fail" and "transposed" in wrong["sample"] and "stride" in wrong["reason"]
     assert wrong["failed"] < wrong["tried"]
+
+
+def test_a_row_is_checked_with_mixed_types_and_numbers(acme, outcome):
+    """`add` computes in the dtype of its first argument. The samples of OpInfo pass, because their dtypes are equal."""
+    wrong = outcome("add.Tensor", "values")
+    assert wrong["status"] == "fail" and wrong["sample"].endswith("with int64 first")
+    assert re.search(r"result is int64\[.*\] on acm:0, expected float32\[", wrong["reason"])
+    assert f"FAIL add.Tensor by {OWN}: values float32 [{wrong['sample']}]" in acme[0].stdout
+    assert wrong["reproduce"].endswith(f"--check values --sample '{wrong['sample']}'")
+    right = outcome("mul.Tensor", "values")
+    assert [r["reason"] for r in right["refusals"]] == [
+        "it does not accept a number for a tensor (RuntimeError: no numbers)"
+    ]
+
+
+def test_a_row_is_tried_with_each_mixture_once():
+    shape = OverloadSchema("add.Tensor")
+    call = SampledCall("add 0", torch.float32, Sample((torch.ones(3), torch.ones(3))))
+    tried = {c.id: (c.sample.args, c.on_cpu) for c in rows._mixed(shape, call)}
+    assert list(tried) == [
+        "add 0 with int64", "add 0 with int64 first", "add 0 with a number", "add 0 with a CPU scalar"
+    ]  # fmt: skip
+    assert tried["add 0 with a number"][0][1] == 2.5
+    (x, scalar), on_cpu = tried["add 0 with a CPU scalar"]
+    assert scalar.dim() == 0 and on_cpu == 1 and x.dtype is torch.float32
+    matrices = SampledCall("mm 0", torch.float32, Sample((torch.ones(3, 3), torch.ones(3, 3))))
+    assert list(rows._mixed(OverloadSchema("mm"), matrices)) == []  # torch refuses these
+    [integers] = [c for c in rows._mixed(shape, replace(call, dtype=torch.int64, sample=Sample((torch.arange(3),) * 2)))
+                  if c.id.endswith("a number")]  # fmt: skip
+    assert integers.sample.args[1] == 2
+
+
+def test_every_failure_is_printed_with_its_reason_and_command():
+    """A failure of dispatch is left out only if the vendor's impl fails for the same sample."""
+
+    def failed(op, impl, own, sample, check="values", count=1):
+        result = CheckResult(op, f"opmux::{op}", "f", impl, own, check, "fail", f"{impl} is wrong", sample, "float32")
+        result.failed, result.tried, result.reproduce = count, 8, f"opmux conform --op {op} --sample {sample}"
+        return result
+
+    record = ConformRecord({"vendor": "v", "depth": "full"})
+    record.results = [
+        failed("relu", OWN, True, "37"),
+        failed("relu", "dispatch", False, "37"),
+        failed("silu", OWN, True, "37"),
+        failed("silu", "dispatch", False, "5x64"),
+        failed("add", "dispatch", True, "add 3", "opinfo", count=4),  # own: the vendor computes one of its overloads
+    ]
+    screen = Console(file=io.StringIO(), width=160)
+    screen.print(report.report(record, []))
+    text = screen.file.getvalue()
+    assert re.findall(r"^FAIL (\w+ by [\w.]+(?: and so by dispatch)?): (.*?) *$", text, re.MULTILINE) == [
+        (f"relu by {OWN} and so by dispatch", "values float32 [37]"),
+        (f"silu by {OWN}", "values float32 [37]"),
+        ("silu by dispatch", "values float32 [5x64]"),
+        ("add by dispatch", "opinfo float32 [add 3] (the first of 4 failed samples)"),
+    ]
+    assert text.count("is wrong") == text.count("opmux conform --op") == 4
 
 
 def test_unchecked_ops_are_listed_with_a_reason(acme):

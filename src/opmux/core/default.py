@@ -14,6 +14,7 @@ from .entry import EntryPoint, Pair, reraise
 from .errors import BadPolicy, OpmuxError, UnknownName
 from .explain import Explanation
 from .extension import Remark
+from .loading import Once
 from .lock import lock
 from .log import logger
 from .machine import current
@@ -146,6 +147,14 @@ class DefaultManager(OpManager):
         self._adopt_entry(entry)
         return entry.form.pair(self._plan(spec.key, policy, entry.form, typed=True, device=device))
 
+    def restart(self) -> None:
+        """Search for plugins again at the next use, and forget failures. What is registered stays."""
+        with lock.held:
+            self._plugins = {where: plugin for where, plugin in self._plugins.items() if plugin.status == "loaded"}
+            self._settings_checked = self._announced = False
+            self._start = Once(self._first_use, "loading plugins")
+            self.clear_quarantine()
+
     def load_kernels(self, spec: Spec | None) -> None:
         """Import our kernels of the op's family, unless they are imported already."""
         if isinstance(spec, Derived):
@@ -206,19 +215,27 @@ class DefaultManager(OpManager):
     def static_refusal(
         self, key: str, impl: OpImpl, device: str, policy: SelectionPolicy | None = None
     ) -> Refused | None:
-        """As the base method, but also refuses a composition if none of the impls that it prefers can run."""
+        """As the base method, but also refuses a composition if none of the impls that it prefers can run.
+
+        The policy's vendor lists may exclude these impls, such as our kernels for CPUs if `cpu` is denied.
+        """
         refusal = super().static_refusal(key, impl, device, policy)
         parts = impl.parts if refusal is None else ()
+        policy = policy or policies.get_policy()
         refusals = [
-            (part, self.static_refusal(part, i, device, policy))
+            (part, self._excluded(i, policy) or self.static_refusal(part, i, device, policy))
             for part, token in parts
             for i in self.registry.impls(part)
             if matches(token, i)
         ]
         if refusals and all(why for _, why in refusals):
-            part, why = refusals[0]
+            part, why = next((r for r in refusals if r[1].stage == "policy"), refusals[0])  # type: ignore[union-attr]
             return Refused(impl, why.stage, f"{self._name(part)}: {why.reason}")  # type: ignore[union-attr]
         return refusal
+
+    def _excluded(self, impl: OpImpl, policy: SelectionPolicy) -> Refused | None:
+        reason = policy.filtered(impl)
+        return None if reason is None else Refused(impl, "policy", reason)
 
     def _first(self, part: Spec, token: str, policy: SelectionPolicy) -> Callable[..., Any]:
         """A part for use inside a composition: impls that match the token come first, others in the policy's order."""
@@ -251,6 +268,12 @@ def get_default_manager() -> OpManager:
             if _default is None:
                 _default = DefaultManager()
     return _default
+
+
+def restart() -> None:
+    """Search for plugins again when the default manager is next used, and forget failures."""
+    if _default is not None:
+        _default.restart()
 
 
 def _reference(spec: Spec) -> OpImpl:

@@ -50,15 +50,22 @@ def plugins() -> list[Plugin]:
     return list(_handled.values())
 
 
-def load(registry: OpRegistry, done: Handled | None = None) -> bool:
-    """Find and load all plugins. A broken plugin registers nothing; its traceback is logged once.
+def clear() -> None:
+    """Empty the list of `plugins`; what they have registered stays."""
+    _handled.clear()
+
+
+def load(
+    registry: OpRegistry, done: Handled | None = None, is_wanted: Callable[[Plugin], bool] = lambda plugin: True
+) -> bool:
+    """Find and load the wanted plugins. A broken plugin registers nothing; its traceback is logged once.
 
     `done` holds the plugins that an earlier, interrupted load has handled. Returns False if this thread is importing a
     plugin, which must then be loaded later.
     """
     done = {} if done is None else done
     _handled.clear()
-    discovered = sorted(_discover(), key=lambda f: (f[0].name, f[0].source))
+    discovered = sorted((found for found in _discover() if is_wanted(found[0])), key=lambda f: (f[0].name, f[0].source))
     _check_lists([plugin for plugin, _ in discovered])
     later = False
     for plugin, fetch in discovered:

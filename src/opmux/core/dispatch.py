@@ -25,13 +25,12 @@ from .errors import BadArgument, DispatchError, NoImplementation, NotSupported, 
 from .log import logger
 from .policy import SelectionPolicy
 from .registry import BackendImplKind, OpImpl
+from .results import PROVEN_AFTER, Case, case_of
 from .spec import Derived, Spec
-from .tensors import dtype_name, first_tensor, is_plain, is_real, shape_class, tensors_in
+from .tensors import first_tensor, is_plain, is_real, mix, tensors_in
 
 if TYPE_CHECKING:
     from .manager import OpManager
-
-PROVEN_AFTER = 3  # an impl runs without snapshot and checks after so many successful calls with a dtype and shape class
 
 # Text in torch's messages about a broken device, on which every later call fails too.
 _STICKY = (
@@ -41,8 +40,6 @@ _STICKY = (
     "illegal memory access",
     "unspecified launch failure",
 )
-
-Case = tuple[Any, tuple[int, ...]]  # dtype and shape class of the first tensor
 
 
 @dataclass
@@ -58,8 +55,7 @@ class Failure:
     def __str__(self) -> str:
         where = "everything"
         if self.case is not None:
-            dtype, classes = self.case
-            where = f"{dtype_name(dtype)}, shape class {classes}"
+            where = results.in_words(self.case)
         return f"{self.op}: '{self.impl_id}' for {where}: {self.reason}"
 
 
@@ -182,7 +178,9 @@ class Chain:
         """A Python expression for the dtype and shape of a call."""
         first = self.form.first
         if self._typed and first is not None and first.isidentifier():
-            return f"({first}.dtype, {first}.shape)"
+            promoted = () if self.spec is None else self.spec.promoted
+            mixed = f", *_mix({first}, ({', '.join(promoted)},))" if promoted else ""
+            return f"({first}.dtype, {first}.shape{mixed})"
         packed = f"_call_key({self.form.packed})"
         if self._typed or (self.spec is not None and self.spec.lead not in self.spec.names[:1]):
             return packed
@@ -214,6 +212,7 @@ class Chain:
             "_direct_writing": self._direct[True],
             "_Tensor": Tensor,
             "_call_key": lambda args, kwargs: _call_key(self._first_tensor(args, kwargs)),
+            "_mix": mix,
             "_fall_back": self.run,
             "_recover": self.recover if index == 0 else functools.partial(self.recover, at=index),
             "_logged": [],
@@ -255,8 +254,7 @@ class Chain:
         """The impl that would run and its index; None if that impl is not an autograd.Function."""
         if not any(c.own_gradient for c in self.candidates):
             return None
-        first = self._first_tensor(args, kwargs)
-        case: Case = (None if first is None else first.dtype, shape_class(first))
+        case = case_of(self.spec, self._first_tensor(args, kwargs), args, kwargs)
         for index, candidate in enumerate(self.candidates):
             impl = candidate.impl
             if not self.policy.strict and self.manager.memory.failed(self.key, impl.impl_id, case) is not None:
@@ -310,7 +308,7 @@ class Chain:
                     if error is None:
                         direct = self._direct[bool(fallback.written)]
                         if index == 0 and len(direct) < 4096 and not fallback.on_trial(candidate):
-                            direct.add(_call_key(fallback.first))
+                            direct.add(_call_key(fallback.first, fallback.case[2:]))
                         self._succeeded(candidate, fallback)
                         return result
                 error = fallback.failed(candidate, error)
@@ -334,14 +332,12 @@ class Chain:
 
         Only foreign impls are compared: ours are tested in all dtypes and many shapes.
         """
-        return self._typed and self.spec is not None and self.spec.primitive and is_foreign(impl)
+        return self._typed and self.spec is not None and is_foreign(impl)
 
     def _examine(self, candidate: Candidate, result: Any, args: tuple, kwargs: dict) -> None:
         if self._checks(candidate.impl):
             assert self.spec is not None
-            wrong = results.mismatch(self.spec, result, args, kwargs)
-            if wrong is not None:
-                raise WrongResult(f"'{candidate.impl.impl_id}', an impl of {self.spec.key}, {wrong}")
+            results.check(self.spec, candidate.impl.impl_id, result, args, kwargs)
 
     def _fake_fails(self, args: tuple, kwargs: dict) -> bool:
         """Whether the op's fake kernel also fails on these inputs, which means that the arguments are wrong."""
@@ -495,7 +491,7 @@ class Fallback:
         self.chain, self.args, self.kwargs = chain, args, kwargs
         self.memory, self.strict = chain.manager.memory, chain.policy.strict
         self.first = chain._first_tensor(args, kwargs)
-        self.case: Case = (None if self.first is None else self.first.dtype, shape_class(self.first))
+        self.case = case_of(chain.spec, self.first, args, kwargs)
         self.written = chain._written(args, kwargs)
         self.trail: list[tuple[Refused, Exception | None]] = []
         self.saved: snapshot.Snapshot | str | None = None  # if a str: the reason why there is no snapshot
@@ -644,10 +640,10 @@ def _generators(first: Tensor | None) -> list[torch.Generator]:
     return generators
 
 
-def _call_key(first: Tensor | None) -> Any:
-    """The dtype and the exact shape of a call's first tensor."""
+def _call_key(first: Tensor | None, mixed: tuple = ()) -> Any:
+    """The dtype and the exact shape of a call's first tensor, then `Spec.mix`."""
     try:
-        return None if first is None else (first.dtype, first.shape)
+        return None if first is None else (first.dtype, first.shape, *mixed)
     except RuntimeError:  # nested tensors have no shape
         return (first.dtype, -1)  # type: ignore[union-attr]
 

@@ -289,7 +289,7 @@ def knob(
 PREFER = knob("OPMUX_PREFER", prefer, doc="which kind comes first: opmux (or flagos), vendor, reference")
 PREFER_VENDOR = knob("OPMUX_PREFER_VENDOR", flag, doc="1 prefers vendor, 0 opmux; OPMUX_PREFER overrides it")
 STRICT = knob("OPMUX_STRICT", flag, default=False, doc="1 raises the preferred impl's error instead of falling back")
-ALLOW_VENDORS = knob("OPMUX_ALLOW_VENDORS", names, doc="run only impls of these vendors, and impls without a vendor")
+ALLOW_VENDORS = knob("OPMUX_ALLOW_VENDORS", names, doc="run only impls of these vendors, impls without a vendor, and our kernels for CPUs")
 DENY_VENDORS = knob("OPMUX_DENY_VENDORS", names, doc="run no impl of these vendors; overrides OPMUX_ALLOW_VENDORS")
 PER_OP = knob("OPMUX_PER_OP", orders, doc=f"the order for single ops: {ORDER_EXAMPLE}")
 PLUGIN_MODULES = knob("OPMUX_PLUGIN_MODULES", modules, default=(), doc="modules to load as plugins; ignored in an opmux.toml found in the current directory", trusted=True)

@@ -25,6 +25,7 @@ from .log import logger
 from .namespaces import Namespace
 from .policy import SelectionPolicy
 from .registry import BackendImplKind, Fit, OpImpl, OpRegistry, when_of
+from .results import case_of
 from .spec import NAME_LOOKUP, Spec, specs
 
 # This list is replaced, never changed in place. Garbage collection may free a manager at any allocation, even while
@@ -161,7 +162,7 @@ class OpManager:
         if first is None:
             known = self.memory.only_failed(key, impl.impl_id)
         else:
-            known = self.memory.failed(key, impl.impl_id, (first.dtype, tensors.shape_class(first)))
+            known = self.memory.failed(key, impl.impl_id, case_of(specs.get(key), first, args, kwargs))
         return None if known is None else Refused(impl, "quarantine", known.reason)
 
     def failures(self) -> list[Failure]:
@@ -367,7 +368,7 @@ class OpManager:
         if not machine.runs_on(impl.devices, device):
             takes = ", ".join(sorted(impl.devices or ())).replace(machine.ACCELERATOR, "accelerators")
             return Refused(impl, "device", f"runs on {takes}, these tensors are on {device}")
-        unused = None if impl.kind is BackendImplKind.REFERENCE else machine.current().unused(device).get(key)
+        unused = None if impl.kind is BackendImplKind.REFERENCE else _unused(key, device)
         if unused is not None:
             return Refused(impl, "vendor", unused)
         if impl.min_arch is not None:
@@ -593,6 +594,13 @@ def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
         return None
     takes = ", ".join(sorted(tensors.dtype_name(d) for d in impl.supported_dtypes))
     return Refused(impl, "dtype", f"takes {takes}; the first tensor is {tensors.dtype_name(dtype)}")
+
+
+def _unused(key: str, device: str) -> str | None:
+    """Why a device's vendor disables our kernels for an op, or for an op that it is derived from; otherwise None."""
+    unused, derived = machine.current().unused(device), specs.derived.get(key)
+    keys = (key, *(derived.bases if derived is not None else ()))
+    return next((unused[k] for k in keys if k in unused), None) if unused else None
 
 
 def _yields_to_vendor(key: str, impl: OpImpl, device: str, policy: SelectionPolicy) -> str | None:

@@ -31,6 +31,9 @@ ORDERS = {
 }
 
 
+CPU = "cpu"  # the vendor of our kernels for CPUs
+
+
 def matches(token: str, impl: OpImpl) -> bool:
     head, _, name = token.partition(":")
     if name:
@@ -112,7 +115,10 @@ class SelectionPolicy:
         return ORDERS.get(self.prefer) or (self.prefer, *ORDERS["flagos"])
 
     def filtered(self, impl: OpImpl) -> str | None:
-        """Why the vendor lists exclude an impl, or None. Impls without a vendor are never excluded."""
+        """Why the vendor lists exclude an impl, or None. Impls without a vendor are never excluded.
+
+        Every machine has a CPU, so our kernels for it are excluded only if `cpu` is denied.
+        """
         if impl.vendor is None:
             return None
         return self._barred(impl.vendor, impl.kind is BackendImplKind.VENDOR)
@@ -126,7 +132,7 @@ class SelectionPolicy:
         name = vendor.casefold()
         if name in self.deny_vendors:
             return f"vendor '{vendor}' is denied"
-        if self.allow_vendors is not None and name not in self.allow_vendors:
+        if self.allow_vendors is not None and name not in self.allow_vendors and name != CPU:
             allowed = ", ".join(sorted(self.allow_vendors)) or "none"
             return f"vendor '{vendor}' is not allowed (allowed: {allowed})"
         return dict(self.left_out).get(name) if library else None

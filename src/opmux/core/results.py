@@ -2,22 +2,84 @@
 
 from __future__ import annotations
 
+import enum
+import types
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from . import library
+from .errors import WrongResult
 from .log import logger
 from .spec import Spec
-from .tensors import dtype_name
+from .tensors import dtype_name, shape_class
+
+PROVEN_AFTER = 3  # an impl's results are not checked after so many successful calls with a dtype and shape class
+
+# What an impl's failure or success is recorded for: dtype and shape class of the first tensor, then `Spec.mix`.
+Case = tuple[Any, ...]
+
+
+def case_of(spec: Spec | None, first: Tensor | None, args: tuple, kwargs: dict) -> Case:
+    mixed = () if spec is None else spec.mix(args, kwargs)
+    return (None if first is None else first.dtype, shape_class(first), *mixed)
+
+
+def in_words(case: Case) -> str:
+    dtype, classes, *mixed = case
+    return f"{dtype_name(dtype)}, shape class {classes}" + "".join(map(_mixed_with, mixed))
+
+
+def _mixed_with(other: Any) -> str:
+    """An element of `tensors.mix` in words."""
+    if isinstance(other, type):
+        return f", with a number ({other.__name__})"
+    dtype, no_dims, on_cpu = other
+    return f", with {dtype_name(dtype)}{' without dimensions' if no_dims else ''}{' on the CPU' if on_cpu else ''}"
+
+
+class FirstCalls:
+    """Checks the results of an impl that is called above autograd, without a `Chain`, until it is proven."""
+
+    def __init__(self, spec: Spec, impl_id: str):
+        self._spec, self._impl_id = spec, impl_id
+        self._clean: dict[Case, int] = {}
+
+    def checked(self, result: Any, args: tuple, kwargs: dict) -> Any:
+        """Return the result; raise WrongResult if it does not fit the op."""
+        case = case_of(self._spec, self._spec.first_tensor(args, kwargs), args, kwargs)
+        clean = self._clean.get(case, 0)
+        if clean < PROVEN_AFTER:
+            with torch._C._AutoDispatchBelowAutograd():  # otherwise the fake kernel would call the impl again
+                check(self._spec, self._impl_id, result, args, kwargs)
+            self._clean[case] = clean + 1
+        return result
+
+
+def check(spec: Spec, impl_id: str, result: Any, args: tuple, kwargs: dict) -> None:
+    """Raise WrongResult if the results of an implementation do not fit the op."""
+    wrong = mismatch(spec, result, args, kwargs)
+    if wrong is not None:
+        raise WrongResult(f"'{impl_id}', an impl of {spec.key}, {wrong}")
+
+
+_PLAIN = (Tensor, int, float, complex, str, enum.Enum, torch.dtype, torch.device, torch.layout, types.NoneType)
 
 
 def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
     """What is wrong with the number, shape, dtype or device of an implementation's results; None if they are right.
 
     The results are compared with those of the fake kernel. If the fake kernel fails (the size depends on the data),
-    nothing is checked.
+    nothing is checked. It cannot be called with objects that have tensors, which functions of other libraries take;
+    then only None in place of results is found.
     """
+    of_library = not spec.primitive
+    if results is None and spec.out and (of_library or len(spec.out) > 1):
+        return f"returned None; the op has {_count(len(spec.out))}: {', '.join(spec.out)}"
+    if of_library and not all(isinstance(leaf, _PLAIN) for leaf in tree_leaves((args, kwargs))):
+        return None
     try:
         expected = library.fake_call(spec, args, kwargs)
     except Exception as error:
@@ -25,16 +87,23 @@ def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
         return None
     declared, returned = _flat(expected), _flat(results)
     if len(declared) != len(returned):
-        return f"returned {len(returned)} results; the op has {len(declared)}: {', '.join(spec.out)}"
+        return f"returned {_count(len(returned))}; the op has {len(declared)}: {', '.join(spec.out)}"
     names = spec.out if len(spec.out) == len(declared) else tuple(f"result {i}" for i in range(len(declared)))
     for at, (name, want, got) in enumerate(zip(names, declared, returned, strict=True)):
-        if at and spec.namespace.torchs and isinstance(got, Tensor) and isinstance(want, Tensor):
-            want = want.to(got.dtype)  # torch's fake kernels return a wrong dtype for statistics of half precision
+        if at and isinstance(got, Tensor) and isinstance(want, Tensor):
+            if of_library:
+                continue  # saved for the backward of the same library, in a form of its own
+            if spec.namespace.torchs:
+                want = want.to(got.dtype)  # torch's fake kernels return a wrong dtype for statistics of half precision
         if isinstance(want, Tensor) and _described(want) != _described(got):
             return f"returned {_described(got)} as '{name}'; expected {_described(want)}"
-        if want is None and got is not None:
+        if want is None and got is not None and not of_library:
             return f"returned {_described(got)} as '{name}'; expected None"
     return None
+
+
+def _count(n: int) -> str:
+    return f"{n} result{'' if n == 1 else 's'}"
 
 
 def _flat(results: Any) -> list[Any]:

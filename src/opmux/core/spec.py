@@ -29,7 +29,7 @@ from .errors import BadArgument, BadSpec, UnknownName
 from .loading import DeclaringImport, on_failure
 from .lock import cached_property, lock
 from .namespaces import ATEN, OURS, Namespace
-from .tensors import first_tensor, tensors_in
+from .tensors import first_tensor, mix, tensors_in
 
 if TYPE_CHECKING:
     from .adapter import Adapter
@@ -212,6 +212,18 @@ class Spec:
             if isinstance(value, Tensor):
                 return value
         return first_tensor(args, kwargs)
+
+    @property
+    def promoted(self) -> tuple[str, ...]:
+        """The arguments after the first tensor that may have another dtype, be numbers, or be CPU tensors."""
+        return ()
+
+    def mix(self, args: tuple, kwargs: dict) -> tuple[Any, ...]:
+        """How the arguments in `promoted` differ from the first tensor (see `tensors.mix`)."""
+        if not self.promoted:
+            return ()
+        places = ((self.names.index(name), name) for name in self.promoted)
+        return mix(self.first_tensor(args, kwargs), (args[i] if i < len(args) else kwargs.get(n) for i, n in places))
 
     def takes(self, args: tuple, kwargs: dict) -> bool:
         """Whether these arguments fit the op's signature. If not, they may fit an impl's own signature."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -50,6 +50,20 @@ def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
         return _classes(tensor.shape)
     except (RuntimeError, AttributeError, TypeError):  # nested tensors, and others whose sizes are not plain ints
         return (-1,)
+
+
+def mix(first: Tensor | None, others: Iterable[Any]) -> tuple[Any, ...]:
+    """What the other tensors of a call change in type promotion: nothing if they have the first one's dtype and device.
+
+    For a number, its type; for another tensor, its dtype, whether it has no dimensions, and whether it is on the CPU.
+    """
+    mixed = []
+    for other in others:
+        if not isinstance(other, Tensor):
+            mixed += [] if other is None else [type(other)]
+        elif first is None or other.dtype is not first.dtype or other.is_cpu is not first.is_cpu:
+            mixed.append((other.dtype, other.dim() == 0, other.is_cpu))
+    return tuple(mixed)
 
 
 @functools.lru_cache(maxsize=8192)

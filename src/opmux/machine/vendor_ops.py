@@ -19,6 +19,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -134,7 +135,7 @@ class _OpsReader:
             named = isinstance(row, tuple) and row and isinstance(row[0], str)
             what = f"the row of '{row[0]}'" if named else f"the row {row!r}"
             self._guard(lambda row=row: self._row(row), what, "get_specific_ops")
-        for name in self._call("get_unused_ops"):
+        for name in (*self._call("get_unused_ops"), *self._customized_unused_ops()):
             self._guard(lambda name=name: self._unused(name), f"the unused op {name!r}", "get_unused_ops")
         for name, why in self._call("get_preferred_ops", dict).items():
             what = f"the preferred op {name!r}"
@@ -147,6 +148,10 @@ class _OpsReader:
                 self._warn(f"__all__ has '{name}', which the module does not define{suggestion(name, public)}")
             elif not (_hashable(value) and value in taken):  # a row takes precedence over __all__
                 self._guard(lambda name=name, value=value: self._export(name, value), f"'{name}'", name)
+
+    def _customized_unused_ops(self) -> Iterable[str]:
+        """The unused ops that a folder for a recent FlagGems lists in its own `__init__.py`."""
+        return getattr(sys.modules.get(self.module.__name__.removesuffix(".ops")), "CUSTOMIZED_UNUSED_OPS", ())
 
     def _names(self, has_rows: bool) -> Iterable[str]:
         listed = getattr(self.module, "__all__", None)
@@ -389,11 +394,12 @@ def _where(module: ModuleType, fn: Any = None) -> str:
 
 
 def unused_by_key(ops: VendorOps) -> Mapping[str, str]:
-    """Key of our spec -> the reason, for the vendor's unused ops."""
+    """Key of our spec, or of an overload of ATen -> the reason, for the vendor's unused ops."""
     reasons = {}
     for name, reason in ops.unused.items():
-        for space in NAME_LOOKUP["export"]:
-            spec = specs.by_key.get(f"{space}::{name.removeprefix('aten::')}")
-            if spec is not None:
-                reasons[spec.key] = reason
+        plain = name.removeprefix("aten::")
+        keys = [f"{space}::{plain}" for space in NAME_LOOKUP["export"]]
+        if plain.partition(".")[0] in aten_names():
+            keys += [f"aten::{n if '.' in n else f'{n}.default'}" for n in overloads_of(plain)]
+        reasons |= dict.fromkeys(keys, reason)
     return reasons

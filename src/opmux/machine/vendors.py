@@ -157,6 +157,16 @@ class VendorInfoBase:
         object.__setattr__(self, "targets", MappingProxyType(dict(self.targets)))
 
     @property
+    def vendor(self) -> str:
+        """The name that `VendorInfo` has for `vendor_name`."""
+        return self.vendor_name
+
+    @property
+    def device(self) -> str:
+        """The name that `VendorInfo` has for `device_name`."""
+        return self.device_name
+
+    @property
     def statement(self) -> str:
         """What was run on this vendor's hardware, in words."""
         verified = self.verified

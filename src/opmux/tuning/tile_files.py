@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.errors import OpmuxError
+from ..core.log import logger
 from ..core.machine import split_arch
 from ..machine import vendors
 from ..machine.devices import Chip
+from . import flag_gems_tiles
 
 RULES, TRIALS = "heuristics_config_utils", "tune_configs.yaml"
 
@@ -117,6 +119,7 @@ def _rules(folder: str) -> tuple[Path, dict[str, Any]]:
         raise BadTiles(f"{file} cannot be used: {where}: {type(error).__name__}: {error}") from error
     if not isinstance(table, dict) or not all(isinstance(rules, Mapping) for rules in table.values()):
         raise BadTiles(f"{file}: HEURISTICS_CONFIGS is {{tunable: {{size: value or function(args)}}}}")
+    _warn_of_flag_gems(file, table)
     return file, table
 
 
@@ -133,7 +136,15 @@ def _trials(folder: str) -> tuple[Path, dict[str, Any]]:
         raise BadTiles(f"{file} is not valid YAML: {error}") from None
     if table is not None and not isinstance(table, dict):
         raise BadTiles(f"{file}: expected tunables, each with a list of configs; got {type(table).__name__}")
+    _warn_of_flag_gems(file, table or {})
     return file, table or {}
+
+
+def _warn_of_flag_gems(file: Path, table: Iterable[Any]) -> None:
+    """Warn once for each file about names of FlagGems' kernels: files are read once."""
+    hint = flag_gems_tiles.hint(map(str, table))
+    if hint is not None:
+        logger.warning("%s: %s", file, hint)
 
 
 def place(folder: str) -> Path:

@@ -21,6 +21,7 @@ from ...core.entry import dispatch_modes, forward_ad, transforms_active
 from ...core.errors import NoImplementation, NotSupported
 from ...core.log import logger
 from ...core.policy import get_policy
+from ...core.results import FirstCalls
 from ...core.spec import specs
 from ...machine.vendor_ops import AtenRow
 from .schema import OverloadSchema
@@ -66,14 +67,18 @@ def _differentiable(overload: Overload) -> Fn | None:
     return functools.partial(overload.adapter.fn, specs.functions[base.key])
 
 
-def of_row(shape: OverloadSchema, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn:
-    """An override that calls a vendor's differentiable function; if the function fails, ATen's op runs."""
+def of_row(overload: Overload, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn:
+    """An override that calls a vendor's differentiable function; if the function fails, ATen's op runs.
+
+    The function's results are checked in its first calls, as those of other external implementations are.
+    """
     logged: set[str] = set()
+    shape, trials = overload.shape, FirstCalls(overload, row.impl_id)
 
     def above(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if shape.name in state.on:
             try:
-                return run(*args, **kwargs)
+                return trials.checked(run(*args, **kwargs), args, kwargs)
             except NotSupported:
                 pass
             except Exception as error:

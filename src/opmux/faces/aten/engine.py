@@ -155,6 +155,7 @@ class DeviceOverrides:
             off_inside(declining_numbers(overload.shape, call)),
             row.priority,
             devices=frozenset({self.name}),
+            outside=True,
         )
 
     def _can(self, manager: Any, overload: Overload) -> bool:
@@ -250,7 +251,7 @@ class DeviceOverrides:
             if composed:
                 fn = above.composed(overload, STATE, entry.fn, fn)
             if row is not None and row.autograd is Autograd.enable:
-                fn = above.of_row(shape, row, overload.rows[self.name].fn, STATE, fn)
+                fn = above.of_row(overload, row, overload.rows[self.name].fn, STATE, fn)
             lib.impl(shape.name, fn, autograd, with_keyset=True)
         new_gate = gate.make(self.name, shape, self.key, overload.family) if over is None else None
         lib.impl(shape.name, entry.fn, self.key)

@@ -56,6 +56,11 @@ class Overload(Derived):
         """Check nothing: torch has checked the arguments, and may pass a number where a schema says Tensor."""
 
     @property
+    def promoted(self) -> tuple[str, ...]:
+        """The Tensor arguments after the first: torch promotes their types, and takes 0-dim tensors on the CPU."""
+        return self.shape.tensors[1:]
+
+    @property
     def parts(self) -> dict[str, Spec]:  # type: ignore[override]
         return {}
 
@@ -75,6 +80,7 @@ class Overload(Derived):
                 if any(impl.fn is fn for fn in rows):  # a vendor's function serves only the overloads that it names
                     continue
                 fn = fitted(self.shape, specs.by_key[base], self.adapter, impl)
+                fn = declining_numbers(self.shape, fn) if impl.outside else fn
                 yield OpImpl(
                     self.key,
                     impl.impl_id,
@@ -173,7 +179,7 @@ def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
 
 
 def declining_numbers(shape: OverloadSchema, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a vendor's function: if a number is passed for a tensor (`x + 1`) and the function fails, decline."""
+    """Wrap a vendor's function: if it fails for a number (`x + 1`) or for a 0-dim tensor on the CPU, decline."""
     if len(shape.slots) < 2:
         return call
 
@@ -181,12 +187,20 @@ def declining_numbers(shape: OverloadSchema, call: Callable[..., Any]) -> Callab
         try:
             return call(*args, **kwargs)
         except Exception as error:
-            if is_fatal(error) or all(isinstance(args[i], Tensor) for i in shape.slots if i < len(args)):
+            tensors = [args[i] for i in shape.slots if i < len(args)]
+            if is_fatal(error) or not any(_is_number(t, tensors) for t in tensors):
                 raise
             raise NotSupported(f"it does not accept a number for a tensor ({type(error).__name__}: {error})") from error
 
     row.__wrapped__ = call  # type: ignore[attr-defined]  # it has the signature of the function
     return row
+
+
+def _is_number(value: Any, tensors: list[Any]) -> bool:
+    """Whether an argument is a number, or a 0-dim CPU tensor next to tensors on another device."""
+    if not isinstance(value, Tensor):
+        return value is not None
+    return value.is_cpu and value.dim() == 0 and any(isinstance(t, Tensor) and not t.is_cpu for t in tensors)
 
 
 def _with_when(when: When, base: Spec, impl: OpImpl) -> Callable[..., Any]:

@@ -185,7 +185,10 @@ def _class_property(cls: type, name: str, default: Any) -> Any:
 
 
 def _all() -> list[Backend]:
-    """All backends: built-in ones, registered classes, and vendors that have only impls of tex's ops."""
+    """All backends: built-in ones, registered classes, and vendors that have only impls of tex's ops.
+
+    A vendor's impls of tex's ops also stand for its class if the class's library is missing.
+    """
     from . import backends
 
     backends.load()
@@ -193,8 +196,16 @@ def _all() -> list[Backend]:
     manager.prepare()
     by_name = dict(_backends)
     for impl in availability.vendors(manager):
-        by_name.setdefault(str(impl.vendor).casefold(), Backend(_view(str(impl.vendor), impl.priority)))
+        name = str(impl.vendor).casefold()
+        if name not in by_name or (_has_other_impls(by_name[name]) and by_name[name].own_refusal() is not None):
+            by_name[name] = Backend(_view(str(impl.vendor), impl.priority))
     return sorted(by_name.values(), key=lambda b: (-_priority(b.cls), b.cls.NAME))
+
+
+def _has_other_impls(backend: Backend) -> bool:
+    """Whether impls of tex's ops are registered for a class's vendor that are not methods of the class."""
+    registered = availability.impls_of_tex(get_default_manager(), backend.token)
+    return any(all(impl is not method for method in backend.impls) for impl in registered)
 
 
 def _view(vendor: str, rank: int) -> type:

@@ -195,11 +195,15 @@ def _gaps(record: ConformRecord) -> list[Any]:
 
 
 def failures(record: ConformRecord) -> list[tuple[CheckResult, bool]]:
-    """Each failure, and whether the check also fails through dispatch; if so, users' calls are wrong too."""
-    own = {(r.key, r.check) for r in record.failures if r.own}
-    through = {(r.key, r.check) for r in record.failures if r.impl == DISPATCH}
-    distinct = [r for r in record.failures if r.impl != DISPATCH or (r.key, r.check) not in own]
-    return [(r, r.own and (r.key, r.check) in through) for r in distinct]
+    """Each failure, and whether the same sample also fails through dispatch; if so, users' calls are wrong too.
+
+    Such a failure of dispatch is not in the list, because its reason and sample are those of the vendor's impl.
+    """
+    case = lambda r: (r.key, r.check, r.sample, r.dtype)
+    own = {case(r) for r in record.failures if r.own and r.impl != DISPATCH}
+    through = {case(r) for r in record.failures if r.impl == DISPATCH}
+    distinct = [r for r in record.failures if r.impl != DISPATCH or case(r) not in own]
+    return [(r, r.impl != DISPATCH and case(r) in own & through) for r in distinct]
 
 
 def _failures(record: ConformRecord) -> list[Any]:
@@ -208,7 +212,8 @@ def _failures(record: ConformRecord) -> list[Any]:
         where = " ".join(filter(None, (result.dtype, f"[{result.sample}]" if result.sample else None)))
         where += f", the first of {result.failed} failures in {result.tried} samples" if result.failed > 1 else ""
         who = f" by {result.impl}{' and so by dispatch' if too else ''}: {result.check} "
-        lines.append(Text.assemble(("FAIL ", "bold red"), (result.op, "bold"), who, (where, "dim")))
+        more = f" (the first of {result.failed} failed samples)" if result.failed > 1 else ""
+        lines.append(Text.assemble(("FAIL ", "bold red"), (result.op, "bold"), who, (where, "dim"), (more, "dim")))
         lines += [Text(f"     {result.reason}"), Text(f"     {result.reproduce}", "cyan")]
     if any(NANS in (result.reason or "") for result, _ in failures(record)):
         lines += [Text(), Text(of_nan(filled=record.facts.get("how") == SIMULATED), "yellow")]

@@ -22,7 +22,7 @@ from ...core.registry import BackendImplKind, Fit, OpImpl
 from ...core.spec import TOL, Sample, specs
 from ...core.tensors import dtype_name
 from ...faces.aten import engine
-from ...faces.aten.overloads import Overload, row_for, vendors_own
+from ...faces.aten.overloads import Overload, declining_numbers, row_for, vendors_own
 from ...faces.aten.schema import OverloadSchema, overloads, siblings
 from ...machine.here import HERE
 from ..runner.check import Wrong, raised
@@ -50,6 +50,7 @@ class SampledCall:
     id: str
     dtype: torch.dtype
     sample: Sample
+    on_cpu: int | None = None  # the index of an argument that stays on the CPU
 
 
 class VendorRow:
@@ -107,7 +108,7 @@ class VendorRow:
         mutation: CheckResult,
         refused: dict[str, list[str]],
     ) -> None:
-        sample = moved(call.sample, self.target.device)
+        sample = _placed(call, self.target.device)
         arguments = _named(self.shape, sample)
         watch = Watch(arguments, self.shape.written)
         try:
@@ -162,14 +163,51 @@ class VendorRow:
             first = first and not taken
 
     def _laid_out(self, dtype: torch.dtype) -> Iterator[SampledCall]:
-        """The recorded calls. The first call with a matrix is repeated with transposed strides."""
-        transposed = False
+        """The recorded calls. The first call with two tensors is repeated with other types of arguments, and the first
+        call with a matrix with transposed strides.
+        """
+        transposed = mixed = False
         for call in _recorded(self.shape, dtype):
             yield call
+            variants = [] if mixed else list(_mixed(self.shape, call))
+            mixed = mixed or bool(variants)
+            yield from variants
             if not transposed and any(t.dim() > 1 for t in tree_leaves(call.sample.args) if isinstance(t, Tensor)):
                 transposed = True
                 args, kwargs = tree_map_only(Tensor, _transposed, (call.sample.args, call.sample.kwargs))
                 yield SampledCall(f"{call.id} transposed", dtype, Sample(args, kwargs))
+
+
+def _mixed(shape: OverloadSchema, call: SampledCall) -> Iterator[SampledCall]:
+    """A call with each of its first two tensors in another dtype, and with a number and a CPU scalar for the second.
+
+    Calls that ATen refuses are left out: not all ops promote types.
+    """
+    first_two = shape.slots[:2]
+    if len(first_two) < 2 or shape.kind == "out" or max(first_two) >= len(call.sample.args):
+        return
+    tensors = [call.sample.args[i] for i in first_two]
+    if not all(isinstance(t, Tensor) and t.dtype is call.dtype for t in tensors):
+        return
+    other = torch.int64 if call.dtype.is_floating_point else torch.float32
+    number = 2 if call.dtype in (torch.int32, torch.int64) else 2.5
+    second = first_two[1]
+    changes: list[tuple[str, int, Any]] = [(f"with {dtype_name(other)}", second, tensors[1].to(other))]
+    changes += [(f"with {dtype_name(other)} first", first_two[0], tensors[0].to(other))]
+    changes += [("with a number", second, number), ("with a CPU scalar", second, torch.tensor(number))]
+    for words, at, value in changes:
+        args = (*call.sample.args[:at], value, *call.sample.args[at + 1 :])
+        sample = Sample(args, call.sample.kwargs)
+        if _truth(shape, sample) is not None:
+            yield SampledCall(f"{call.id} {words}", call.dtype, sample, at if words == "with a CPU scalar" else None)
+
+
+def _placed(call: SampledCall, device: torch.device) -> Sample:
+    """The arguments on a device, except the one that stays on the CPU."""
+    sample, at = moved(call.sample, device), call.on_cpu
+    if at is None:
+        return sample
+    return Sample((*sample.args[:at], call.sample.args[at].clone(), *sample.args[at + 1 :]), sample.kwargs)
 
 
 def _transposed(t: Tensor) -> Tensor:
@@ -341,7 +379,13 @@ def served(target: ConformTarget) -> tuple[list[VendorRow], list[Unchecked]]:
             impl = (
                 None
                 if call is None
-                else OpImpl(overload.key, row.impl_id, BackendImplKind.DEFAULT, target.package.name, call)
+                else OpImpl(
+                    overload.key,
+                    row.impl_id,
+                    BackendImplKind.DEFAULT,
+                    target.package.name,
+                    declining_numbers(overload.shape, call),
+                )
             )
         else:
             impl = overload.rows.get(target.device.type) if overload.name in can else None
