@@ -9,7 +9,7 @@ import torch
 
 import opmux
 from opmux.cpp import library as native_library
-from opmux.faces.aten import decisions, engine, gate, saved, switch
+from opmux.faces.aten import decisions, engine, gate, saved
 from opmux.faces.aten.decisions import Speed, Times
 from opmux.faces.aten.engine import Deferred
 from opmux.machine import vendors
@@ -24,7 +24,6 @@ def machine(monkeypatch, own_cache):
     if not native_library.available():
         pytest.skip("the native library cannot be compiled here")
     monkeypatch.setattr(decisions, "measured", lambda chip: {"_softmax": FAST, "exp": FAST})
-    monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto and saved.usable()))
     monkeypatch.setattr(saved, "plugins_are_named", lambda: False)
     monkeypatch.setattr(vendors, "changed_in_code", lambda: False)  # hides other tests' changes
 
@@ -164,3 +163,20 @@ def test_nothing_is_saved_if_plugins_are_configured(machine, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("OPMUX_PLUGIN_MODULES", "json")
     assert not saved.usable()
+
+
+def test_a_machine_without_measured_times_saves_that_too(machine, tmp_path, monkeypatch):
+    """As on a CPU on which nothing was measured: the second process loads no specs to find out again."""
+    monkeypatch.setattr(decisions, "measured", lambda chip: {})
+    assert not opmux.enable()
+    assert len(files(tmp_path)) == 1
+    machine()
+    monkeypatch.setattr(engine, "choosable", lambda: pytest.fail("specs and kernels are loaded"))
+    assert not opmux.enable()
+
+
+def test_overloads_are_not_read_without_the_native_library(machine, tmp_path, monkeypatch):
+    assert opmux.enable() and len(files(tmp_path)) == 1
+    machine()
+    monkeypatch.setattr(native_library, "available", lambda: False)
+    assert saved.read(None, None) is None

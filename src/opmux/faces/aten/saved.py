@@ -56,12 +56,9 @@ Selected = dict[str, dict[str, Taken]]  # device type -> overload -> how it is u
 
 def usable() -> bool:
     """Whether saved selections may be used: auto mode's choice depends on nothing outside the digest."""
-    if (
-        not native_library.available()
-        or plugins_are_named()
-        or vendors.changed_in_code()
-        or devices.assumed() is not None
-    ):
+    if devices.accelerators() and not native_library.available():
+        return False
+    if plugins_are_named() or vendors.changed_in_code() or devices.assumed() is not None:
         return False
     manager = get_default_manager()
     return not any(is_foreign(i) for i in manager.registry.all_impls())
@@ -75,7 +72,8 @@ def read(include: Names, exclude: Names) -> Selected | None:
     try:
         cache_dir.check(file.parent)
         data = json.loads(cache_dir.read(file))
-        return {device: {n: _taken(*row) for n, row in names.items()} for device, names in data["taken"].items()}
+        selected = {device: {n: _taken(*row) for n, row in names.items()} for device, names in data["taken"].items()}
+        return selected if not any(selected.values()) or native_library.available() else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -84,9 +82,12 @@ def read(include: Names, exclude: Names) -> Selected | None:
 
 
 def write(include: Names, exclude: Names, selected: Selected) -> None:
-    """Save a selection. Does nothing if there is no cache folder or it cannot be written."""
+    """Save a selection. Does nothing if there is no cache folder, or if it cannot be written.
+
+    A selection with overloads needs the native library, so none is saved without it.
+    """
     file = _file(include, exclude)
-    if file is None:
+    if file is None or (any(selected.values()) and not native_library.available()):
         return
     data = {"taken": {d: {n: _data(taken) for n, taken in names.items()} for d, names in selected.items()}}
     try:
@@ -137,9 +138,11 @@ def _facts() -> dict[str, Any]:
         "code": _code(),
         "chips": [[kind, *vars(chip).values()] for kind, chip in zip(kinds, chips, strict=True)],
         "times": [_stamp(file) for file in times],
+        "cpu": repr(decisions.measured(chip_of("cpu"))),  # few: none are shipped
         "settings": sorted((k, v) for k, v in os.environ.items() if k.startswith(DECIDING) and k not in NOT_DECIDING),
         "files": [repr(file) for file in knobs.files()],
         "policy": repr(get_global_policy()),
+        "gate": decisions.gated(),
     }
 
 

@@ -82,8 +82,8 @@ class Selection:
 
     @property
     def _is_saved(self) -> bool:
-        """Whether the chosen overloads are saved; only auto mode on a machine with an accelerator saves them."""
-        return self.auto and self.recorder is None and bool(devices.accelerators()) and saved.usable()
+        """Whether the chosen overloads are saved, which only auto mode does."""
+        return self.auto and self.recorder is None and saved.usable()
 
     @property
     def was_saved(self) -> bool:
