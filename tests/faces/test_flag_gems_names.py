@@ -196,6 +196,12 @@ def test_functions_fill_in_flag_gems_defaults(gems):
     assert gems.uniform_(X.clone()).max() <= 1 and gems.bernoulli_(X.clone()).unique().tolist() in ([0, 1], [0], [1])
 
 
+def test_a_generator_determines_the_draws(gems):
+    draw = lambda: gems.multinomial(X.abs(), 3, True, gen=torch.Generator().manual_seed(5))
+    assert torch.equal(draw(), draw())
+    assert gems.use_gems().experimental_ops.rmsnorm(X, torch.ones(5)).shape == X.shape
+
+
 def test_max_pool2d_backward_takes_indices_third(gems):
     x = IMAGE.clone().requires_grad_()
     y, indices = F.max_pool2d(x, 2, return_indices=True)
