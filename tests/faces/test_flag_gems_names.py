@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from opmux.faces import compat
-from opmux.faces.flag_gems import left, names
+from opmux.faces.flag_gems import arguments, left, more_ops, names, original
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -187,6 +187,31 @@ def test_functions_take_flag_gems_arguments(gems, function, args, named, want):
     torch.testing.assert_close(getattr(gems, function)(*args, **named), want())
 
 
+def test_every_op_passes_all_its_arguments_to_atens(gems):
+    """Each required argument of FlagGems' function reaches ATen's op, and none of ATen's required ones is missing."""
+    wrong = []
+    for name in original.exports("ops"):
+        theirs = original.signature(name)
+        if theirs is None or name in more_ops.__all__ or name == "rms_norm" or left.refused("ops", name):
+            continue
+        packet_overload_schema = arguments.target(name)
+        assert packet_overload_schema is not None, name
+        schema = packet_overload_schema[2]
+        required = [p for p in theirs.parameters.values() if p.default is p.empty]
+        given = {p.name: object() for p in required}
+        by_name = {p.name: given[p.name] for p in required if p.kind is p.KEYWORD_ONLY}
+        positional = tuple(given[p.name] for p in required if p.name not in by_name)
+        lead, named, through_packet = arguments._conversion(name, theirs, schema)(positional, by_name)
+        has = [a.name for a in schema.arguments if not a.kwarg_only][: len(lead)] + list(named)
+        missing = [a.name for a in schema.arguments if not a.has_default_value() and a.name not in has]
+        passed = [*lead, *named.values()]
+        lost = [n for n, value in given.items() if not any(value is other for other in passed)]
+        if lost or (missing and not through_packet) or set(named) - {a.name for a in schema.arguments}:
+            wrong.append((name, missing, lost, named))
+    assert not wrong
+    torch.testing.assert_close(gems.selu(X), F.selu(X))  # FlagGems' own arguments are *args
+
+
 def test_functions_fill_in_flag_gems_defaults(gems):
     y, mean, rstd = gems.layer_norm(X, [5])
     torch.testing.assert_close(y, F.layer_norm(X, [5]))
@@ -194,6 +219,12 @@ def test_functions_fill_in_flag_gems_defaults(gems):
     y, *_ = gems.batch_norm(IMAGE, training=True)
     torch.testing.assert_close(y, F.batch_norm(IMAGE, None, None, training=True))
     assert gems.uniform_(X.clone()).max() <= 1 and gems.bernoulli_(X.clone()).unique().tolist() in ([0, 1], [0], [1])
+
+
+def test_a_generator_determines_the_draws(gems):
+    draw = lambda: gems.multinomial(X.abs(), 3, True, gen=torch.Generator().manual_seed(5))
+    assert torch.equal(draw(), draw())
+    assert gems.use_gems().experimental_ops.rmsnorm(X, torch.ones(5)).shape == X.shape
 
 
 def test_max_pool2d_backward_takes_indices_third(gems):

@@ -30,6 +30,7 @@ OPS = {
 ORDERS = {
     "max_pool2d_backward": "grad_output self indices kernel_size stride padding dilation ceil_mode",
 }
+KEYWORDS = {"gen": "generator"}  # FlagGems' keyword -> ATen's
 # Arguments that FlagGems has and ATen's op does not; any value has the same meaning.
 NO_MEANING = {"layout": "pixel_unshuffle", "requires_grad": "new_full"}
 
@@ -96,10 +97,12 @@ def _conversion(
     order = ORDERS[function].split() if function in ORDERS else positional
     to: dict[str, str] = {}  # FlagGems' argument -> ATen's; missing if the op lacks it
     taken = set(theirs.parameters) & set(ours) if function not in ORDERS else set()
-    for i, name in enumerate(theirs.parameters):
+    for i, (name, parameter) in enumerate(theirs.parameters.items()):
         if name in taken:
             to[name] = name
-        elif i < len(order) and order[i] not in taken:
+        elif KEYWORDS.get(name) in ours:
+            to[name] = KEYWORDS[name]
+        elif parameter.kind is not parameter.KEYWORD_ONLY and i < len(order) and order[i] not in taken:
             to[name] = order[i]
     defaults = {name: _value(p.default) for name, p in theirs.parameters.items() if p.default is not p.empty}
 

@@ -68,7 +68,10 @@ def _texts() -> dict[str, str]:
 
 @functools.cache
 def signature(function: str) -> inspect.Signature | None:
-    """The arguments of a function of `flag_gems.ops`, without annotations; a default is its source text."""
+    """The arguments of a function of `flag_gems.ops`, without annotations; a default is its source text.
+
+    None for a function that is not listed, and for one with `*args` or `**kwargs`, whose arguments are ATen's.
+    """
     import ast
 
     text = _texts().get(function)
@@ -77,12 +80,13 @@ def signature(function: str) -> inspect.Signature | None:
     node = ast.parse(f"def f{text}: pass").body[0]
     assert isinstance(node, ast.FunctionDef)
     args, kind = node.args, inspect.Parameter
+    if args.vararg or args.kwarg:
+        return None
     plain = [*args.posonlyargs, *args.args]
     found = [
         kind(a.arg, kind.POSITIONAL_OR_KEYWORD, default=kind.empty if d is None else ast.unparse(d))
         for a, d in zip(plain, [None] * (len(plain) - len(args.defaults)) + list(args.defaults), strict=True)
     ]
-    found += [kind(args.vararg.arg, kind.VAR_POSITIONAL)] if args.vararg else []
     found += [
         kind(a.arg, kind.KEYWORD_ONLY, default=kind.empty if d is None else ast.unparse(d))
         for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)

@@ -101,6 +101,11 @@ class use_gems:
         self._record = (path, once) if record else None
         self._entered: list[contextlib.ExitStack] = []
 
+    @property
+    def experimental_ops(self) -> Any:
+        """The module `flag_gems.experimental_ops`."""
+        return names.submodule("experimental_ops")
+
     def __enter__(self) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._use)
