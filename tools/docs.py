@@ -151,8 +151,10 @@ def vendor_page() -> str:
 
 
 def _from_docs(link: str) -> str:
-    page = link.removeprefix("../../../docs/")
-    return page if page != link else f"../src/opmux/backends/{link}"
+    if link.startswith("../../../"):  # from the root of the repository
+        path = link.removeprefix("../../../")
+        return path.removeprefix("docs/") if path.startswith("docs/") else f"../{path}"
+    return f"../src/opmux/backends/{link}"
 
 
 def liger_page() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import fresh
 import notebooks
 import pytest
+import vendor_folder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -290,3 +291,54 @@ def test_a_stale_notebook_is_detected(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(notebooks, "NAMES", ("one",))
     (tmp_path / "one.py").write_text('"""One."""\n\nx = 1\n')
     assert notebooks.main() == 1 and "one.ipynb" in capsys.readouterr().out
+
+
+# ---- a vendor's folder ----------------------------------------------------------------------------------------------
+
+FOLDER = EXAMPLES / "vendor_folder" / "_acme"
+IN_A_FOLDER = """
+import torch.nn.functional as F
+from opmux.machine.here import HERE
+from opmux.tuning import tile_files
+from opmux.machine.devices import Chip
+
+opmux.enable(mode="all")
+x = torch.linspace(-3, 3, 7, device="acm")
+w = x.clone().requires_grad_()
+F.gelu(w).sum().backward()
+v = x.cpu().requires_grad_()
+F.gelu(v).sum().backward()
+found["add"] = [(x + x).tolist(), torch.add(x, x, alpha=2).tolist(), (x + x[:1].double()).tolist()]
+found["gelu"] = [(F.gelu(x).cpu() - F.gelu(v)).abs().max().item(), (w.grad.cpu() - v.grad).abs().max().item()]
+found["numbers"] = [(x + 1)[0].item(), (x + torch.tensor(2.0))[0].item()]
+found["chosen"] = [opmux.explain(*call).chosen.impl_id for call in (("aten::add.Tensor", x, x), ("aten::gelu", x))]
+found["cumsum"] = str(opmux.explain("aten::cumsum", x, 0))
+found["tiles"] = [tile_files.heuristics(Chip("acme", None), "softmax.rows") is not None,
+                  len(tile_files.candidates(Chip("acme", None), "softmax.rows").given)]
+found["failures"] = [str(f) for f in opmux.core.get_default_manager().failures()]
+"""
+
+
+@pytest.mark.parametrize("place", ["in the tree", "outside"])
+def test_the_example_folder_of_a_vendor_runs(tmp_path, place):
+    """The folder has the documented layout: ops/add.py, ops/gelu.py, get_specific_ops and get_unused_ops."""
+    texts = {str(f.relative_to(FOLDER)): f.read_text() for f in FOLDER.rglob("*") if f.suffix in (".py", ".yaml")}
+    layout = ["__init__.py", "heuristics_config_utils.py", "tune_configs.yaml"]
+    assert sorted(texts) == sorted([*layout, "ops/__init__.py", "ops/add.py", "ops/gelu.py"])
+    if place == "outside":
+        vendor_folder.write(tmp_path / "_acme", texts)
+        report = vendor_folder.follow(tmp_path, {}, IN_A_FOLDER, device="acm", OPMUX_PLUGIN_MODULES="_acme")
+    else:
+        report = vendor_folder.follow(tmp_path, {"_acme": texts}, IN_A_FOLDER, device="acm")
+    x = [float(n) for n in range(-3, 4)]
+    assert report.add == [[2 * n for n in x], [3 * n for n in x], [n - 3 for n in x]]
+    assert max(report.gelu) < 1e-6 and report.numbers == [-2.0, -1.0]
+    assert report.chosen == ["default.flagos.acme"] * 2 and "acme declares it unused" in report.cumsum
+    assert report.tiles == [True, 4] and report.failures == report.said == []
+
+
+def test_the_example_folder_conforms():
+    words = "conform --vendor acme --op aten::add.Tensor --op aten::gelu".split()
+    result = run(sys.executable, "-m", "opmux", *words, cwd=FOLDER.parent, path=(SRC, FOLDER.parent), warm=True,
+                 OPMUX_PLUGIN_MODULES="_acme")  # fmt: skip
+    assert ", nothing failed" in result.stdout

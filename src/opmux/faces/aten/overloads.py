@@ -186,6 +186,8 @@ def declining_numbers(shape: OverloadSchema, call: Callable[..., Any]) -> Callab
     def row(*args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
+        except NotSupported:
+            raise
         except Exception as error:
             tensors = [args[i] for i in shape.slots if i < len(args)]
             if is_fatal(error) or not any(_is_number(t, tensors) for t in tensors):
