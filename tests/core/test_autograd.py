@@ -149,7 +149,7 @@ def test_an_autograd_function_keeps_its_backward_with_when_and_dtype_limits(add_
 
 def test_an_impl_with_too_few_results_raises_if_strict_and_falls_back_otherwise(add_impl):
     add_impl("rms_norm", "vendor.short", VENDOR, lambda *a: (a[0],), vendor="short")
-    words = "'vendor.short', an impl of opmux::rms_norm, returned 1 results; the op has 2: y, rstd"
+    words = "'vendor.short', an impl of opmux::rms_norm, returned 1 result; the op has 2: y, rstd"
     with opmux.policy("vendor", strict=True), pytest.raises(RuntimeError, match=words):
         opmux.ops.rms_norm(leaf(3, 8), leaf(8))
     with opmux.policy("vendor"):
