@@ -83,6 +83,17 @@ def pytest_unconfigure():
     gc.unfreeze()  # at exit, triton reports objects that are still frozen as leaked
 
 
+def _load_libraries():
+    """Load opmux's C++ from the usual cache folder: in a test with a folder of its own, it would be compiled again."""
+    from opmux.backends._cpu.ops import native
+    from opmux.core.errors import NotSupported
+    from opmux.cpp import library
+
+    library.available()
+    with contextlib.suppress(NotSupported):  # there is no compiler
+        native.load("rms_norm")
+
+
 _files: list[Path] = []  # the test files, in the order in which they run
 
 
@@ -91,6 +102,8 @@ def pytest_runtest_setup(item):
     """Between files: collect the reference cycles of the last file (managers, scopes), freeze the modules that it
     imported, and reset Dynamo, which stops compiling a function that earlier tests have recompiled too often.
     """
+    if not _files:
+        _load_libraries()
     if _files[-1:] != [item.path]:
         _files.append(item.path)
         if "torch._dynamo" in sys.modules:

@@ -540,6 +540,7 @@ def guide() -> dict[str, str]:
         "ops/__init__.py": "def get_specific_ops",
         "ops/tanh.py": "# ops/tanh.py",
         "ops/mm.py": "# ops/mm.py",
+        "ops/rms_norm.py": "# ops/rms_norm.py",
     }
     files = {name: next(b for b in blocks if mark in b) for name, mark in marks.items()}
     example = (SRC / "opmux/tools/template/backend/ops/silu_mul.py").read_text(encoding="utf-8")

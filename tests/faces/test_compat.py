@@ -95,8 +95,10 @@ def test_a_finder_that_was_added_later_finds_the_library(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(sys, "meta_path", [opmux_startup.Hint, later])
     monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
-    assert importlib.import_module("liger_kernel").ours is False
-    monkeypatch.delitem(sys.modules, "liger_kernel")
+    try:
+        assert importlib.import_module("liger_kernel").ours is False
+    finally:
+        sys.modules.pop("liger_kernel", None)
 
 
 def test_a_package_exports_the_function_that_has_its_modules_name(monkeypatch):

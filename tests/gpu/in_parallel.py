@@ -28,6 +28,10 @@ ROOT = HERE.parents[1]
 PATIENCE = 10.0  # seconds for a run that is interrupted, in which pytest writes the failures
 SPEED = "speed"  # a test with this word in its name measures time, so it must run alone
 
+# A program that a shell has started in the background ignores SIGINT, and its children inherit that.
+INTERRUPTIBLE = "import signal, sys, pytest; signal.signal(signal.SIGINT, signal.default_int_handler); "
+PYTEST = [sys.executable, "-c", INTERRUPTIBLE + "sys.exit(pytest.main(sys.argv[1:]))", "-q", "-rfE"]
+
 
 @dataclass
 class Run:
@@ -48,7 +52,7 @@ class Run:
 
     def start(self) -> None:
         chosen = SPEED if self.speed else f"not {SPEED}"
-        command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--triton", "device", "-m", "gpu", "-k", chosen]
+        command = [*PYTEST, "--triton", "device", "-m", "gpu", "-k", chosen]
         command += ["--part", self.part] if self.part else []
         self.started = time.monotonic()
         self.output = self.log.open("wb")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -37,7 +36,7 @@ def test_a_stopped_run_names_the_tests_that_failed(in_parallel, tmp_path, fails)
     text = TESTS.format(started=str(started))
     file.write_text(text if fails else text.replace("1 == 2", "True"), encoding="utf-8")
     run = in_parallel.Run("test_it.py", False, log)
-    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-c", "/dev/null", str(file)]
+    command = [*in_parallel.PYTEST, "-p", "no:cacheprovider", "-c", "/dev/null", str(file)]
     run.output = log.open("wb")
     run.process = subprocess.Popen(command, cwd=tmp_path, stdout=run.output, stderr=subprocess.STDOUT)
     ends = time.monotonic() + 60

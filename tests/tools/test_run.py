@@ -1,6 +1,5 @@
 """`opmux run`: a program's errors and exit codes are the same as with `python`."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -124,24 +123,6 @@ def test_processes_that_a_program_starts_get_the_same_modules(script, capfd, mon
     assert command.run(["shows.py"], ["liger_kernel"], True, False) == 0
     assert command.run(["shows.py"], [], False, False) == 0
     assert capfd.readouterr().out.split() == ["liger_kernel,shadow", "flag_gems"]
-
-
-@pytest.mark.parametrize(
-    ("library", "statement"),
-    [("liger_kernel", "import liger_kernel.transformers"), ("flag_gems", "from flag_gems import enable")],
-)
-def test_a_program_that_needs_a_library_gets_a_hint_at_as(script, capfd, library, statement):
-    if importlib.util.find_spec(library) is not None:
-        pytest.skip(f"{library} is installed")
-    words = [script(statement, "a program.py"), "--lr", "1"]
-    assert run(*words) == 1
-    *trace, hint = capfd.readouterr().err.splitlines()
-    assert trace[-1].startswith("ModuleNotFoundError: No module named")
-    assert hint.endswith(f"To use opmux in its place: opmux run --as {library} 'a program.py' --lr 1")
-    assert command.run(words, [library], False, False) == 0 and capfd.readouterr().err == ""
-    assert run(script(f"try:\n    {statement}\nexcept ImportError:\n    pass")) == 0
-    assert capfd.readouterr().err == ""  # the program can do without it
-    assert run(script("import no_such_module")) == 1 and "--as" not in capfd.readouterr().err
 
 
 def test_an_unknown_library_is_reported_before_the_program():

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import runpy
-import shlex
 import sys
 import types
 from collections.abc import Iterator
@@ -34,12 +33,7 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
     if not module and not os.path.exists(name):  # noqa: PTH110  # False for a name that is too long
         raise BadOption(f"run: there is no file {quoted(name)}")
     with _in_place_of(libraries, shadow):
-        status, missing = _run(program, module)
-    if missing in compat.LIBRARIES and missing not in libraries:
-        words = " ".join(["-m", shlex.join(program)] if module else [shlex.join(program)])
-        hint = f"opmux run: {missing} is not installed. To use opmux in its place: opmux run --as {missing} {words}"
-        print(hint, file=sys.stderr)
-    return status
+        return _run(program, module)
 
 
 @contextlib.contextmanager
@@ -63,8 +57,7 @@ def _in_place_of(libraries: list[str], shadow: bool) -> Iterator[None]:
         compat.uninstall(*libraries)
 
 
-def _run(program: list[str], module: bool) -> tuple[int, str]:
-    """Run the program; returns its exit status, and the package that it needs and that is not installed, or ""."""
+def _run(program: list[str], module: bool) -> int:
     name = program[0]
     argv, path = sys.argv[:], sys.path[:]
     sys.argv[:] = program
@@ -73,24 +66,23 @@ def _run(program: list[str], module: bool) -> tuple[int, str]:
         missing = _missing_module(name) if module else _missing_main(name)
         if missing is not None:
             print(f"opmux run: {missing}", file=sys.stderr)
-            return 1, ""
+            return 1
         if module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(name, run_name="__main__")
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
-            return stop.code or 0, ""
+            return stop.code or 0
         print(stop.code, file=sys.stderr)
-        return 1, ""
+        return 1
     except BaseException as error:
         shown = _below(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(shown), shown)
-        absent = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1, absent
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     finally:
         sys.argv[:], sys.path[:] = argv, path
-    return 0, ""
+    return 0
 
 
 def _below(trace: types.TracebackType | None) -> types.TracebackType | None:
