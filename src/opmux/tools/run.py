@@ -25,7 +25,7 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
 
     An exception is printed as by `python`: only with the program's frames, by the program's `sys.excepthook`.
     """
-    for library in libraries:  # before the program: in `--as train.py`, the name of the library is missing
+    for library in libraries:  # checked first: `--as train.py` lacks the name of the library
         if library not in compat.LIBRARIES:
             raise UnknownName("library", library, compat.LIBRARIES, "(run --as NAME program.py)")
     if not program:
@@ -64,7 +64,7 @@ def _in_place_of(libraries: list[str], shadow: bool) -> Iterator[None]:
 
 
 def _run(program: list[str], module: bool) -> tuple[int, str]:
-    """Run the program; returns its exit status, and the package that it needs and that is not installed, or ""."""
+    """Run the program. Returns its exit status, and the missing package that stopped it, or ""."""
     name = program[0]
     argv, path = sys.argv[:], sys.path[:]
     sys.argv[:] = program
