@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def own_cache(monkeypatch, tmp_path):
-    """An empty cache folder. opmux's C++ is loaded before, because it would be compiled if it is not in the cache."""
+    """An empty cache folder. opmux's C++ is loaded first, because with an empty cache it would be compiled."""
     from opmux.backends._cpu.ops import native
     from opmux.core.errors import NotSupported
     from opmux.cpp import library as native_library

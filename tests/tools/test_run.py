@@ -130,7 +130,7 @@ def test_processes_that_a_program_starts_get_the_same_modules(script, capfd, mon
     ("library", "statement"),
     [("liger_kernel", "import liger_kernel.transformers"), ("flag_gems", "from flag_gems import enable")],
 )
-def test_a_program_that_needs_a_library_gets_a_hint_at_as(script, capfd, library, statement):
+def test_run_suggests_as_if_a_library_is_not_installed(script, capfd, library, statement):
     if importlib.util.find_spec(library) is not None:
         pytest.skip(f"{library} is installed")
     words = [script(statement, "a program.py"), "--lr", "1"]
