@@ -20,7 +20,7 @@ _SCHEDULE = "describes how FlagGems' own kernels share work; pass None where a f
 _TUNING = "a part of FlagGems' tuning; opmux stores tiles in its own files: see `opmux tune`"
 _GENERATOR = "a part of FlagGems' generator of kernels; pointwise_dynamic itself is served"
 _REGISTRY = "opmux registers overrides itself: use enable() and use_gems()"
-_VLLM = "replaces code of vLLM; point vLLM's custom ops at the functions of flag_gems.fused"
+_VLLM = "replaces code of vLLM; the functions of flag_gems.fused can replace vLLM's custom ops"
 _BACKEND = "state of FlagGems while it loads a vendor's folder; opmux.backends loads vendors"
 _JIT = "a function for Triton kernels; use triton.language or tl_extra_shim"
 
@@ -87,7 +87,7 @@ REFUSED: dict[str, str] = {
 }
 
 KERNEL = "a Triton kernel of FlagGems; opmux has its own kernels: call the op"
-PART = "a part of how FlagGems computes an op; call the op"
+PART = "a part of FlagGems' implementation of an op; call the op"
 EXPERIMENTAL = "an experimental op of FlagGems, which `enable()` does not use and ATen does not have"
 
 _QUANTIZED = "converts quantized weights to the dtype of the tokens first, and does not quantize activations"
