@@ -12,7 +12,7 @@ import opmux.te  # isort: skip  # before transformer_engine; needed only if opmu
 import transformer_engine.pytorch as te
 from transformer_engine.common.recipe import DelayedScaling
 
-# Use the device that is there. On a CPU float32 is used outside of FP8's products.
+# Use the device that is there. On a CPU, everything except the FP8 matrix products is in float32.
 accelerator = torch.accelerator.current_accelerator()
 device = "cpu" if accelerator is None else accelerator.type
 dtype = torch.float32 if device == "cpu" else torch.bfloat16

@@ -107,7 +107,7 @@ def has_extension(layer: str) -> bool:
 
 
 class Hint:
-    """The last finder: raises the usual error for a library that is not installed, with a line about opmux.
+    """The last finder: for a library that is not installed, raises the usual error with a line about opmux.
 
     Only an import statement gets the error. `importlib.util.find_spec`, with which packages check whether a library is
     installed, still returns None.
@@ -116,7 +116,7 @@ class Hint:
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         library = next((library for library, names in LIBRARIES.items() if name in names), None)
-        caller = sys._getframe(1).f_back  # importlib has no API that tells an import from a search
+        caller = sys._getframe(1).f_back  # importlib has no API that distinguishes an import from `find_spec`
         if library is None or caller is None or caller.f_code.co_name != "_find_and_load_unlocked":
             return None
         for other in sys.meta_path[sys.meta_path.index(cls) + 1 :]:  # finders that were added later

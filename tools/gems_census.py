@@ -2,15 +2,17 @@
 
     python tools/gems_census.py [--update FOLDER] [--all]
 
-FOLDER contains an unpacked or installed `flag_gems`; its sources are read, not imported. `--update` adds the names that
-it has to `src/opmux/faces/flag_gems/original.txt`; names that only other versions of FlagGems have stay. It also writes
-`logged.txt`: how the log of `record=True` names ops. Each row is a module, a name and what the name is:
+FOLDER contains an unpacked or installed `flag_gems`; its sources are read, not imported. `--update` adds its names to
+`src/opmux/faces/flag_gems/original.txt`; names that only other versions of FlagGems have stay. `--update` also writes
+`logged.txt`: how the log of `record=True` names ops. Each row of `original.txt` is a module, a name and what the name
+is:
 
     (a, b=1)         a function, with its arguments
     class, constant  another value
     kernel           a Triton kernel
-    from ops.mm      a name that a package exports; in the file, the name `*` stands for the names after a colon
-    module 12        a module; 12 is the number of its names if they are not listed, because it is refused as a whole
+    from ops.mm      a name that a package exports; in the file, one row `*` lists all names from ops.mm after a colon
+    module 12        a module whose 12 names are not listed, because it is refused as a whole
+    module           a module that defines no name
 
 `.` is the package itself. Names that start with an underscore count if a package exports them. `--all` prints the state
 of each name. `rows()` and `page()` are for tests and `tools/docs.py`.
@@ -35,7 +37,7 @@ LIBRARY = "flag_gems"
 FACTS = Path(__file__).parents[1] / "src" / "opmux" / "faces" / LIBRARY / "original.txt"
 LABELS = FACTS.with_name("logged.txt")
 UNLISTED = ("runtime.backend._",)  # their names are only counted
-STARS = ("ops", "fused", "modules", "patches")  # packages of which the root exports all names
+STARS = ("ops", "fused", "modules", "patches")  # packages whose names the root package exports, all of them
 BEGIN, END = "<!-- made by make docs: names -->", "<!-- end of names -->"
 
 
@@ -113,7 +115,7 @@ def logged(folder: Path) -> dict[str, str]:
 
 
 def update(folder: Path) -> None:
-    """Add the rows of an original to the stored ones."""
+    """Add the rows of FOLDER/flag_gems to the stored ones."""
     labels = [f"{name} {label}" for name, label in sorted(logged(folder).items())]
     LABELS.write_text("\n".join(labels) + "\n", encoding="utf-8")
     merged = {row[:2]: row for row in (rows() if FACTS.exists() else [])}
@@ -187,7 +189,7 @@ def section() -> str:
 
 
 def _listed(found: list[Row]) -> str:
-    """Names for a cell of a table: all if they are few, else their number in each group of modules."""
+    """The names in a table cell. If there are many, only their number in each group of modules."""
     short = [*dict.fromkeys(row.name if row.name != "." else row.module for row in found)]
     if len(short) <= 24:
         return ", ".join(f"`{name}`" for name in short)

@@ -1,4 +1,4 @@
-"""The line numbers in the diffs of docs/extending.md, which change with every change of the files."""
+"""Updates the line numbers in the diffs of docs/extending.md after a change to the files that they patch."""
 
 from __future__ import annotations
 

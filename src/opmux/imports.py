@@ -182,8 +182,8 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def give(self, name: str, ours: str | types.ModuleType) -> None:
         """Put our module in sys.modules under `name`. If `ours` is a name, import it, so that there is one copy.
 
-        The parent gets the module as an attribute, or a function in it that has the module's name: packages export the
-        function.
+        The parent package gets the module as an attribute. If the module has a function of the same name, the parent
+        gets the function instead, because packages export the function.
         """
         module = importlib.import_module(ours) if isinstance(ours, str) else ours
         above, _, last = name.rpartition(".")

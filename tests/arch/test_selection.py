@@ -136,8 +136,8 @@ def test_every_family_has_a_test_file_with_its_name():
     families = {s.family for s in specs if s.space == "opmux"}
     missing = sorted(f for f in families if not {f, touched.NAMED.get(f, f)} & names)
     assert not missing, (
-        f"no test file of these op families: {', '.join(missing)}. Add tests/ops/test_{missing[0]}.py, which compares "
-        "its ops with an independent result. If another file tests them, name it in NAMED of tests/shared/touched.py"
+        f"op families without a test file: {', '.join(missing)}. Add tests/ops/test_{missing[0]}.py, which compares "
+        "the ops with an independent result. If another file tests them, name it in NAMED of tests/shared/touched.py"
     )
 
 

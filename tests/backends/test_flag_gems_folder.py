@@ -140,7 +140,7 @@ def test_names_of_flag_gems_tiles_give_one_warning_for_each_file(report):
     assert trials.startswith("tune_configs.yaml: ") and trials.endswith("instead: attention: attention.fwd")
 
 
-def test_our_tunables_exist_and_are_not_taken_for_flag_gems():
+def test_the_named_tunables_exist_and_are_not_taken_for_names_of_flag_gems():
     from opmux.kernels.lib import config
     from opmux.tools import tile_checks
 

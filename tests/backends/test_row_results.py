@@ -1,4 +1,4 @@
-"""A vendor's functions for ATen's overloads: wrong results fall back, and numbers do not turn a function off.
+"""A vendor's functions for ATen's overloads: wrong results are not returned, and one kind of call disables no other.
 
 The vendor is a package outside the tree. One program runs on a simulated device.
 """
@@ -20,7 +20,7 @@ calls = []
 
 
 def mul(self, other):
-    """Returns something else on the CPU."""
+    """Returns a result of another shape, dtype and device."""
     return torch.ones(1, dtype=torch.float64)
 
 
@@ -30,7 +30,7 @@ def neg(self):
 
 
 def add(self, other, *, alpha=1):
-    """Computes in the dtype of its first argument, and reads the memory of both on the device."""
+    """Computes in the dtype of its first argument, and fails if the arguments are on different devices."""
     calls.append("add")
     if self.device != other.device:
         raise ValueError("Pointer argument (at 1) cannot be accessed from Triton (cpu tensor?)")
@@ -91,8 +91,8 @@ def test_a_wrong_result_of_a_function_with_its_own_gradient_is_not_returned(repo
     assert any("aten::neg: 'default.flagos.acme' failed" in line and "float32[1]" in line for line in report.said)
 
 
-def test_a_number_on_the_cpu_does_not_turn_a_function_off(report):
-    """The function fails for the number, and still runs for other calls of the same dtype and shape."""
+def test_a_failure_for_a_cpu_scalar_does_not_disable_a_function(report):
+    """The function fails for the scalar, and still runs for other calls with the same dtype and shape."""
     for y, dtype, device, calls in report.scalars:
         assert (y, dtype, device, calls) == ([3.0, 4.0, 5.0], "torch.float32", "acm", 1)
     assert getattr(report, "after scalars") == [[2.0, 4.0, 6.0], "torch.float32", "acm", 1]
@@ -100,7 +100,7 @@ def test_a_number_on_the_cpu_does_not_turn_a_function_off(report):
 
 
 def test_a_function_that_does_not_promote_types_runs_for_equal_types_only(report):
-    """The function has succeeded for integers before, and one failure is enough to skip it for mixed types."""
+    """Its calls with integers have succeeded. One failure with mixed types skips it for mixed types only."""
     assert report.proven == [1] * 4
     assert [(y, dtype, calls) for y, dtype, _, calls in report.promoted] == [
         ([1.0, 3.0, 5.0], "torch.float32", 1),

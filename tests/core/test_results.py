@@ -68,7 +68,7 @@ def test_a_wrong_result_of_a_tex_plugin_is_a_failure_that_names_the_impl(add_imp
 
 
 def test_a_tex_plugin_that_returns_none_for_a_quantized_result_is_a_failure(add_impl):
-    """A quantizer has tensors, so nothing but None is found."""
+    """A quantizer contains tensors, so the fake kernel cannot be called; None is found without it."""
     from opmux.faces.tex.tensors import Float8Quantizer
 
     quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), torch.float8_e4m3fn)

@@ -37,7 +37,7 @@ def measured(monkeypatch):
 
     def know(speeds, traces=None, gated=False):
         decisions._decide.cache_clear()
-        monkeypatch.setattr(saved, "usable", lambda: False)  # a saved choice was made from other traces
+        monkeypatch.setattr(saved, "usable", lambda: False)  # a saved choice would hide the given speeds and traces
         monkeypatch.setattr(decisions, "measured", lambda chip: speeds)
         monkeypatch.setattr(decisions, "traces", lambda: traces or {})
         monkeypatch.setattr(decisions, "gated", lambda: gated)
@@ -261,7 +261,7 @@ def test_a_recording_ends_when_its_block_ends(tmp_path):
 
 
 def test_auto_mode_counts_the_calls_that_cpp_would_launch(measured, monkeypatch):
-    """Auto mode never runs such a call in Python at first, and C++ launches nothing while calls are counted."""
+    """Python counts calls, and such calls do not reach it. So C++ launches nothing while calls are counted."""
     if not native_library.available():
         pytest.skip("the native library cannot be compiled here")
     measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5), dtype=FP32, native=LONG)}, gated=True)

@@ -248,7 +248,7 @@ def test_utils_match_flag_gems(gems):
     assert libentry()(len) is len
 
 
-def test_vendors_folders_are_the_ones_in_the_tree(gems):
+def test_the_vendors_of_flag_gems_are_those_of_opmux(gems):
     import flag_gems.runtime.backend._nvidia.ops.flash
 
     import opmux.backends._nvidia.ops

@@ -43,7 +43,7 @@ def test_caches_are_written_at_their_slots(gems, slots):
         assert torch.equal(got, expected)
 
 
-def test_float8_caches_are_divided_by_their_scales(gems):
+def test_values_in_float8_caches_are_divided_by_the_scales(gems):
     key, value = torch.randn(5, 2, 8), torch.randn(5, 2, 8)
     k, v, x, y = (
         torch.zeros(shape, dtype=torch.uint8) for shape in ((3, 4, 2, 8), (3, 4, 2, 8), (3, 2, 2, 4, 4), (3, 2, 8, 4))
@@ -60,7 +60,7 @@ def test_float8_caches_are_divided_by_their_scales(gems):
         gems.reshape_and_cache_flash(key, value, k, v, SLOTS, "int4", *scales)
 
 
-def test_latents_are_written_and_read_by_flash_mla(gems):
+def test_flash_mla_reads_the_latents_that_were_written(gems):
     latents, rope = torch.randn(9, 32), torch.randn(9, 8)
     cache = torch.zeros(4, 4, 40)
     table, lengths = torch.tensor([[2, 0, 1], [3, 1, 0]], dtype=torch.int32), torch.tensor([6, 3], dtype=torch.int32)
@@ -247,7 +247,7 @@ def test_groups_are_quantized_to_float8(gems, power_of_two):
 
 
 @pytest.mark.parametrize("block", [[128, 128], [64, 32]])
-def test_products_of_blocks_match_dequantized_ones(gems, block):
+def test_block_scaled_products_match_dequantized_products(gems, block):
     rows, columns = block
     a, b = torch.randn(3, 5, 256).to(torch.float8_e4m3fn), torch.randn(192, 256).to(torch.float8_e4m3fn)
     a_s, b_s = torch.rand(3, 5, 256 // columns), torch.rand(-(-192 // rows), 256 // columns)
@@ -305,7 +305,7 @@ def test_small_fused_ops_match_torch(gems):
     torch.testing.assert_close(gems.rwkv_mm_sparsity(x[0], w), x[0] @ w)
 
 
-def test_helpers_of_shapes(gems):
+def test_shape_helpers_return_documented_values(gems):
     from flag_gems.utils import shape_utils as shapes
 
     x = torch.randn(2, 3, 4)
@@ -324,7 +324,7 @@ def test_helpers_of_shapes(gems):
         shapes.ordered_stride((2, 3), (0, 0))
 
 
-def test_buffers_describe_memory_of_a_tensor(gems):
+def test_buffers_share_the_memory_of_a_tensor(gems):
     from flag_gems.utils.tensor_wrapper import StridedBuffer, TypedPtr
 
     x = torch.arange(6)
@@ -338,7 +338,7 @@ def test_buffers_describe_memory_of_a_tensor(gems):
     assert TypedPtr.reinterpret_tensor(x, torch.int32, 3).data_ptr() == x.data_ptr() + 12
 
 
-def test_helpers_of_files_and_dtypes(gems, tmp_path, monkeypatch):
+def test_helpers_for_files_dtypes_and_settings_return_documented_values(gems, tmp_path, monkeypatch):
     from flag_gems import config
     from flag_gems.utils import code_cache, code_utils, random_utils, type_utils
 

@@ -44,7 +44,7 @@ def test_every_name_of_flag_gems_is_served_or_refused_with_a_reason(states):
     assert [f"{row.module}.{row.name}" for row, state in states.items() if state.kind == "missing"] == []
 
 
-def test_every_reason_applies_to_a_name():
+def test_every_rule_of_the_table_applies_to_a_name():
     rows = [(row.module, row.name) for row in gems_census.rows()]
     for pattern in [*left.REFUSED, *left.DIFFERENT]:
         of_module, of_name = pattern.split(" ")
@@ -57,7 +57,7 @@ def test_a_refused_name_says_why(states):
         if state.kind == "refused" and ours is not None and row.name != "." and ours != "opmux.backends":
             module = importlib.import_module(ours) if isinstance(ours, str) else ours
             if row.module in ("runtime.backend.backend_utils", "utils.pointwise_dynamic"):
-                continue  # modules for vendors' folders, which know nothing of this table
+                continue  # these modules do not give the table's reasons: vendors' folders use them too
             with pytest.raises(AttributeError, match=re.escape(state.why)):
                 getattr(module, row.name)
 
@@ -67,7 +67,7 @@ def test_the_page_has_the_generated_table():
     assert gems_census.page(page) == page
 
 
-def test_the_census_reads_an_original(tmp_path, monkeypatch):
+def test_the_census_adds_the_names_of_a_new_version(tmp_path, monkeypatch):
     """A name that a new version adds is found, with its arguments, and counts as missing."""
     package = tmp_path / "flag_gems"
     (package / "ops").mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_functions_take_flag_gems_arguments(gems, function, args, named, want):
     torch.testing.assert_close(getattr(gems, function)(*args, **named), want())
 
 
-def test_every_op_passes_all_its_arguments_to_atens(gems):
+def test_every_function_passes_all_its_arguments_to_atens_op(gems):
     """Each required argument of FlagGems' function reaches ATen's op, and none of ATen's required ones is missing."""
     wrong = []
     for name in original.exports("ops"):
@@ -245,7 +245,7 @@ def test_an_argument_that_no_overload_takes_is_refused(gems):
 # ---- functions that are no op of ATen -------------------------------------------------------------------------------
 
 
-def test_norms_and_softmax_have_their_forwards_and_backwards(gems):
+def test_forwards_and_backwards_of_norms_and_softmax_match_autograd(gems):
     x, w, dy = X.clone().requires_grad_(), torch.rand(5, requires_grad=True), torch.randn(4, 5)
     want = F.rms_norm(x, [5], w, 1e-5)
     dx, dw = torch.autograd.grad(want, (x, w), dy)
@@ -286,7 +286,7 @@ def test_nll_loss_of_any_shape_has_a_gradient(gems, shape, reduction):
     torch.testing.assert_close(got, d)
 
 
-def test_small_ops_of_newer_versions(gems):
+def test_small_functions_that_aten_lacks_return_documented_values(gems):
     base = torch.rand(4).bfloat16()
     torch.testing.assert_close(gems.float_power_(base.clone(), 2), base.double().pow(2).bfloat16())
     gems._assert_async(torch.tensor(True), "not raised")
@@ -298,7 +298,7 @@ def test_small_ops_of_newer_versions(gems):
     assert gems.torch_ge("2.11.0") and not gems.torch_ge("99.0")
 
 
-def test_attention_has_its_forward_and_backward(gems):
+def test_the_forward_and_backward_of_attention_match_torch(gems):
     q, k, v, do = (torch.randn(2, 3, 4, 8) for _ in range(4))
     inputs = [t.clone().requires_grad_() for t in (q, k, v)]
     want = F.scaled_dot_product_attention(*inputs, is_causal=True)

@@ -96,7 +96,7 @@ def test_packed_and_padded_sequences_match_separate_calls(options):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_lengths_of_keys_alone_hide_their_padding(causal):
+def test_seqlens_k_without_seqlens_q_masks_padded_keys(causal):
     lengths = (4, K)
     q, k, v = new(2, H, 3, D), new(2, G, K, D), new(2, G, K, D)
     want = torch.cat(

@@ -265,7 +265,7 @@ def test_the_cache_manager_is_tritons(monkeypatch):
     assert LigerTritonFileCacheManager is cache.FileCacheManager
 
 
-def test_the_report_of_a_patch_has_the_words_of_patch_model(monkeypatch, capsys):
+def test_ligers_patch_functions_print_the_report_of_patch_model(monkeypatch, capsys):
     transformers = pytest.importorskip("transformers")
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 

@@ -165,8 +165,8 @@ def test_nothing_is_saved_if_plugins_are_configured(machine, monkeypatch):
     assert not saved.usable()
 
 
-def test_a_machine_without_measured_times_saves_that_too(machine, tmp_path, monkeypatch):
-    """As on a CPU on which nothing was measured: the second process loads no specs to find out again."""
+def test_an_empty_selection_is_saved_too(machine, tmp_path, monkeypatch):
+    """Auto mode selects nothing on a CPU without measured times. The second process reads this and loads no specs."""
     monkeypatch.setattr(decisions, "measured", lambda chip: {})
     assert not opmux.enable()
     assert len(files(tmp_path)) == 1

@@ -37,7 +37,7 @@ def core():
 
 @pytest.fixture
 def plugin(monkeypatch, request):
-    """A plugin that exists only in this process, as in a program that makes one."""
+    """A plugin that exists only in this process, as if the program had created it."""
     get_default_manager().prepare()  # plugins that are named later are found only after a reset
     module = types.ModuleType("tefl_names_plugin")
 
@@ -74,7 +74,7 @@ def test_all_names_are_served_in_both_packages(core):
         core.no_such_name  # noqa: B018
 
 
-def test_the_modules_of_the_package_have_their_names(core):
+def test_names_can_be_imported_from_the_modules_of_the_package(core):
     from transformer_engine.plugin.core.discovery import PLUGIN_GROUP
     from transformer_engine.plugin.core.logger_manager import get_logger
     from transformer_engine.plugin.core.manager import get_default_manager as manager
@@ -89,7 +89,7 @@ def test_the_modules_of_the_package_have_their_names(core):
 
 
 def test_a_reset_finds_a_plugin_that_was_named_since(core, plugin, setenv):
-    """A program may set the variables itself, after the manager was used."""
+    """A program may set the environment variables after it has used the manager."""
     x, weight = torch.randn(2, 4, 8), torch.ones(8)
     manager = core.get_manager()
     setenv(TE_FL_PREFER="vendor")
@@ -99,11 +99,11 @@ def test_a_reset_finds_a_plugin_that_was_named_since(core, plugin, setenv):
     out, rsigma = manager.call("rmsnorm_fwd", x, weight, eps=1e-5)
     assert out.eq(7).all() and rsigma.shape == (2, 4)
     assert (plugin, "env_module", True) in core.get_discovered_plugin()
-    core.reset_registry()  # what is registered stays, and is not registered twice
+    core.reset_registry()  # registered impls stay, and are not registered twice
     assert manager.call("rmsnorm_fwd", x, weight)[0].eq(7).all()
 
 
-def test_plugins_register_in_a_registry_of_the_callers(core, plugin):
+def test_plugins_can_register_in_a_given_registry(core, plugin):
     mine = core.OpRegistry()
     assert core.discover_from_entry_points(mine) == 0 and mine.list_operators() == []
     assert core.discover_from_env_modules(mine) == 1
@@ -135,7 +135,7 @@ def test_a_failed_impl_is_tried_again_after_a_reset(core):
         core.get_registry().unregister("tefl_names_op")
 
 
-def test_tokens_match_as_in_an_order(core):
+def test_match_token_accepts_the_tokens_of_an_order(core):
     assert core.match_token(impl(), "vendor") and core.match_token(impl(), "vendor:acme")
     assert core.match_token(impl(), "vendor:Acme") and core.match_token(impl(), "impl:vendor.Acme")
     assert not any(core.match_token(impl(), token) for token in ("flagos", "reference", "vendor:bolt", "nonsense"))
@@ -161,7 +161,7 @@ def test_the_policy_manager_sets_the_process_policy(core, setenv):
     assert core.policy_from_env().deny_vendors == {"bolt"} == core.get_policy().deny_vendors
 
 
-def test_the_module_has_texs_functions(core):
+def test_the_tefl_module_has_the_functions_of_tex(core):
     x = torch.randn(3, 8)
     tefl = core.get_tefl_module()
     torch.testing.assert_close(tefl.gelu(x, None), opmux.tex.gelu(x, None))
@@ -177,7 +177,7 @@ def test_the_module_has_texs_functions(core):
         tefl.no_such_op  # noqa: B018
 
 
-def test_a_message_is_shown_once(core, caplog):
+def test_methods_with_once_show_a_message_once(core, caplog):
     log = core.Logger("opmux.tefl_names", "INFO")
     with caplog.at_level(logging.INFO, "opmux.tefl_names"):
         for _ in range(2):

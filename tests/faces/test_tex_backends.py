@@ -308,7 +308,7 @@ def test_nvidia_is_unavailable_without_its_extension():
         tex.set_backend("nvidia")
 
 
-# ---- calls and management give one answer ---------------------------------------------------------------------------
+# ---- calls run on the backend that is named -------------------------------------------------------------------------
 
 IMPL_OF = {"flaggems": "default.flagos", "torch": "reference.torch"}
 
@@ -328,7 +328,7 @@ IMPL_OF = {"flaggems": "default.flagos", "torch": "reference.torch"}
         ({"TE_FL_PREFER": "vendor", "TE_FL_SKIP_CUDA": "1"}, "nvidia", "flaggems"),
     ],
 )
-def test_the_backend_that_is_named_is_the_one_that_runs(setenv, request, variables, vendor, runs):
+def test_calls_run_on_the_backend_that_get_backend_names(setenv, request, variables, vendor, runs):
     """On a CPU without NVIDIA's extension. A plugin may have the vendor `nvidia`."""
     if torch.cuda.is_available() or nvidia.find() is not None:
         pytest.skip("needs a machine without a GPU and without NVIDIA's extension")
@@ -358,7 +358,7 @@ def test_the_backend_that_is_named_is_the_one_that_runs(setenv, request, variabl
             assert selected() != IMPL_OF.get(name, f"vendor.{name}")
 
 
-def test_an_excluded_kernel_for_cpus_is_the_reason_that_explain_gives():
+def test_explain_says_that_the_kernels_for_cpus_are_denied():
     with opmux.policy(deny=["cpu"]):
         explanation = opmux.explain("tex::gelu", torch.ones(3), None)
         assert explanation.chosen.impl_id == "reference.torch"

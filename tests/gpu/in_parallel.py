@@ -7,8 +7,8 @@ Each file is one run of pytest. With --split 4 it is four runs, and each run has
     python tests/gpu/in_parallel.py -n 15 --split 8 test_gpu.py test_gpu_spatial.py
     python tests/gpu/in_parallel.py --skip results/gpu_tests.json     # skip the runs that passed there
 
-At the time limit (--seconds) unfinished files are stopped and listed; their logs show how far they came and what
-failed until then.
+At the time limit (--seconds) unfinished files are stopped and listed; their logs show how far they got and what had
+failed by then.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import IO
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PATIENCE = 10.0  # seconds for a run that is interrupted, in which pytest writes the failures
+PATIENCE = 10.0  # seconds that an interrupted pytest gets to write its failures
 SPEED = "speed"  # a test with this word in its name measures time, so it must run alone
 
 # A program that a shell has started in the background ignores SIGINT, and its children inherit that.
@@ -65,7 +65,7 @@ class Run:
         )
 
     def interrupt(self) -> None:
-        """Let pytest end early: it then still writes the failures that it has found."""
+        """Make pytest end early. It still writes the failures that it has found."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             self.stopped = True

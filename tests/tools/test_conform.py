@@ -315,7 +315,7 @@ def test_a_run_on_the_cpu_says_that_no_triton_kernel_was_checked():
         CheckResult("silu", "opmux::silu", *key, tried=1, ran=["cpp.cpu", "reference.torch"]),
     ]
     text = printed(record)
-    assert "no kernel of rope_qk was checked: the reference itself ran here, compared with itself" in text
+    assert "no kernel of rope_qk was checked: only the reference ran, and was compared with itself" in text
     assert "opmux conform --vendor nvidia --device cpu --op rope_qk --op 'a b'" in text
     assert report.without_a_kernel(record)[0] in page.page(replace(record, facts=facts | {"where": "", "date": ""}))
     record.facts = facts | {"how": SIMULATED}
@@ -323,7 +323,7 @@ def test_a_run_on_the_cpu_says_that_no_triton_kernel_was_checked():
     assert report.without_a_kernel(record) == []
 
 
-def test_an_impl_whose_library_is_not_installed_is_refused_without_dispatch_too(cli, monkeypatch):
+def test_an_impl_without_its_library_is_refused_when_called_directly(cli, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr(command, "cores", lambda: 1)
     words = "conform --vendor nvidia --device cpu --op opmux::silu_mul --check values --sample 37 --json -"
@@ -389,7 +389,7 @@ def test_a_row_is_checked_with_mixed_types_and_numbers(acme, outcome):
     ]
 
 
-def test_a_row_is_tried_with_each_mixture_once():
+def test_a_call_is_repeated_once_with_each_mix_of_types():
     shape = OverloadSchema("add.Tensor")
     call = SampledCall("add 0", torch.float32, Sample((torch.ones(3), torch.ones(3))))
     tried = {c.id: (c.sample.args, c.on_cpu) for c in rows._mixed(shape, call)}
@@ -407,7 +407,7 @@ def test_a_row_is_tried_with_each_mixture_once():
 
 
 def test_every_failure_is_printed_with_its_reason_and_command():
-    """A failure of dispatch is left out only if the vendor's impl fails for the same sample."""
+    """A failure through dispatch is left out only if the vendor's impl fails for the same sample."""
 
     def failed(op, impl, own, sample, check="values", count=1):
         result = CheckResult(op, f"opmux::{op}", "f", impl, own, check, "fail", f"{impl} is wrong", sample, "float32")

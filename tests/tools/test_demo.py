@@ -168,7 +168,7 @@ def test_the_steps_of_the_two_runs_alternate(monkeypatch):
     assert names == ["plain torch", "opmux", "opmux", "plain torch", "plain torch", "opmux"]
 
 
-def test_all_figures_of_the_time_are_of_the_median_step():
+def test_all_times_and_speeds_come_from_the_median_step():
     of = session(9)
     of.plain.seconds, of.ours.seconds = [9.0] * demo.WARM + [2.0, 4.0, 90.0], [1.0] * demo.WARM + [2.0, 1.0, 30.0]
     of.plain.losses = of.ours.losses = [1.0] * 8

@@ -123,7 +123,7 @@ def scaffold_with(files: list[Block], folder: Path) -> list[str]:
 
 
 def test_the_ops_of_the_vendors_page_conform(tmp_path):
-    """The page's package with the page's files passes the checks that its text promises, through dispatch and alone."""
+    """The package that the page builds passes the checks that the page names, through dispatch and by direct calls."""
     page = ROOT / "docs" / "new-backend.md"
     scaffold_with([b for b in blocks(page) if b.language == "python" and b.file], tmp_path)
     info = tmp_path / "opmux_acme-1.0.dist-info"

@@ -1,4 +1,4 @@
-"""tests/gpu/in_parallel.py: a run that is stopped at the time limit still says which tests failed until then."""
+"""tests/gpu/in_parallel.py: a run that is stopped at the time limit says which tests had failed by then."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def test_infinity_is_only_right_beyond_the_range_of_the_dtype():
 
 
 def test_a_dtype_is_not_tried_on_shapes_that_the_reference_refuses():
-    """torch refuses dimensions that a tensor does not have with an IndexError."""
+    """For a dimension that a tensor does not have, torch raises IndexError."""
 
     def refuses(x):
         raise IndexError("Dimension out of range")

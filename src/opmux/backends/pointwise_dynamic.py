@@ -90,10 +90,11 @@ class PointwiseDynamicFunction:
             expected = "have a row for each result, such as (0, 1, 'DEFAULT')"
             raise self._bad("promotion_methods", expected, str(promotion_methods))
         if num_outputs is not None and num_outputs != len(promotion_methods):
-            raise self._bad("num_outputs", f"be {len(promotion_methods)}, as promotion_methods has", str(num_outputs))
+            expected = f"be {len(promotion_methods)}, the number of rows in promotion_methods"
+            raise self._bad("num_outputs", expected, str(num_outputs))
         self._is_tensor = tuple(is_tensor) if is_tensor is not None else (True,) * count
         if not any(self._is_tensor):
-            raise self._bad("is_tensor", "be True for an argument", str(is_tensor))
+            raise self._bad("is_tensor", "be True for at least one argument", str(is_tensor))
         self._promotions = [_promotion(row) for row in promotion_methods]
         self._kernels: dict[int, Any] = {}
 
@@ -109,13 +110,13 @@ class PointwiseDynamicFunction:
         return results[0] if len(results) == 1 else tuple(results)
 
     def instantiate(self, ndim: int) -> Callable[..., Any]:
-        """The function for tensors of `ndim` dimensions; every instance also takes all others."""
+        """Return this function, which takes tensors with any number of dimensions."""
         return self
 
     def _tensors(self, args: tuple[Any, ...]) -> list[Any]:
         if len(args) != len(self._is_tensor):
             raise TypeError(f"{self.__name__} takes {len(self._is_tensor)} arguments; got {len(args)}")
-        tensors = [a for a, is_one in zip(args, self._is_tensor, strict=True) if is_one]
+        tensors = [a for a, is_tensor in zip(args, self._is_tensor, strict=True) if is_tensor]
         for i, t in enumerate(tensors):
             if not hasattr(t, "data_ptr"):
                 raise TypeError(
@@ -165,7 +166,7 @@ class PointwiseDynamicFunction:
         kernel = self._kernels.get(rank)
         if kernel is None:
             kernel = self._kernels[rank] = triton.jit(self._generated(rank))
-        numbers = [a for a, is_one in zip(args, self._is_tensor, strict=True) if not is_one]
+        numbers = [a for a, is_tensor in zip(args, self._is_tensor, strict=True) if not is_tensor]
         reach = max(sum(abs(st) * (n - 1) for st, n in zip(each, sizes, strict=True)) for each in strides)
         with _on(device):
             kernel[(triton.cdiv(count, BLOCK),)](
@@ -174,9 +175,9 @@ class PointwiseDynamicFunction:
             )  # fmt: skip
 
     def _generated(self, rank: int) -> Callable[..., Any]:
-        """The source of the kernel for `rank` dimensions."""
-        tensors = [f"x{i}" for i, is_one in enumerate(self._is_tensor) if is_one]
-        numbers = [f"x{i}" for i, is_one in enumerate(self._is_tensor) if not is_one]
+        """The kernel for `rank` dimensions, from generated source."""
+        tensors = [f"x{i}" for i, is_tensor in enumerate(self._is_tensor) if is_tensor]
+        numbers = [f"x{i}" for i, is_tensor in enumerate(self._is_tensor) if not is_tensor]
         outs = [f"y{i}" for i in range(len(self._promotions))]
         dims = range(rank)
         strides = [f"s_{name}_{d}" for name in (*tensors, *outs) for d in dims]

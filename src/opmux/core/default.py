@@ -217,7 +217,7 @@ class DefaultManager(OpManager):
     ) -> Refused | None:
         """As the base method, but also refuses a composition if none of the impls that it prefers can run.
 
-        The policy's vendor lists may exclude these impls, such as our kernels for CPUs if `cpu` is denied.
+        An impl that the policy's vendor lists exclude cannot run: for example our kernels for CPUs, if `cpu` is denied.
         """
         refusal = super().static_refusal(key, impl, device, policy)
         parts = impl.parts if refusal is None else ()

@@ -597,7 +597,7 @@ def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
 
 
 def _unused(key: str, device: str) -> str | None:
-    """Why a device's vendor disables our kernels for an op, or for an op that it is derived from; otherwise None."""
+    """Why a device's vendor disables our kernels for an op or for one of the op's bases; None if it does not."""
     unused, derived = machine.current().unused(device), specs.derived.get(key)
     keys = (key, *(derived.bases if derived is not None else ()))
     return next((unused[k] for k in keys if k in unused), None) if unused else None

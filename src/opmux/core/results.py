@@ -16,9 +16,10 @@ from .log import logger
 from .spec import Spec
 from .tensors import dtype_name, shape_class
 
-PROVEN_AFTER = 3  # an impl's results are not checked after so many successful calls with a dtype and shape class
+# After this many successful calls with one `Case`, an impl runs without a snapshot and its results are not checked.
+PROVEN_AFTER = 3
 
-# What an impl's failure or success is recorded for: dtype and shape class of the first tensor, then `Spec.mix`.
+# Failures and successes of an impl are recorded by: dtype and shape class of the first tensor, then `Spec.mix`.
 Case = tuple[Any, ...]
 
 
@@ -41,20 +42,20 @@ def _mixed_with(other: Any) -> str:
 
 
 class FirstCalls:
-    """Checks the results of an impl that is called above autograd, without a `Chain`, until it is proven."""
+    """Checks the results of an impl's first calls. For impls that run above autograd, where there is no `Chain`."""
 
     def __init__(self, spec: Spec, impl_id: str):
         self._spec, self._impl_id = spec, impl_id
-        self._clean: dict[Case, int] = {}
+        self._passed: dict[Case, int] = {}
 
     def checked(self, result: Any, args: tuple, kwargs: dict) -> Any:
         """Return the result; raise WrongResult if it does not fit the op."""
         case = case_of(self._spec, self._spec.first_tensor(args, kwargs), args, kwargs)
-        clean = self._clean.get(case, 0)
-        if clean < PROVEN_AFTER:
+        passed = self._passed.get(case, 0)
+        if passed < PROVEN_AFTER:
             with torch._C._AutoDispatchBelowAutograd():  # otherwise the fake kernel would call the impl again
                 check(self._spec, self._impl_id, result, args, kwargs)
-            self._clean[case] = clean + 1
+            self._passed[case] = passed + 1
         return result
 
 
@@ -71,9 +72,9 @@ _PLAIN = (Tensor, int, float, complex, str, enum.Enum, torch.dtype, torch.device
 def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
     """What is wrong with the number, shape, dtype or device of an implementation's results; None if they are right.
 
-    The results are compared with those of the fake kernel. If the fake kernel fails (the size depends on the data),
-    nothing is checked. It cannot be called with objects that have tensors, which functions of other libraries take;
-    then only None in place of results is found.
+    The results are compared with those of the fake kernel. If the fake kernel fails, for example because the size
+    depends on the data, nothing is checked. Functions of other libraries may take objects that contain tensors. The
+    fake kernel cannot be called with these; then the only mistake that is found is None in place of the results.
     """
     of_library = not spec.primitive
     if results is None and spec.out and (of_library or len(spec.out) > 1):
@@ -92,7 +93,7 @@ def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
     for at, (name, want, got) in enumerate(zip(names, declared, returned, strict=True)):
         if at and isinstance(got, Tensor) and isinstance(want, Tensor):
             if of_library:
-                continue  # saved for the backward of the same library, in a form of its own
+                continue  # a tensor that the library saves for its own backward may have any form
             if spec.namespace.torchs:
                 want = want.to(got.dtype)  # torch's fake kernels return a wrong dtype for statistics of half precision
         if isinstance(want, Tensor) and _described(want) != _described(got):

@@ -53,9 +53,10 @@ def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
 
 
 def mix(first: Tensor | None, others: Iterable[Any]) -> tuple[Any, ...]:
-    """What the other tensors of a call change in type promotion: nothing if they have the first one's dtype and device.
+    """How other arguments of a call differ from its first tensor; empty if all have the first one's dtype and device.
 
-    For a number, its type; for another tensor, its dtype, whether it has no dimensions, and whether it is on the CPU.
+    The entry of a number is its type. The entry of another tensor is its dtype, whether it has no dimensions, and
+    whether it is on the CPU.
     """
     mixed = []
     for other in others:

@@ -1,7 +1,7 @@
 """`transformer_engine.plugin.core`: the names that TransformerEngine-FL exports there, on top of `opmux.core`.
 
-TransformerEngine-FL has one module for each group of names (`types`, `policy`, `manager`, ...). All of them are this
-module, which also has every name of `opmux.core`.
+TransformerEngine-FL has one module for each group of names (`types`, `policy`, `manager`, ...). In opmux all of them
+are this module, which also has every name of `opmux.core`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def match_token(impl: OpImpl, token: str) -> bool:
 
 
 def policy_from_env() -> SelectionPolicy:
-    """The policy that the variables and the settings file describe."""
+    """The policy that the environment variables and the settings file describe."""
     return policies.from_knobs()
 
 
 def set_global_policy(policy: SelectionPolicy) -> SelectionPolicy:
-    """Replace the process's policy, and return the one before."""
+    """Replace the process's policy, and return the previous one."""
     before = policies.get_global_policy()
     policies.set_global_policy(policy)
     return before
@@ -102,16 +102,16 @@ def get_registry() -> OpRegistry:
 
 
 def reset_default_manager() -> None:
-    """Read the variables again, search for plugins again and forget failures.
+    """Read the environment variables again, search for plugins again and forget failures.
 
-    The manager stays the same object, and what is registered stays registered: functions of `opmux.ops` refer to it.
+    The manager stays the same object, because functions of `opmux.ops` refer to it. What is registered stays.
     """
     policies.reset_global_policy()
     default.restart()
 
 
 def reset_registry() -> None:
-    """The same as `reset_default_manager`, and `reset_tefl_module`."""
+    """Call `reset_default_manager` and `reset_tefl_module`."""
     reset_default_manager()
     reset_tefl_module()
 
@@ -120,7 +120,7 @@ def reset_registry() -> None:
 
 
 class TEFLModule:
-    """Has each of tex's functions as an attribute. With a manager, its functions call this manager's ops by name."""
+    """Has each of tex's functions as an attribute. If a manager is given, the functions call its ops by name."""
 
     def __init__(self, manager: OpManager | None = None):
         self._manager = manager
@@ -167,7 +167,7 @@ def discover_from_env_modules(registry_module: OpRegistry) -> int:
 
 
 def _discover(registry: OpRegistry, sources: tuple[str, ...]) -> int:
-    """The default registry loads its plugins itself, so they are only counted."""
+    """Load the plugins of `sources`, and return how many are loaded. The default manager loads those of all sources."""
     is_wanted = lambda plugin: _source(plugin) in sources
     if registry is get_registry():
         get_manager().prepare()
@@ -240,7 +240,7 @@ class LoggerManager:
         return self._logger
 
     def reset(self) -> None:
-        """Show messages again that were shown once."""
+        """Let messages that were shown once be shown again."""
         self._logger = Logger(logs.logger.name, logs.logger.level)
 
 

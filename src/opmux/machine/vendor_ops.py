@@ -150,7 +150,7 @@ class _OpsReader:
                 self._guard(lambda name=name, value=value: self._export(name, value), f"'{name}'", name)
 
     def _customized_unused_ops(self) -> Iterable[str]:
-        """The unused ops that a folder for a recent FlagGems lists in its own `__init__.py`."""
+        """`CUSTOMIZED_UNUSED_OPS` of the folder's `__init__.py`: recent versions of FlagGems list unused ops there."""
         return getattr(sys.modules.get(self.module.__name__.removesuffix(".ops")), "CUSTOMIZED_UNUSED_OPS", ())
 
     def _names(self, has_rows: bool) -> Iterable[str]:

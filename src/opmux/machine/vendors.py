@@ -158,12 +158,12 @@ class VendorInfoBase:
 
     @property
     def vendor(self) -> str:
-        """The name that `VendorInfo` has for `vendor_name`."""
+        """`vendor_name`, under the name that it has in `VendorInfo`."""
         return self.vendor_name
 
     @property
     def device(self) -> str:
-        """The name that `VendorInfo` has for `device_name`."""
+        """`device_name`, under the name that it has in `VendorInfo`."""
         return self.device_name
 
     @property

@@ -66,7 +66,7 @@ class Run:
 
     @property
     def step_ms(self) -> float:
-        """The median time of the steps that count."""
+        """The median of `timed`, in milliseconds."""
         return 1e3 * statistics.median(self.timed)
 
 
@@ -120,7 +120,7 @@ class Session:
         return len(self.ours.losses)
 
     def speed(self) -> tuple[float, float]:
-        """Plain torch's median time divided by ours, and its standard error, from pairs of steps."""
+        """Plain torch's median time divided by ours, and the standard error of the quotient, from pairs of steps."""
         ratios = [a / b for a, b in zip(self.plain.timed, self.ours.timed, strict=False)]
         if not ratios:
             return math.nan, math.nan

@@ -121,10 +121,10 @@ def _without_triton(explanation: Explanation) -> str | None:
 
 
 def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> tuple[list[dict[str, str]], str | None]:
-    """The tiles that our kernel would use on this chip or another one, and where they come from; and a note.
+    """The tiles that our kernel would use on a chip (default: this one) with their source, and a note.
 
-    For a vendor's chip that opmux cannot compile for, they are computed with the vendor's rules and configs. The note
-    says what they depend on, or why no tiles are known.
+    If opmux cannot compile for the chip, the vendor's rules and configs give the tiles, and the note says what the
+    tiles depend on. If the tiles are not known, the note says why.
     """
     if impl.kind is not BackendImplKind.DEFAULT or importlib.util.find_spec("triton") is None:
         return [], None
@@ -145,7 +145,7 @@ def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> tup
     if not tiles:
         return [], f"{impl.impl_id} looks up no tiles for these arguments"
     return tiles, (
-        f"the chip is not here, and its number of cores may change the tiles; {chip.vendor}'s "
+        f"on the chip itself the tiles may differ, because they may depend on its number of cores; {chip.vendor}'s "
         "heuristics_config_utils.py sets them (docs/new-backend.md#2-tiles)"
     )
 

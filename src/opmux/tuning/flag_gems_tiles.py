@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Our tunables -> FlagGems' names, or the starts of several names: `softmax` stands for `softmax_inner` too.
+# Our tunables -> FlagGems' names. A name also stands for longer ones: `softmax` for `softmax_inner`.
 OURS = {
     "activation.gated, activation.gated_rows": "gated_activation",
     "attention.fwd": "attention",
@@ -37,7 +37,7 @@ def ours_for(name: str) -> str | None:
 
 
 def hint(names: Iterable[str]) -> str | None:
-    """A sentence about the names that are FlagGems'; None if there is none."""
+    """A sentence that lists FlagGems' names and our tunables; None if no name is FlagGems'."""
     by_ours: dict[str, list[str]] = {}
     for name in sorted(names):
         if (ours := ours_for(name)) is not None:

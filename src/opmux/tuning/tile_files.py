@@ -141,7 +141,7 @@ def _trials(folder: str) -> tuple[Path, dict[str, Any]]:
 
 
 def _warn_of_flag_gems(file: Path, table: Iterable[Any]) -> None:
-    """Warn once for each file about names of FlagGems' kernels: files are read once."""
+    """Warn about names of FlagGems' kernels, once for each file, because each is read once."""
     hint = flag_gems_tiles.hint(map(str, table))
     if hint is not None:
         logger.warning("%s: %s", file, hint)

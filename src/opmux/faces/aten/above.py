@@ -70,7 +70,7 @@ def _differentiable(overload: Overload) -> Fn | None:
 def of_row(overload: Overload, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn:
     """An override that calls a vendor's differentiable function; if the function fails, ATen's op runs.
 
-    The function's results are checked in its first calls, as those of other external implementations are.
+    The results of its first calls are checked, as for other external implementations.
     """
     logged: set[str] = set()
     shape, trials = overload.shape, FirstCalls(overload, row.impl_id)

@@ -189,7 +189,7 @@ def thresholds(name: str, device: str) -> tuple[Mapping[torch.dtype, int], Mappi
 def thresholds_while_counted(
     name: str, device: str
 ) -> tuple[Mapping[torch.dtype, int], Mapping[torch.dtype, int], bool]:
-    """`thresholds` while calls are counted: each call that C++ would launch goes to Python, which counts it."""
+    """The `thresholds` while calls are counted: calls that C++ otherwise launches go to Python, which counts them."""
     limits, _, _ = thresholds(name, device)
     return limits, limits, False
 

@@ -84,7 +84,7 @@ def read(include: Names, exclude: Names) -> Selected | None:
 def write(include: Names, exclude: Names, selected: Selected) -> None:
     """Save a selection. Does nothing if there is no cache folder, or if it cannot be written.
 
-    A selection with overloads needs the native library, so none is saved without it.
+    A selection that contains overloads is not saved without the native library, because reading it needs the library.
     """
     file = _file(include, exclude)
     if file is None or (any(selected.values()) and not native_library.available()):
@@ -138,7 +138,7 @@ def _facts() -> dict[str, Any]:
         "code": _code(),
         "chips": [[kind, *vars(chip).values()] for kind, chip in zip(kinds, chips, strict=True)],
         "times": [_stamp(file) for file in times],
-        "cpu": repr(decisions.measured(chip_of("cpu"))),  # few: none are shipped
+        "cpu": repr(decisions.measured(chip_of("cpu"))),  # times measured for CPUs are few: none are shipped
         "settings": sorted((k, v) for k, v in os.environ.items() if k.startswith(DECIDING) and k not in NOT_DECIDING),
         "files": [repr(file) for file in knobs.files()],
         "policy": repr(get_global_policy()),

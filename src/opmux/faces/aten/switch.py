@@ -87,7 +87,7 @@ class Selection:
 
     @property
     def was_saved(self) -> bool:
-        """Whether an earlier process has chosen: then `requested` has only the names that are enabled."""
+        """Whether an earlier process made this selection. `requested` then has only the names that it enabled."""
         return self._read is not None and self._read[0] == self._of
 
     def is_on(self, device: str) -> bool:

@@ -1,7 +1,7 @@
-"""Calls of ATen's ops with the arguments of FlagGems' functions, which have other names, orders and defaults.
+"""Calls ATen's ops with the arguments of FlagGems' functions, which have other names, another order or other defaults.
 
-A call that already has ATen's arguments is passed on. Otherwise each argument goes to ATen's argument of the same name,
-or else of the same position; defaults of FlagGems' function that ATen's op lacks are filled in.
+Arguments that are already in ATen's form are passed on unchanged. Otherwise each argument goes to ATen's argument of
+the same name or, if there is none, of the same position. A default that only FlagGems' function has is filled in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ..aten.schema import OverloadSchema
 from . import names, original
 
-# FlagGems' function -> ATen's op, where the name of the op cannot be derived from it.
+# FlagGems' function -> ATen's op, if the op's name cannot be derived from the function's.
 OPS = {
     "greater_out": "gt",
     "max_pool2d_backward": "max_pool2d_with_indices_backward",
@@ -31,8 +31,8 @@ ORDERS = {
     "max_pool2d_backward": "grad_output self indices kernel_size stride padding dilation ceil_mode",
 }
 KEYWORDS = {"gen": "generator"}  # FlagGems' keyword -> ATen's
-# Arguments that FlagGems has and ATen's op does not; any value has the same meaning.
-NO_MEANING = {"layout": "pixel_unshuffle", "requires_grad": "new_full"}
+# FlagGems' argument -> the function in which it is ignored: ATen's op lacks it, and no value changes the result.
+IGNORED = {"layout": "pixel_unshuffle", "requires_grad": "new_full"}
 
 
 def target(function: str) -> tuple[Any, Any, Any] | None:
@@ -51,7 +51,7 @@ def target(function: str) -> tuple[Any, Any, Any] | None:
 
 
 def call_of(function: str) -> Callable[..., Any] | None:
-    """A function with FlagGems' arguments; None if ATen has no op for it."""
+    """The function that takes FlagGems' arguments and calls ATen's op; None if ATen has no op for it."""
     found = target(function)
     if found is None:
         return None
@@ -67,7 +67,7 @@ def call_of(function: str) -> Callable[..., Any] | None:
         positional, named, through_packet = (list(args), kwargs, False) if converted is None else converted
         values = [*zip(by_position, positional), *((by_name[n], v) for n, v in named.items() if n in by_name)]
         if any(type(value) in (int, float) and _is_tensor(a) for a, value in values):
-            through_packet = True  # another overload takes a number
+            through_packet = True  # the packet finds the overload that takes a number
         lists = {a.name: [value] * a.N for a, value in values if type(value) is int and _is_list(a)}
         if lists:
             positional = [lists.get(a.name, value) for a, value in zip(by_position, positional)]
@@ -91,19 +91,19 @@ Converted = tuple[list[Any], dict[str, Any], bool]
 def _conversion(
     function: str, theirs: inspect.Signature, schema: Any
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Converted | None]:
-    """A function from the arguments of a call to those of ATen's op; it returns None for a call in ATen's form."""
+    """Return a function that converts a call's arguments to those of ATen's op, or returns None if they are ATen's."""
     ours = {a.name: a for a in schema.arguments}
     positional = [a.name for a in schema.arguments if not a.kwarg_only]
     order = ORDERS[function].split() if function in ORDERS else positional
-    to: dict[str, str] = {}  # FlagGems' argument -> ATen's; missing if the op lacks it
-    taken = set(theirs.parameters) & set(ours) if function not in ORDERS else set()
+    renamed: dict[str, str] = {}  # FlagGems' argument -> ATen's; missing if the op lacks it
+    same = set(theirs.parameters) & set(ours) if function not in ORDERS else set()
     for i, (name, parameter) in enumerate(theirs.parameters.items()):
-        if name in taken:
-            to[name] = name
+        if name in same:
+            renamed[name] = name
         elif KEYWORDS.get(name) in ours:
-            to[name] = KEYWORDS[name]
-        elif parameter.kind is not parameter.KEYWORD_ONLY and i < len(order) and order[i] not in taken:
-            to[name] = order[i]
+            renamed[name] = KEYWORDS[name]
+        elif parameter.kind is not parameter.KEYWORD_ONLY and i < len(order) and order[i] not in same:
+            renamed[name] = order[i]
     defaults = {name: _value(p.default) for name, p in theirs.parameters.items() if p.default is not p.empty}
 
     def convert(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Converted | None:
@@ -116,14 +116,14 @@ def _conversion(
         values: dict[str, Any] = {}
         extra: dict[str, Any] = {}
         for name, value in given.items():
-            if name in to:
-                values[to[name]] = value
-            elif not (_same(value, defaults.get(name, _NONE)) or function in NO_MEANING.get(name, "")):
+            if name in renamed:
+                values[renamed[name]] = value
+            elif not (_equal(value, defaults.get(name, _NOT_A_LITERAL)) or function == IGNORED.get(name)):
                 extra[name] = value
         for name, value in defaults.items():
-            at = to.get(name)
-            if at is not None and at not in values and not ours[at].has_default_value():
-                values[at] = value
+            new_name = renamed.get(name)
+            if new_name is not None and new_name not in values and not ours[new_name].has_default_value():
+                values[new_name] = value
         through_packet = bool(extra)
         for name in [n for n, value in values.items() if value is None and not _takes_none(ours[n])]:
             del values[name]
@@ -138,10 +138,10 @@ def _conversion(
     return convert
 
 
-_NONE = object()
+_NOT_A_LITERAL = object()
 
 
-def _same(value: Any, default: Any) -> bool:
+def _equal(value: Any, default: Any) -> bool:
     return value is default or (isinstance(value, str | int | float) and value == default)
 
 
@@ -149,7 +149,7 @@ def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except ValueError:
-        return _NONE  # a name such as torch.strided: ATen has a default for it
+        return _NOT_A_LITERAL  # a name such as torch.strided: ATen has a default for it
 
 
 def _takes_none(argument: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`flag_gems.utils.tensor_wrapper`: memory of a tensor under another shape, strides or dtype, for kernels."""
+"""`flag_gems.utils.tensor_wrapper`: pass a tensor's memory to a kernel with another shape, strides or dtype."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class TypedPtr:
 
     @classmethod
     def from_tensor(cls, tensor: Tensor, offset: int = 0) -> TypedPtr:
-        """The address of a tensor, moved by `offset` elements."""
+        """The address of the element at `offset`."""
         return cls.reinterpret_tensor(tensor, tensor.dtype, offset)
 
     @classmethod
     def reinterpret_tensor(cls, tensor: Tensor, dtype: torch.dtype, offset: int = 0) -> TypedPtr:
-        """The address of a tensor as one of `dtype`, moved by `offset` elements of that dtype."""
+        """The address of the element at `offset`, if the tensor's memory is read as `dtype`."""
         return cls(tensor.data_ptr() + dtype.itemsize * offset, dtype)
 
 

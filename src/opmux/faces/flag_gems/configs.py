@@ -26,7 +26,7 @@ aten_patch_list: list[str] = []
 
 
 def load_enable_config_from_yaml(yaml_path: str | Path, key: str = "include") -> list[str]:
-    """The list `key`, "include" or "exclude", of a YAML file; a file that does not exist gives [] and a warning."""
+    """The list under `key` ("include" or "exclude") in a YAML file. Warns and returns [] if there is no such file."""
     if not Path(yaml_path).is_file():
         warnings.warn(f"flag_gems.config: no file {yaml_path}", stacklevel=2)
         return []
@@ -49,7 +49,7 @@ def resolve_user_setting(user_setting_info: Any, user_setting_type: str = "inclu
 
 
 class LogOncePerLocationFilter(logging.Filter):
-    """Passes the first record of each line of code."""
+    """Lets only the first record of each line of code pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def write_atomic(path_: str | Path, content: str | bytes, make_dirs: bool = Fals
 
 @dataclass
 class DeviceInfo:
-    """What kernels need to know of a GPU."""
+    """The facts about a GPU that kernels need."""
 
     device_id: int
     l2_cache_size: int
@@ -166,7 +166,7 @@ class DeviceInfo:
 
 
 def get_device_info() -> DeviceInfo:
-    """The facts about the current GPU."""
+    """The `DeviceInfo` of the current GPU."""
     return DeviceInfo(get_device_id(), get_l2_cache_size(), get_sm_count(), get_device_capability()[0])
 
 
@@ -194,7 +194,7 @@ def get_sm_count() -> int:
 
 
 def type_promotion(*args: Any, type_promotion: Any) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype to compute in, and that of the result, by torch's rules of this kind."""
+    """The dtype to compute in and the dtype of the result, by torch's rules for this kind of promotion."""
     return elementwise_dtypes(*args, type_promotion_kind=type_promotion)
 
 
@@ -226,7 +226,7 @@ def set_philox_state(seed: int, offset: int, device: Any = None) -> None:
 
 
 def per_thread_offset(N: int, num_blocks: int, num_warps: int, warp_threads: int = 32) -> int:
-    """How many numbers each thread draws, if all together draw N: a multiple of 4."""
+    """How many random numbers each thread draws so that all draw at least N; a multiple of 4."""
     each = -(-N // (num_blocks * num_warps * warp_threads))
     return -(-each // 4) * 4
 

@@ -1,7 +1,7 @@
 """`flag_gems.fused`: fused ops that both FlagGems and opmux have, with FlagGems' arguments.
 
-`inference.py` has those for inference engines. All others except `fused_add_rms_norm` have gradients. They compute in
-float32 (float64 for float64) and round once; `skip_layer_norm` also rounds x + residual.
+The ops for inference engines are in `inference.py`. All other ops except `fused_add_rms_norm` have gradients. They
+compute in float32 (float64 for float64) and round once; `skip_layer_norm` also rounds x + residual.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def outer(inp: Tensor, weight: Tensor) -> Tensor:
 
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """How often each number from 0 occurs, or the sum of its weights."""
+    """How often each integer from 0 on occurs in `input`; with weights, the sum of its weights."""
     with use(mode="all"):
         return torch.bincount(input, weights, minlength)
 
@@ -286,9 +286,9 @@ def matmul_bias_activation(input: Tensor, weight: Tensor, bias: Tensor) -> Tenso
 
 
 def rwkv_ka_fusion(k: Tensor, kk: Tensor, a: Tensor, ka: Tensor, H: int, N: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Three results of RWKV-7 for keys [tokens, H * N]: new keys, normalized keys, and these times `a`.
+    """New keys, normalized keys, and normalized keys times `a`, for keys k [tokens, H * N] of RWKV-7.
 
-    k' = k * (1 + (a - 1) * ka), u = k * kk / norm(k * kk) for each head of N elements, and u * a.
+    The results are k * (1 + (a - 1) * ka), u = k * kk / norm(k * kk) for each head of N elements, and u * a.
     """
     u = torch.nn.functional.normalize((k * kk).unflatten(-1, (H, N)).float(), dim=-1, eps=1e-6)
     u = u.flatten(-2).to(k.dtype)
@@ -296,7 +296,7 @@ def rwkv_ka_fusion(k: Tensor, kk: Tensor, a: Tensor, ka: Tensor, H: int, N: int)
 
 
 def rwkv_mm_sparsity(k: Tensor, v: Tensor) -> Tensor:
-    """k @ v of a vector, of which many elements may be 0, and a matrix."""
+    """k @ v for a vector k, many of whose elements may be 0, and a matrix v."""
     with use(mode="all"):
         return k @ v
 

@@ -1,7 +1,7 @@
 """FlagGems' ops for inference engines, with vLLM's signatures: cache writes, decoding, routing and mixtures of experts.
 
-Functions that vLLM calls with results to fill write to these arguments. None copies data to the host, and none has a
-gradient. A slot below 0 in `slot_mapping` is not written.
+If vLLM passes tensors for the results, a function writes to these. No function copies data to the host, and none has a
+gradient. A token whose slot in `slot_mapping` is negative is not written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FLOAT8 = {
 
 
 def _typed(cache: Tensor, kv_cache_dtype: str) -> Tensor:
-    """A view of the cache as its dtype; vLLM passes float8 caches as bytes."""
+    """The cache, viewed in the dtype that `kv_cache_dtype` names; vLLM passes float8 caches as uint8."""
     if kv_cache_dtype == "auto":
         return cache
     if kv_cache_dtype not in FLOAT8:
@@ -55,7 +55,7 @@ def _typed(cache: Tensor, kv_cache_dtype: str) -> Tensor:
 
 
 def _pages(slot_mapping: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
-    """Lengths and page table for `write_kv_cache`, if each token is a sequence of its own: the end of its page."""
+    """Lengths and page table for `write_kv_cache`: each token is a sequence of one page, and ends at its slot."""
     slots = slot_mapping.clamp(min=0)
     lengths = torch.where(slot_mapping < 0, 0, slots % page_size + 1)
     return lengths.int(), (slots // page_size).int()[:, None]
@@ -71,7 +71,7 @@ def _write(k: Tensor, v: Tensor | None, caches: tuple[Tensor, Tensor | None], sl
 
 
 def _scales(kv_cache_dtype: str, *scales: Any) -> list[Tensor | None]:
-    """The scales of a float8 cache; others have none."""
+    """The scales of a float8 cache; a cache of another dtype has none."""
     if kv_cache_dtype == "auto":
         return [None for _ in scales]
     return [None if s is None else torch.as_tensor(s, dtype=torch.float32).reshape(-1) for s in scales]
@@ -132,7 +132,7 @@ def reshape_and_cache(
 
 
 def _put(to: Tensor, rows: Tensor, slots: Tensor, page_size: int) -> None:
-    """Write rows to [page, position] of `to`; tokens without a slot repeat the first token that has one."""
+    """Write rows to [page, position] of `to`; a token without a slot repeats the write of the first token with one."""
     if not slots.numel():
         return
     valid = slots >= 0
@@ -145,14 +145,14 @@ def _put(to: Tensor, rows: Tensor, slots: Tensor, page_size: int) -> None:
 def concat_and_cache_mla(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str, scale: Tensor
 ) -> None:
-    """Write latents and rope parts of new tokens to the slots of the cache of `flash_mla`.
+    """Write latents and rotary parts of new tokens to their slots in the cache that `flash_mla` reads.
 
     Args:
         kv_c: [tokens, rank].
         k_pe: [tokens, rope_dim].
         kv_cache: modified; [pages, page_size, rank + rope_dim].
         slot_mapping: int [tokens], page * page_size + position.
-        kv_cache_dtype: "auto", or "fp8", "fp8_e4m3" or "fp8_e5m2" for a cache of bytes.
+        kv_cache_dtype: "auto", or "fp8", "fp8_e4m3" or "fp8_e5m2" for a uint8 cache.
         scale: one element that divides the values of a float8 cache.
     """
     if kv_cache_dtype != "auto" and kv_cache.dtype is not torch.uint8:
@@ -186,8 +186,8 @@ def flash_mla(
         q: [b, s_q, h_q, d].
         block_table: int32 [b, pages], the pages of each sequence.
         blocked_k: [pages, block_size, 1, d].
-        cache_seqlens: int32 [b], the tokens of each sequence, the new ones included.
-        dv: how many columns of the cache are the values.
+        cache_seqlens: int32 [b], the number of tokens of each sequence, including the new ones.
+        dv: how many columns of the cache, from the first, are the values.
         causal: must be True unless s_q is 1.
 
     Returns:
@@ -209,7 +209,10 @@ def flash_mla(
 def apply_repetition_penalties(
     logits: Tensor, prompt_mask: Tensor, output_mask: Tensor, repetition_penalties: Tensor
 ) -> None:
-    """In place: divide positive logits of repeated tokens by their sequence's penalty, and multiply others by it."""
+    """Penalize repeated tokens in place.
+
+    Their positive logits are divided by the penalty of their sequence; their other logits are multiplied by it.
+    """
     penalty = torch.where(prompt_mask | output_mask, repetition_penalties[:, None], 1.0)
     logits.copy_(torch.where(logits > 0, logits / penalty, logits * penalty))
 
@@ -224,7 +227,7 @@ def topk_softmax(
     gating_output: Tensor,
     renormalize: bool = False,
 ) -> None:
-    """The experts of each token with the highest softmax(gating_output), best first, written to the first arguments.
+    """Write each token's k experts with the highest softmax(gating_output), best first, to the first arguments.
 
     Args:
         topk_weights: receives the probabilities, float32 [tokens, k].
@@ -256,8 +259,9 @@ def topk_softplus_sqrt(
 ) -> None:
     """Like `topk_softmax` with scores sqrt(softplus(gating_output)), which are multiplied by routed_scaling_factor.
 
-    `correction_bias` [experts] is added to the scores for the choice only. With `input_ids` [tokens] and `tid2eid`
-    [vocabulary, k] the experts are tid2eid[input_ids] instead. token_expert_indices receives row * k + column.
+    `correction_bias` [experts] is added to the scores only to choose the experts. With `input_ids` [tokens] and
+    `tid2eid` [vocabulary, k] the experts are tid2eid[input_ids] instead. token_expert_indices receives
+    row * k + column.
     """
     if (input_ids is None) != (tid2eid is None):
         raise ValueError("topk_softplus_sqrt: input_ids and tid2eid must be given together")
@@ -301,8 +305,8 @@ def grouped_topk(
         topk: the number of experts of a token.
         renormalize: divide the weights of a token by their sum.
         routed_scaling_factor: multiplies the weights.
-        bias: [experts], added to the scores for the choice only.
-        scoring_func: 0 for scores as they are, 1 for their sigmoid.
+        bias: [experts], added to the scores only to choose the experts.
+        scoring_func: 0 uses the scores, 1 their sigmoid.
 
     Returns:
         The weights, float32, and the experts, int32 [tokens, topk], best first. A token whose groups all have
@@ -335,7 +339,7 @@ def grouped_topk(
 
 
 def moe_sum(input: Tensor, output: Tensor) -> None:
-    """Write the sum over the experts of each token to `output` [tokens, hidden]; `input` is [tokens, k, hidden]."""
+    """Write the sum over each token's k experts to `output` [tokens, hidden]; `input` is [tokens, k, hidden]."""
     with use(mode="all"):
         output.copy_(input.sum(1))
 
@@ -347,18 +351,18 @@ def moe_align_block_size(
     expert_map: Tensor | None = None,
     pad_sorted_ids: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort the copies of tokens by expert, and pad the copies of each expert to a multiple of block_size.
+    """Sort the entries of topk_ids by expert, and pad each expert's entries to a multiple of block_size.
 
     Args:
         topk_ids: the experts of each token, int [tokens, k].
         block_size: the rows that a block of a kernel computes.
         num_experts: the number of experts.
-        expert_map: int [num_experts], replaces the experts in the second result.
+        expert_map: int [num_experts], the numbers that replace the experts in the second result.
         pad_sorted_ids: make the length of the first result a multiple of block_size.
 
     Returns:
-        sorted_ids, int32: token * k + copy, and topk_ids.numel() for padding; the expert of each block, int32; and the
-        number of rows with padding, int32 [1].
+        Indices into topk_ids.flatten(), int32, where padding is topk_ids.numel(); the expert of each block, int32; and
+        the number of entries including padding, int32 [1].
     """
     size = topk_ids.numel() + num_experts * (block_size - 1)
     if pad_sorted_ids:
@@ -377,11 +381,11 @@ def moe_align_block_size_triton(
     expert_ids: Tensor,
     num_tokens_post_pad: Tensor,
 ) -> None:
-    """`moe_align_block_size`, which writes its results to the last three arguments. Blocks after the last are 0."""
+    """Like `moe_align_block_size`, but writes to the last three arguments. Unused blocks get expert 0."""
     ids, device = topk_ids.reshape(-1).long(), topk_ids.device
     count = ids.numel()
     valid = (ids >= 0) & (ids < num_experts)
-    ids = torch.where(valid, ids, num_experts)  # others sort last, and are not written
+    ids = torch.where(valid, ids, num_experts)  # invalid experts sort last, and are not written
     sizes = torch.zeros(num_experts + 1, dtype=torch.long, device=device).scatter_add_(0, ids, torch.ones_like(ids))
     padded = (sizes[:num_experts] + block_size - 1) // block_size * block_size
     ends = padded.cumsum(0)
@@ -496,7 +500,7 @@ def _dequantized(weight: Tensor, scale: Tensor, block: list[int] | None, dtype: 
 def inplace_fused_experts(
     hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, *args: Any, **named: Any
 ) -> None:
-    """`outplace_fused_experts`, which writes its result to hidden_states."""
+    """Like `outplace_fused_experts`, but writes the result to hidden_states."""
     hidden_states.copy_(outplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids, *args, **named))
 
 
@@ -522,7 +526,7 @@ def outplace_fused_experts(
     w1_bias: Tensor | None = None,
     w2_bias: Tensor | None = None,
 ) -> Tensor:
-    """`fused_experts_impl` without the arguments of quantized formats that are not supported."""
+    """`fused_experts_impl` without `inplace`, `expert_map`, MX formats and zero points."""
     return fused_experts_impl(
         hidden_states, w1, w2, topk_weights, topk_ids, activation=activation, use_int4_w4a16=use_int4_w4a16,
         apply_router_weight_on_input=apply_router_weight_on_input, w1_scale=w1_scale, w2_scale=w2_scale,

@@ -1,7 +1,8 @@
 """Names of FlagGems that opmux refuses or serves differently, and why.
 
-A row is a pattern of a module and a pattern of a name; `.` is the package `flag_gems` itself. The first row that
-matches applies. `tools/gems_census.py` prints them for `docs/flag_gems.md`.
+The key of a row is a pattern for modules and a pattern for names; `.` is the package `flag_gems` itself. The first row
+that matches applies; an empty reason means that the name is served. `tools/gems_census.py` prints the rows for
+`docs/flag_gems.md`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from fnmatch import fnmatchcase
 _VENDORS = "FlagGems' kernels for a vendor; opmux has its own folder for each vendor"
 _SPARSE = "opmux has no kernel for sparse attention (DeepSeek Sparse Attention)"
 _DELTA = "opmux has no kernel for gated delta rules; use the package flash-linear-attention"
-_MHC = "takes other tensors than opmux's functions: use opmux.functional.mhc_pre, mhc_coeffs and mhc_post_res"
+_MHC = "its tensors differ from those of opmux's functions; use opmux.functional.mhc_pre, mhc_coeffs and mhc_post_res"
 _LAUNCH = "launches one of FlagGems' kernels with given tiles; call fused_experts_impl"
 _MXQ = "opmux has no kernel for experts with weights of 2 to 4 bits"
 _SCHEDULE = "describes how FlagGems' own kernels share work; pass None where a function takes it"
 _TUNING = "a part of FlagGems' tuning; opmux stores tiles in its own files: see `opmux tune`"
 _GENERATOR = "a part of FlagGems' generator of kernels; pointwise_dynamic itself is served"
 _REGISTRY = "opmux registers overrides itself: use enable() and use_gems()"
-_VLLM = "replaces code of vLLM; point vLLM's custom ops at the functions of flag_gems.fused"
+_VLLM = "replaces code of vLLM; the functions of flag_gems.fused can replace vLLM's custom ops"
 _BACKEND = "state of FlagGems while it loads a vendor's folder; opmux.backends loads vendors"
 _JIT = "a function for Triton kernels; use triton.language or tl_extra_shim"
 
@@ -39,7 +40,7 @@ REFUSED: dict[str, str] = {
     "[.f]* sinkhorn_forward": _MHC,
     "[.f]* dispatch_fused_moe_kernel": _LAUNCH,
     "[.f]* invoke_fused_moe_*": _LAUNCH,
-    "[.f]* flash_mla_with_kvcache": "reads a cache in DeepSeek-V4's own format of bytes; use flash_mla",
+    "[.f]* flash_mla_with_kvcache": "reads a cache in a byte format of DeepSeek-V4; use flash_mla",
     "fused_moe_mxq *": _MXQ,
     "* get_scheduler_metadata": _SCHEDULE,
     "* get_paged_mqa_logits_metadata": _SCHEDULE,
@@ -86,7 +87,7 @@ REFUSED: dict[str, str] = {
 }
 
 KERNEL = "a Triton kernel of FlagGems; opmux has its own kernels: call the op"
-PART = "a part of how FlagGems computes an op; call the op"
+PART = "a part of FlagGems' implementation of an op; call the op"
 EXPERIMENTAL = "an experimental op of FlagGems, which `enable()` does not use and ATen does not have"
 
 _QUANTIZED = "converts quantized weights to the dtype of the tokens first, and does not quantize activations"
@@ -110,7 +111,7 @@ DIFFERENT: dict[str, str] = {
     "utils pointwise_dynamic": "no complex tensors; `config` and `dtypes` are ignored",
     "utils PointwiseDynamicFunction": "no complex tensors; `config` and `dtypes` are ignored",
     "utils.codegen_config_utils *": "has no effect",
-    "config *c_*": "opmux has no such extension: False, None or an empty list",
+    "config *c_*": "opmux has no C++ extension for FlagGems: the value is False, None or an empty list",
 }
 
 
@@ -129,13 +130,13 @@ def refused(module: str, name: str) -> str | None:
 
 
 def is_refused(module: str) -> bool:
-    """Whether none of a module's names is served."""
-    is_kept = any(not why and pattern.partition(" ")[0] == module for pattern, why in REFUSED.items())
-    return refused(module, ".") is not None and not is_kept
+    """Whether opmux refuses all names of a module."""
+    serves_some = any(not why and pattern.partition(" ")[0] == module for pattern, why in REFUSED.items())
+    return refused(module, ".") is not None and not serves_some
 
 
 def part(module: str, what: str) -> str | None:
-    """Why a name that opmux lacks is not needed: it is a part of FlagGems' implementation, which no package exports."""
+    """Why users do not need a name that opmux lacks, if it belongs to FlagGems' implementation; otherwise None."""
     package = module.partition(".")[0]
     if what == "kernel":
         return KERNEL

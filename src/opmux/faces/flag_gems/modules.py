@@ -85,17 +85,17 @@ class GemsRope(nn.Module):
         self.rotary_dim, self.max_position_embeddings, self.base = rotary_dim, max_position_embeddings, base
         self.rotary_interleaved, self.dtype, self.device = rotary_interleaved, dtype, device
         positions = torch.arange(max_position_embeddings, dtype=torch.float32, device=device)
-        angles, size = torch.outer(positions, self._frequencies()), self._scale()
-        self.register_buffer("cos_cached", (angles.cos() * size).to(dtype), persistent=False)
-        self.register_buffer("sin_cached", (angles.sin() * size).to(dtype), persistent=False)
+        angles, factor = torch.outer(positions, self._frequencies()), self._scale()
+        self.register_buffer("cos_cached", (angles.cos() * factor).to(dtype), persistent=False)
+        self.register_buffer("sin_cached", (angles.sin() * factor).to(dtype), persistent=False)
 
     def _frequencies(self) -> Tensor:
-        """The angle between two positions, for each pair of dimensions."""
+        """The angle between neighbouring positions, for each pair of dimensions."""
         pairs = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32, device=self.device)
         return self.base ** (-pairs / self.rotary_dim)
 
     def _scale(self) -> float:
-        """Multiplies cosines and sines."""
+        """The factor by which cosines and sines are multiplied."""
         return 1.0
 
     def forward(
@@ -121,7 +121,7 @@ def yarn_find_correction_range(
 
 
 def yarn_get_mscale(scale: float = 1, mscale: float = 1) -> float:
-    """YaRN's factor of cosines and sines, for positions that are scaled by `scale`."""
+    """YaRN's factor for cosines and sines, if positions are scaled by `scale`."""
     return 1.0 + 0.1 * mscale * math.log(scale) if scale > 1 else 1.0
 
 
@@ -132,10 +132,10 @@ def yarn_linear_ramp_mask(min: float, max: float, dim: int) -> Tensor:
 
 
 class GemsDeepseekYarnRoPE(GemsRope):
-    """A rotary embedding by YaRN, as in DeepSeek's models: positions beyond the trained length are interpolated.
+    """YaRN's rotary embedding, as in DeepSeek's models: positions beyond the trained length are interpolated.
 
     Dimensions that rotate more than beta_fast times over the trained length keep their frequencies; those that rotate
-    less than beta_slow times get frequencies divided by scaling_factor; others are mixed linearly.
+    less than beta_slow times have them divided by scaling_factor; in between, frequencies are interpolated linearly.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Functions of `flag_gems.ops` that are no op of ATen, or one with other results.
+"""Functions of `flag_gems.ops` that ATen does not have, or whose results differ from those of ATen's op.
 
-They have FlagGems' arguments, and call torch's or opmux's ops with opmux's kernels.
+They have FlagGems' arguments, and run on opmux's kernels through torch's or opmux's ops.
 """
 
 from __future__ import annotations
@@ -264,21 +264,21 @@ def flash_attn_varlen_func(
         cu_seqlens_q: int32 [batch + 1], where each sequence starts.
         max_seqlen_k: the longest sequence of k.
         cu_seqlens_k: like cu_seqlens_q; not needed with a block_table.
-        seqused_k: int32 [batch], how many keys of each sequence count.
+        seqused_k: int32 [batch], how many keys of each sequence are used; the rest is padding.
         softmax_scale: multiplies the scores; default 1 / sqrt(dim).
         causal: a query attends to no key after its own position; the last query is aligned with the last key.
         window_size: the numbers of keys before and after its own position that a query attends to; -1 for all.
         block_table: int32 [batch, max_pages], the pages of each sequence. The pages are copied.
         return_softmax_lse: also return the logarithm of the softmax's denominator, float32 [heads, tokens].
         out: receives the result.
-        s_aux: [heads], an extra score for each head, with a value of 0.
+        s_aux: [heads], for each head the score of an extra key whose value is 0.
 
     The other arguments must have their defaults, except those that only choose how FlagGems' kernels run
     (deterministic, scheduler_metadata, num_splits, fa_version).
     """
-    fixed = {"q_v": q_v, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    fixed |= {"return_attn_probs": return_attn_probs or None, "cp_world_size": None if cp_world_size == 1 else 2}
-    for name, value in fixed.items():
+    unsupported = {"q_v": q_v, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    unsupported |= {"return_attn_probs": return_attn_probs or None, "cp_world_size": None if cp_world_size == 1 else 2}
+    for name, value in unsupported.items():
         if value is not None:
             raise NotImplementedError(f"flag_gems.flash_attn_varlen_func: {name} is not supported")
     if block_table is not None:
@@ -302,8 +302,8 @@ def flash_attn_varlen_opt_func(*args: Any, lse: Tensor | None = None, **named: A
     """`flash_attn_varlen_func`; `lse` receives the logarithm of the softmax's denominator."""
     if lse is None:
         return flash_attn_varlen_func(*args, **named)
-    result, found = flash_attn_varlen_func(*args, **{**named, "return_softmax_lse": True})
-    lse.copy_(found)
+    result, new_lse = flash_attn_varlen_func(*args, **{**named, "return_softmax_lse": True})
+    lse.copy_(new_lse)
     return (result, lse) if named.get("return_softmax_lse") else result
 
 
@@ -343,6 +343,6 @@ def _compute_linear_combination(input: Tensor, coefficients: Tensor, out: Tensor
 
 
 def gather_block_quantized(input_tensor: Tensor, indices: Tensor, dimension: int = 0) -> Tensor:
-    """`torch.gather`, for bytes of quantized blocks."""
+    """`torch.gather` on uint8 tensors that hold quantized blocks."""
     with use(mode="all"):
         return torch.gather(input_tensor, dimension, indices)

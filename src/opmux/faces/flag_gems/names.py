@@ -35,7 +35,7 @@ _OWN = {
     "flag_gems.utils.shape_utils": f"{_HERE}.shapes",
     "flag_gems.utils.tensor_wrapper": f"{_HERE}.buffers",
 }
-# Prefix of the other modules -> the modules of ours that have their names.
+# Prefix of FlagGems' other modules -> our module that has their names.
 _PARTS = {
     "config": f"{_HERE}.configs",
     "logging_utils": f"{_HERE}.configs",
@@ -54,7 +54,7 @@ _PARTS = {
 
 
 class GemsModule(types.ModuleType):
-    """A module of FlagGems whose names are those of a module of ours, which is imported on first access."""
+    """A module of FlagGems. Its attributes are those of a module of ours, which is imported on first access."""
 
     def __init__(self, name: str, ours: str | None):
         super().__init__(f"flag_gems.{name}", f"FlagGems' {name}, provided by opmux.")
@@ -72,7 +72,7 @@ class GemsModule(types.ModuleType):
             module = importlib.import_module(ours)
             if attribute in vars(module):
                 return vars(module)[attribute]
-            # the __getattr__ of `ops` takes time to find the nearest name
+            # `find` of `ops`: its `__getattr__` would spend time on finding the nearest name
             found = vars(module).get("find", lambda attribute: getattr(module, attribute, None))(attribute)
             if found is not None:
                 return found
@@ -84,7 +84,7 @@ def _modules() -> dict[str, str | types.ModuleType]:
     """Module of FlagGems -> our module, or its name.
 
     Modules that may have the name of a function come before their packages, so that they do not become attributes of
-    these: in FlagGems `flag_gems.ops.mm` is the function, although `from flag_gems.ops.mm import mm` works.
+    the packages: in FlagGems `flag_gems.ops.mm` is the function, although `from flag_gems.ops.mm import mm` works.
     """
     found: dict[str, str | types.ModuleType] = dict(_OWN)
     for name in original.modules():

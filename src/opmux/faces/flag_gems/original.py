@@ -1,6 +1,6 @@
 """The public names of FlagGems and the arguments of its functions: `original.txt`, by `tools/gems_census.py`.
 
-The face reads from it which modules exist, and in which order a function takes its arguments.
+opmux reads from it which modules exist, and in which order a function takes its arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Row = tuple[str, str, str]  # module, name, what the name is
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
-    """All rows; the names that a package exports are in rows of their own."""
+    """All rows; each name that a package exports is a row of its own."""
     found: list[Row] = []
     for line in Path(__file__).with_name("original.txt").read_text(encoding="utf-8").splitlines():
         module, name, what = line.split(" ", 2)
@@ -25,7 +25,7 @@ def rows() -> tuple[Row, ...]:
 
 @functools.cache
 def modules() -> tuple[str, ...]:
-    """The names of FlagGems' modules, without `flag_gems.` and the vendors' ones."""
+    """The names of FlagGems' modules without the prefix `flag_gems.`; modules of vendors are left out."""
     return tuple(
         dict.fromkeys(module for module, _, what in rows() if module != "." and not what.startswith("module "))
     )

@@ -56,7 +56,7 @@ def act_quant_triton(x: Tensor, block_size: int = 128, scale_fmt: str | None = N
 
 
 def fp8_matmul(a: Tensor, a_s: Tensor, b: Tensor, b_s: Tensor, scale_dtype: torch.dtype = torch.float32) -> Tensor:
-    """a b^T of float8 matrices, bfloat16 [..., n].
+    """The product a b^T of float8 matrices, bfloat16 [..., n].
 
     Args:
         a: [..., k], with a scale for each 128 elements of a row.
@@ -76,7 +76,7 @@ def w8a8_block_fp8_matmul(
     block_size: Sequence[int],
     output_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """A B^T of float8 matrices: A [..., k] with a scale for each row's block, B [n, k] with one for each block.
+    """The product A B^T of float8 matrices. A has a scale for each block of a row, and B one for each block.
 
     Args:
         A: float8 [..., k].

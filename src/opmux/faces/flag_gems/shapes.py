@@ -116,7 +116,7 @@ def c_contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def f_contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor that is stored by columns."""
+    """The strides of a tensor that is stored by columns: the first dimension has stride 1."""
     return ordered_stride(shape, range(len(shape)))
 
 
@@ -141,7 +141,7 @@ def all_c_contiguous(tensors: Sequence[Tensor]) -> bool:
 
 
 def bracket_next_power_of_2(N: int, lower: int, upper: int) -> int:
-    """The next power of two of N, limited to this range."""
+    """The smallest power of two that is at least N, limited to the range from lower to upper."""
     return min(max(1 << max(N - 1, 0).bit_length(), lower), upper)
 
 
@@ -171,7 +171,7 @@ def can_use_int32_index(a: Tensor) -> bool:
 
 
 def has_internal_overlapping(x: Tensor) -> MemOverlap:
-    """Whether several elements have the same address; TooHard if neither strides nor sizes tell."""
+    """Whether several elements have the same address; TooHard if strides and sizes do not decide it."""
     if x.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(x):
         return MemOverlap.No
     if any(n > 1 and st == 0 for n, st in zip(x.shape, x.stride(), strict=True)):

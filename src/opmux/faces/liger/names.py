@@ -258,7 +258,7 @@ class Served(types.ModuleType):
     def __init__(self, name: str, homes: Homes):
         super().__init__(name, f"Liger-Kernel's {name}, provided by opmux.")
         self.__path__ = []
-        self.__file__ = __file__  # one file makes all modules
+        self.__file__ = __file__  # this file makes all these modules
         self.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         self.__all__ = sorted(
             n for n in homes if not n.startswith("_") and homes[n] != "auto_model" and LIBRARY not in homes[n]

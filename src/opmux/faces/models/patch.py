@@ -60,7 +60,7 @@ class CannotPatch(OpmuxError, ValueError):
     """No part of the model can be replaced."""
 
 
-EXCLUDED = " is excluded"  # the end of a reason: `include` or `exclude` leaves the part out
+EXCLUDED = " is excluded"  # how a reason ends if `include` or `exclude` leaves a part out
 
 
 @dataclass(frozen=True)

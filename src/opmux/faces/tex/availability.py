@@ -20,7 +20,7 @@ def vendors(manager: OpManager) -> list[OpImpl]:
 
 
 def impls_of_tex(manager: OpManager, token: str) -> list[OpImpl]:
-    """The impls of tex's own ops, without those of their primitives, that a backend's token selects."""
+    """The impls that a backend's token selects for tex's own ops, not for their primitives."""
     return [impl for spec in _specs() for impl in manager.registry.impls(spec.key) if matches(token, impl)]
 
 
@@ -42,8 +42,8 @@ def refusal(manager: OpManager, token: str, policy: SelectionPolicy | None = Non
                     refused = _impl_refusal(manager, key, impl, device, policy)
                     if refused is None:
                         return None
-                    listed = policy is not None and policy.filtered(impl) is not None
-                    reason = refused if reason is None or listed else reason
+                    excluded = policy is not None and policy.filtered(impl) is not None
+                    reason = refused if reason is None or excluded else reason
         if reason is not None and token.startswith("vendor:"):
             return reason
     return reason or "no impl of a tex op is registered for it: install its package, or name another backend"

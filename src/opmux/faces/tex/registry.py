@@ -187,7 +187,7 @@ def _class_property(cls: type, name: str, default: Any) -> Any:
 def _all() -> list[Backend]:
     """All backends: built-in ones, registered classes, and vendors that have only impls of tex's ops.
 
-    A vendor's impls of tex's ops also stand for its class if the class's library is missing.
+    If a class cannot run because its library is missing, other impls of tex's ops from its vendor replace the class.
     """
     from . import backends
 
@@ -203,7 +203,7 @@ def _all() -> list[Backend]:
 
 
 def _has_other_impls(backend: Backend) -> bool:
-    """Whether impls of tex's ops are registered for a class's vendor that are not methods of the class."""
+    """Whether the vendor of a class has registered impls of tex's ops that are not methods of the class."""
     registered = availability.impls_of_tex(get_default_manager(), backend.token)
     return any(all(impl is not method for method in backend.impls) for impl in registered)
 

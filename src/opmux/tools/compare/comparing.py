@@ -78,7 +78,7 @@ class ModelComparison:
     limit: float  # the largest distance to native's results that counts as equal
     rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...] = ()
-    batch: str = ""  # its sizes, in words
+    batch: str = ""  # the sizes of the batch, in words
 
     @property
     def right(self) -> bool:
@@ -265,11 +265,11 @@ class _Run:
         for number, variant in enumerate(variants):
             self.show(f"checking {variant.name}", number, len(variants))
             self.switcher.switch_to(variant)
-            # Warm up first: auto mode runs torch's kernels until it has planned a call, and those would be compared.
+            # Warm up first: until auto mode has planned a call it runs torch's kernels, and they would be compared.
             typical += timing.warmed(self.step, self.device) / len(variants)
             found = results[variant.name] = self.step.results()
             self._check(variant, found)
-            with engine.counted() as calls:  # in a step of its own: C++ launches nothing while calls are counted
+            with engine.counted() as calls:  # in a separate step: C++ launches nothing while calls are counted
                 self.step()
             peak = timing.peak(self.step, self.device)
             if number == 0:

@@ -115,8 +115,8 @@ class ConformRecord(RunRecord):
         counter = Counter(c.where for c in (self.coverage if rows is None else rows))
         return {w: counter[w] for w in WHERE if counter[w]}
 
-    def of_the_reference(self) -> list[str]:
-        """Ops for which dispatch ran only the reference, so that its results were compared with themselves."""
+    def without_a_kernel(self) -> list[str]:
+        """Ops for which dispatch ran only the reference, so that the reference was compared with itself."""
         through = [r for r in self.results if r.impl == DISPATCH and r.check == "values" and r.ran]
         return [r.op for r in through if set(r.ran) == {REFERENCE}]
 

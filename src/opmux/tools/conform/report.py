@@ -45,7 +45,7 @@ MARKS = {
 }
 PLACES = {OWN: "chip's own", TRITON: "triton", PLUGIN: "plugin", NATIVE: "torch's own", CPU: "CPU", NOWHERE: "nowhere"}
 PLACE_STYLES = {OWN: "magenta", CPU: "yellow"}
-NANS = "are NaN"  # part of a message about numbers that are NaN and must not be
+NANS = "are NaN"  # part of the message about results that are NaN although the expected ones are not
 SHOWN = 12  # at most this many entries of a list are printed
 
 
@@ -197,7 +197,7 @@ def _gaps(record: ConformRecord) -> list[Any]:
 def failures(record: ConformRecord) -> list[tuple[CheckResult, bool]]:
     """Each failure, and whether the same sample also fails through dispatch; if so, users' calls are wrong too.
 
-    Such a failure of dispatch is not in the list, because its reason and sample are those of the vendor's impl.
+    The failure through dispatch then has no entry of its own: its sample and reason are those of the vendor's impl.
     """
     case = lambda r: (r.key, r.check, r.sample, r.dtype)
     own = {case(r) for r in record.failures if r.own and r.impl != DISPATCH}
@@ -221,11 +221,11 @@ def _failures(record: ConformRecord) -> list[Any]:
 
 def without_a_kernel(record: ConformRecord) -> list[str]:
     """What a run could not check because the machine has no kernel of an op, and how to check it."""
-    names = record.of_the_reference()
+    names = record.without_a_kernel()
     lines = []
     if names:
         lines.append(
-            f"no kernel of {screen.some(names)} was checked: the reference itself ran here, compared with itself"
+            f"no kernel of {screen.some(names)} was checked: only the reference ran, and was compared with itself"
         )
     if record.facts.get("how") == DEVICE and record.facts.get("device") == "cpu":
         ops = " ".join(f"--op {shlex.quote(word)}" for word in record.facts["ops"])
@@ -241,11 +241,11 @@ def of_nan(filled: bool) -> str:
     """What a NaN in a result means; `filled`: whether memory is filled with NaN before a kernel runs."""
     if filled:
         return (
-            "NaN: results are filled with NaN before a kernel runs, so the kernel has not written this element, or has "
-            "computed it from one that was not written, or the formula itself gives NaN"
+            "NaN: results are filled with NaN before a kernel runs. So the kernel has not written this element, or has "
+            "computed it from an element that was not written, or the formula itself gives NaN"
         )
     return (
-        "NaN: the kernel has computed it. Here results are not filled with NaN before a kernel runs, so an element "
+        "NaN: the kernel has computed it. This run does not fill results with NaN before a kernel runs, so an element "
         "that is never written may have any value; `opmux conform --real` and simulated devices do fill them"
     )
 

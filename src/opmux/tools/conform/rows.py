@@ -163,8 +163,10 @@ class VendorRow:
             first = first and not taken
 
     def _laid_out(self, dtype: torch.dtype) -> Iterator[SampledCall]:
-        """The recorded calls. The first call with two tensors is repeated with other types of arguments, and the first
-        call with a matrix with transposed strides.
+        """The recorded calls, some of them changed.
+
+        The first call with two tensors is repeated with other types of arguments. The first call with a matrix is
+        repeated with transposed strides.
         """
         transposed = mixed = False
         for call in _recorded(self.shape, dtype):
@@ -179,7 +181,7 @@ class VendorRow:
 
 
 def _mixed(shape: OverloadSchema, call: SampledCall) -> Iterator[SampledCall]:
-    """A call with each of its first two tensors in another dtype, and with a number and a CPU scalar for the second.
+    """Variants of a call: one of its first two tensors in another dtype, or a number or CPU scalar as the second.
 
     Calls that ATen refuses are left out: not all ops promote types.
     """

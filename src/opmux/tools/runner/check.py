@@ -52,7 +52,7 @@ def place(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if file.is_relative_to(TOOLS) and not file.is_relative_to(SIMULATOR):
-            return ""  # above this frame is only the command
+            return ""  # all frames above this one belong to the command
         if file.is_file() and "triton" not in file.parts and not any(file.is_relative_to(a) for a in AROUND):
             return f"{frame.filename}:{frame.lineno}"
     return ""

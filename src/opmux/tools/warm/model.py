@@ -20,7 +20,7 @@ from .compiling import first_line
 def config_of(what: str, or_script: bool = False) -> Any:
     """The model config that `what` names: a model type (with default sizes), a config.json, or the folder of one.
 
-    `or_script`: the command also accepts a script, so its errors name one.
+    `or_script`: whether the command also accepts a script. Its errors then say so.
     """
     transformers = _transformers(or_script)
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -67,7 +67,7 @@ def _transformers(or_script: bool = False) -> Any:
     try:
         import transformers
     except ImportError:
-        more = ". A script (train.py) does not" if or_script else ""
+        more = ". A script (train.py) does not need it" if or_script else ""
         raise BadOption(f"a model needs transformers: pip install transformers{more}") from None
     return transformers
 
