@@ -429,7 +429,7 @@ def test_every_failure_is_printed_with_its_reason_and_command():
         (f"relu by {OWN} and so by dispatch", "values float32 [37]"),
         (f"silu by {OWN}", "values float32 [37]"),
         ("silu by dispatch", "values float32 [5x64]"),
-        ("add by dispatch", "opinfo float32 [add 3] (the first of 4 failed samples)"),
+        ("add by dispatch", "opinfo float32 [add 3], the first of 4 failures in 8 samples"),
     ]
     assert text.count("is wrong") == text.count("opmux conform --op") == 4
 

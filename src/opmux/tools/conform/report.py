@@ -212,8 +212,7 @@ def _failures(record: ConformRecord) -> list[Any]:
         where = " ".join(filter(None, (result.dtype, f"[{result.sample}]" if result.sample else None)))
         where += f", the first of {result.failed} failures in {result.tried} samples" if result.failed > 1 else ""
         who = f" by {result.impl}{' and so by dispatch' if too else ''}: {result.check} "
-        more = f" (the first of {result.failed} failed samples)" if result.failed > 1 else ""
-        lines.append(Text.assemble(("FAIL ", "bold red"), (result.op, "bold"), who, (where, "dim"), (more, "dim")))
+        lines.append(Text.assemble(("FAIL ", "bold red"), (result.op, "bold"), who, (where, "dim")))
         lines += [Text(f"     {result.reason}"), Text(f"     {result.reproduce}", "cyan")]
     if any(NANS in (result.reason or "") for result, _ in failures(record)):
         lines += [Text(), Text(of_nan(filled=record.facts.get("how") == SIMULATED), "yellow")]
