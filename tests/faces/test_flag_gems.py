@@ -152,6 +152,20 @@ def test_functions_compute_and_have_gradients(gems):
     assert gems.all_registered_ops() == []
 
 
+def test_functions_choose_overloads_once_for_all_calls(gems, monkeypatch):
+    calls = (
+        lambda: gems.outer(torch.ones(2), torch.ones(3)),
+        lambda: gems.normed_cumsum(torch.ones(4)),
+        lambda: gems.moe_sum(torch.ones(2, 3, 4), torch.empty(2, 4)),
+        lambda: gems.exp(torch.ones(2)),
+    )
+    for call in calls:
+        call()
+    monkeypatch.setattr(switch, "resolved", lambda include, exclude: pytest.fail("overloads are chosen again"))
+    for call in calls:
+        call()
+
+
 def test_fused_ops_match_torchs_composition(gems):
     x, y, w, b = torch.randn(2, 3, 8), torch.randn(2, 3, 8), torch.randn(8), torch.randn(8)
     close = torch.testing.assert_close

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...functional import decode, moe
 from ...specs import decode as decode_ops
-from ..aten.switch import use
+from .switch import everything
 
 __all__ = [
     "apply_repetition_penalties",
@@ -233,7 +233,7 @@ def topk_softmax(
         gating_output: [tokens, experts].
         renormalize: divide the probabilities of a token by their sum.
     """
-    with use(mode="all"):
+    with everything():
         weights = torch.softmax(gating_output.float(), -1)
         weights, chosen = weights.topk(topk_weights.shape[-1])
     if renormalize:
@@ -336,7 +336,7 @@ def grouped_topk(
 
 def moe_sum(input: Tensor, output: Tensor) -> None:
     """Write the sum over the experts of each token to `output` [tokens, hidden]; `input` is [tokens, k, hidden]."""
-    with use(mode="all"):
+    with everything():
         output.copy_(input.sum(1))
 
 

@@ -11,14 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.errors import nearest
-from ..aten.switch import use
 from . import arguments, left, more_ops, names
 from .fused import rms_norm as rms_norm
-
-
-@functools.cache
-def everything() -> use:
-    return use(mode="all")
+from .switch import everything
 
 
 @functools.cache
