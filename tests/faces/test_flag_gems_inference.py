@@ -167,6 +167,30 @@ def test_moe_align_block_size_pads_each_expert(gems, tokens, block):
     assert order[:4].tolist() == [0, 4, 3, 4] and blocks[:2].tolist() == [0, 4] and total.item() == 4
 
 
+def test_grouped_topk_takes_no_tokens_and_refuses_no_groups(gems):
+    weights, experts = gems.grouped_topk(torch.rand(0, 12), 4, 2, 3, True, 1.0, torch.rand(12))
+    assert weights.shape == experts.shape == (0, 3)
+    with pytest.raises(ValueError, match="n_group must divide"):
+        gems.grouped_topk(torch.rand(2, 12), 0, 2, 3, True, 1.0, torch.rand(12))
+
+
+def test_functions_that_fill_results_have_no_gradient(gems):
+    leaf = lambda *shape: torch.randn(shape, requires_grad=True)
+    results = outputs(5, 3)
+    gems.topk_softmax(*results, leaf(5, 9))
+    gems.topk_softplus_sqrt(*results, leaf(5, 9), True, 1.0)
+    total, logits, states = torch.empty(4, 8), leaf(2, 5), leaf(6, 16)
+    gems.moe_sum(leaf(4, 3, 8), total)
+    seen = torch.ones(2, 5, dtype=torch.bool)
+    gems.apply_repetition_penalties(logits, seen, seen, torch.ones(2))
+    keys, values = torch.zeros(3, 2, 2, 4, 2), torch.zeros(3, 2, 4, 4)
+    gems.reshape_and_cache(leaf(5, 2, 4), leaf(5, 2, 4), keys, values, SLOTS, "auto", ONE, ONE)
+    ids = torch.zeros(6, 1, dtype=torch.int64)
+    gems.inplace_fused_experts(states, leaf(4, 20, 16), leaf(4, 16, 10), torch.rand(6, 1), ids)
+    assert not any(t.requires_grad for t in (results[0], total, keys, values))
+    assert not gems.grouped_topk(leaf(2, 12), 4, 2, 3, True, 1.0, torch.rand(12))[0].requires_grad
+
+
 def test_moe_sum_adds_the_experts_of_each_token(gems):
     x, y = torch.randn(4, 3, 8), torch.empty(4, 8)
     gems.moe_sum(x, y)
@@ -197,8 +221,9 @@ def test_fused_experts_are_a_mixture_of_gated_mlps(gems):
     torch.testing.assert_close(y, want)
     mapped = torch.tensor([2, -1, 0, 1, 3])  # expert 1 is on another rank
     far = torch.randint(5, (6, 2))
+    far[0, 0] = -1  # no expert
     got = gems.fused_experts_impl(x, w1, w2, weights, far, expert_map=mapped)
-    torch.testing.assert_close(got, mixture(x, w1, w2, weights, mapped[far]))
+    torch.testing.assert_close(got, mixture(x, w1, w2, weights, torch.where(far < 0, -1, mapped[far])))
     one = gems.fused_experts_impl(x, w1, w2, weights[:, :1], ids[:, :1], apply_router_weight_on_input=True)
     torch.testing.assert_close(one, mixture(x * weights[:, :1], w1, w2, torch.ones(6, 1), ids[:, :1]))
     with pytest.raises(NotImplementedError, match="use_int4_w4a16"):
@@ -266,6 +291,17 @@ def test_cutlass_scaled_mm_writes_its_result(gems, dtype):
     out = torch.empty(4, 16, dtype=torch.bfloat16)
     gems.cutlass_scaled_mm(out, a, b.t(), a_s, b_s, bias)
     torch.testing.assert_close(out, ((a.float() @ b.float().T) * a_s * b_s + bias).bfloat16(), rtol=0.02, atol=0.1)
+
+
+def test_cutlass_scaled_mm_finds_the_blocks_of_a_short_row(gems):
+    """With one block in a row, a_scale has the same shape as with one scale for each row."""
+    a, b = (torch.randn(n, 128).to(torch.float8_e4m3fn) for n in (4, 256))
+    a_s, b_s, out = torch.rand(4, 1), torch.rand(1, 2), torch.empty(4, 256, dtype=torch.bfloat16)
+    gems.cutlass_scaled_mm(out, a, b.t(), a_s, b_s)
+    want = (a.float() * a_s) @ (b.float() * b_s.repeat_interleave(128, 1).T).T
+    torch.testing.assert_close(out, want.bfloat16(), rtol=0.02, atol=0.1)
+    with pytest.raises(ValueError, match="a_scale and b_scale must have one element"):
+        gems.cutlass_scaled_mm(out, a.view(torch.int8), b.view(torch.int8).t(), torch.rand(4, 2), torch.rand(2, 2))
 
 
 # ---- modules and helpers --------------------------------------------------------------------------------------------

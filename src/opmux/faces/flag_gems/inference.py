@@ -61,13 +61,13 @@ def _pages(slot_mapping: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
     return lengths.int(), (slots // page_size).int()[:, None]
 
 
+@torch.no_grad()
 def _write(k: Tensor, v: Tensor | None, caches: tuple[Tensor, Tensor | None], slots: Tensor, scales: Any) -> None:
     tokens = slots.shape[0]
     lengths, table = _pages(slots, caches[0].shape[1])
     k_scale, v_scale = scales
-    with torch.no_grad():
-        v = None if v is None else v[:tokens, None].contiguous()
-        decode_ops.write_kv_cache(k[:tokens, None].contiguous(), v, *caches, lengths, table, None, k_scale, v_scale)
+    v = None if v is None else v[:tokens, None].contiguous()
+    decode_ops.write_kv_cache(k[:tokens, None].contiguous(), v, *caches, lengths, table, None, k_scale, v_scale)
 
 
 def _scales(kv_cache_dtype: str, *scales: Any) -> list[Tensor | None]:
@@ -103,6 +103,7 @@ def reshape_and_cache_flash(
     _write(key, value, caches, slot_mapping, _scales(kv_cache_dtype, k_scale, v_scale))
 
 
+@torch.no_grad()
 def reshape_and_cache(
     key: Tensor,
     value: Tensor,
@@ -165,6 +166,7 @@ def concat_and_cache_mla(
     _write(new[:, None], None, (cache[:, :, None], None), slot_mapping, (*_scales(kv_cache_dtype, scale), None))
 
 
+@torch.no_grad()
 def flash_mla(
     q: Tensor,
     block_table: Tensor,
@@ -198,14 +200,14 @@ def flash_mla(
     if h_kv != 1:
         raise ValueError(f"flag_gems.flash_mla: h_kv must be 1, as all heads share one latent; got {h_kv}")
     cache = blocked_k.reshape(-1, block_size, d)
-    with torch.no_grad():
-        result = decode.mla_decode(
-            q.reshape(b, s_q, h_q, d), cache, cache_seqlens.int(), dv, table=block_table.int(), scale=1 / math.sqrt(d)
-        )
+    result = decode.mla_decode(
+        q.reshape(b, s_q, h_q, d), cache, cache_seqlens.int(), dv, table=block_table.int(), scale=1 / math.sqrt(d)
+    )
     assert isinstance(result, Tensor)
     return result
 
 
+@torch.no_grad()
 def apply_repetition_penalties(
     logits: Tensor, prompt_mask: Tensor, output_mask: Tensor, repetition_penalties: Tensor
 ) -> None:
@@ -217,6 +219,7 @@ def apply_repetition_penalties(
 # ---- routing --------------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def topk_softmax(
     topk_weights: Tensor,
     topk_indices: Tensor,
@@ -243,6 +246,7 @@ def topk_softmax(
     _number(token_expert_indices, by_column=True)
 
 
+@torch.no_grad()
 def topk_softplus_sqrt(
     topk_weights: Tensor,
     topk_indices: Tensor,
@@ -282,6 +286,7 @@ def _number(indices: Tensor, by_column: bool) -> None:
     indices.copy_(count.view(columns, rows).t() if by_column else count.view(rows, columns))
 
 
+@torch.no_grad()
 def grouped_topk(
     scores: Tensor,
     n_group: int,
@@ -308,7 +313,7 @@ def grouped_topk(
         The weights, float32, and the experts, int32 [tokens, topk], best first. A token whose groups all have
         infinite or NaN scores gets the first experts with equal weights.
     """
-    if scores.dim() != 2 or scores.shape[1] % n_group:
+    if scores.dim() != 2 or n_group < 1 or scores.shape[1] % n_group:
         raise ValueError(
             f"grouped_topk: n_group must divide the experts of scores {tuple(scores.shape)}; got {n_group}"
         )
@@ -319,7 +324,7 @@ def grouped_topk(
     tokens, experts = scores.shape
     values = scores.sigmoid() if scoring_func == 1 else scores
     biased = (values + bias.flatten().to(values.dtype)).float()
-    groups = biased.view(tokens, n_group, -1)
+    groups = biased.view(tokens, n_group, experts // n_group)
     best = groups.topk(min(2, groups.shape[-1])).values.sum(-1).to(scores.dtype).float()
     best = best.masked_fill(~best.isfinite(), -torch.inf)
     picked = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(topk_group).indices, True)
@@ -334,6 +339,7 @@ def grouped_topk(
     return weights, torch.where(usable, chosen, first).int()
 
 
+@torch.no_grad()
 def moe_sum(input: Tensor, output: Tensor) -> None:
     """Write the sum over the experts of each token to `output` [tokens, hidden]; `input` is [tokens, k, hidden]."""
     with everything():
@@ -403,6 +409,7 @@ def moe_align_block_size_triton(
 # ---- experts --------------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def fused_experts_impl(
     hidden_states: Tensor,
     w1: Tensor,
@@ -440,7 +447,7 @@ def fused_experts_impl(
         w1: [experts, 2 * intermediate, hidden], the projections before the activation.
         w2: [experts, hidden, intermediate].
         topk_weights: [tokens, k].
-        topk_ids: int [tokens, k].
+        topk_ids: int [tokens, k]; with an expert_map, an id below 0 is no expert.
         inplace: write the result to hidden_states.
         activation: "silu", "gelu" or "gelu_tanh".
         apply_router_weight_on_input: multiply the tokens by their weights before w1, instead of after w2; only for k=1.
@@ -469,16 +476,15 @@ def fused_experts_impl(
         w1, w2 = (_dequantized(w, s, block_shape, x.dtype) for w, s in ((w1, w1_scale), (w2, w2_scale)))
     index, weights = topk_ids, topk_weights
     if expert_map is not None:
-        mapped = expert_map[index.long()]
+        mapped = torch.where(index < 0, -1, expert_map[index.clamp(min=0).long()])
         index = torch.where(mapped < 0, w1.shape[0], mapped)
     if apply_router_weight_on_input:
         if index.shape[-1] != 1:
             raise ValueError("flag_gems.fused_experts_impl: apply_router_weight_on_input needs topk_ids of one column")
         x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
     index = index if index.dtype in (torch.int32, torch.int64) else index.long()
-    with torch.no_grad():
-        y = moe.fused_moe(x, w1, w2, index, weights.float(), name)
-        return hidden_states.copy_(y) if inplace else y
+    y = moe.fused_moe(x, w1, w2, index, weights.float(), name)
+    return hidden_states.copy_(y) if inplace else y
 
 
 def _dequantized(weight: Tensor, scale: Tensor, block: list[int] | None, dtype: torch.dtype) -> Tensor:
@@ -486,13 +492,12 @@ def _dequantized(weight: Tensor, scale: Tensor, block: list[int] | None, dtype: 
     w, s = weight.float(), scale.float()
     if block is not None:
         s = s.repeat_interleave(block[0], 1)[:, : w.shape[1]].repeat_interleave(block[1], 2)[:, :, : w.shape[2]]
-    elif s.dim() == 2 and s.shape[1] > 1:
-        s = s[:, :, None]  # one for each row
     else:
-        s = s.view(s.shape[0], -1, 1) if s.numel() > 1 else s.view(1, 1, 1)
+        s = s.reshape(s.shape[0], -1, 1) if s.numel() > 1 else s.view(1, 1, 1)
     return (w * s).to(dtype)
 
 
+@torch.no_grad()
 def inplace_fused_experts(
     hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, *args: Any, **named: Any
 ) -> None:
