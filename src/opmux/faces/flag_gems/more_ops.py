@@ -100,9 +100,10 @@ def hadamard_transform(x: Tensor, scale: float = 1.0) -> Tensor:
     """Multiply each row by the Hadamard matrix of the next power of two, and by `scale`; rows are padded with zeros."""
     n = x.shape[-1]
     size = 1 << max(n - 1, 0).bit_length()
-    y = torch.nn.functional.pad(x, (0, size - n)).float() if x.dtype is not torch.float64 else x
-    for _ in range(int(math.log2(size))):
-        first, second = y.reshape(*y.shape[:-1], -1, 2).unbind(-1)
+    y = torch.nn.functional.pad(x, (0, size - n))
+    y = y if x.dtype is torch.float64 else y.float()
+    for _ in range(size.bit_length() - 1):
+        first, second = y[..., ::2], y[..., 1::2]
         y = torch.cat((first + second, first - second), -1)
     return (y * scale)[..., :n].to(x.dtype)
 
@@ -145,7 +146,8 @@ def _planes(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if input.dim() in (1, 2, 4):
         return input, target
     n, classes = input.shape[:2]
-    return input.reshape(n, classes, 1, -1), target.reshape(n, 1, -1)
+    size = math.prod(input.shape[2:])
+    return input.reshape(n, classes, 1, size), target.reshape(n, 1, size)
 
 
 # ---- attention ------------------------------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ def flash_attn_varlen_func(
         max_seqlen_q: the longest sequence of q.
         cu_seqlens_q: int32 [batch + 1], where each sequence starts.
         max_seqlen_k: the longest sequence of k.
-        cu_seqlens_k: like cu_seqlens_q; not needed with a block_table.
+        cu_seqlens_k: like cu_seqlens_q; not needed with block_table and seqused_k.
         seqused_k: int32 [batch], how many keys of each sequence count.
         softmax_scale: multiplies the scores; default 1 / sqrt(dim).
         causal: a query attends to no key after its own position; the last query is aligned with the last key.
@@ -276,12 +278,16 @@ def flash_attn_varlen_func(
     The other arguments must have their defaults, except those that only choose how FlagGems' kernels run
     (deterministic, scheduler_metadata, num_splits, fa_version).
     """
+    if cu_seqlens_k is None and (block_table is None or seqused_k is None):
+        raise ValueError("flag_gems.flash_attn_varlen_func: give cu_seqlens_k, or block_table and seqused_k")
     fixed = {"q_v": q_v, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     fixed |= {"return_attn_probs": return_attn_probs or None, "cp_world_size": None if cp_world_size == 1 else 2}
     for name, value in fixed.items():
         if value is not None:
             raise NotImplementedError(f"flag_gems.flash_attn_varlen_func: {name} is not supported")
     if block_table is not None:
+        if seqused_k is None and cu_seqlens_k is not None:
+            seqused_k = cu_seqlens_k.diff()
         batch, pages = block_table.shape
         capacity = pages * k.shape[1]
         k, v = (t[block_table.long()].reshape(batch * capacity, *t.shape[2:]) for t in (k, v))
