@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -356,6 +357,11 @@ def test_helpers_of_shapes(gems):
     assert shapes.heuristics_for_tile_size(512, 100, 7) == (64, 8) and shapes.bracket_next_power_of_2(5, 2, 64) == 8
     no, yes = shapes.MemOverlap.No, shapes.MemOverlap.Yes
     assert [shapes.has_internal_overlapping(t) for t in (x.mT, x[:1].expand(2, 3, 4))] == [no, yes]
+    assert torch.equal(shapes.dim_compress(x, -2), x.transpose(1, 2))
+    assert shapes.check_tensor_attributes([x, 1], [True, False])
+    for is_tensor in ([False, False], [True, True]):
+        with pytest.raises(ValueError, match="be a tensor; got"):
+            shapes.check_tensor_attributes([x, 1], is_tensor)
     with pytest.raises(ValueError, match="permutation"):
         shapes.ordered_stride((2, 3), (0, 0))
 
@@ -370,6 +376,9 @@ def test_buffers_describe_memory_of_a_tensor(gems):
     copy = flipped.clone()
     copy.copy_(x + 1)
     assert copy.unwrap().tolist() == [1, 2, 3, 4, 5, 6] and x.tolist() == [0, 1, 2, 3, 4, 5]
+    assert (copy.stride(), copy.offset) == ((1,), 0)
+    copy.copy_(flipped)
+    assert (copy.stride(), copy.offset, copy.unwrap().tolist()) == ((-1,), 5, x.tolist())
     assert TypedPtr.from_tensor(x, 2).data_ptr() == x.data_ptr() + 16
     assert TypedPtr.reinterpret_tensor(x, torch.int32, 3).data_ptr() == x.data_ptr() + 12
 
@@ -387,9 +396,11 @@ def test_helpers_of_files_and_dtypes(gems, tmp_path, monkeypatch):
     assert type_utils.get_accumulator_dtype(torch.bfloat16) is torch.float32
     kind = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.INT_TO_FLOAT
     assert type_utils.type_promotion(torch.ones(1, dtype=torch.int32), type_promotion=kind)[1] is torch.float32
-    assert random_utils.per_thread_offset(1000, 2, 4) == 4
+    assert [random_utils.per_thread_offset(n, 2, 4) for n in (1, 256, 257)] == [1, 1, 2]
     with pytest.raises(RuntimeError, match="a CPU's generator has no offset"):
         random_utils.philox_backend_seed_offset(4)
+    with pytest.raises(ValueError, match="offset must be a multiple of 4; got 3"):
+        random_utils.set_philox_state(0, 3)
     listed = tmp_path / "ops.yaml"
     listed.write_text("include: [add]\nexclude: [mul]\n")
     assert config.load_enable_config_from_yaml(listed) == ["add"] == config.resolve_user_setting(["add"])
@@ -397,3 +408,20 @@ def test_helpers_of_files_and_dtypes(gems, tmp_path, monkeypatch):
     assert config.resolve_user_setting("default") == ["softmax", "cumsum"]
     with pytest.warns(UserWarning, match="no file"):
         assert config.load_enable_config_from_yaml(tmp_path / "none.yaml") == []
+
+
+def test_versions_of_triton_are_compared_as_versions(monkeypatch):
+    triton = pytest.importorskip("triton")
+    from flag_gems.utils.triton_version_utils import _triton_version_at_least
+
+    for version, at_least in (("3.6.0rc1", False), ("3.6.0", True), ("3.6.0+git1a2b", True), ("3.10.0", True)):
+        monkeypatch.setattr(triton, "__version__", version)
+        assert _triton_version_at_least(3, 6) is at_least
+
+
+def test_threads_write_one_file_without_errors(tmp_path):
+    from flag_gems.utils.code_utils import write_atomic
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: write_atomic(tmp_path / "a", str(i)), range(400)))
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]

@@ -131,6 +131,7 @@ IMAGE = torch.randn(1, 2, 4, 4)
 
 # Function of FlagGems, its arguments, and torch's result.
 FORMS = {
+    "a bool for a tensor": ("eq", (torch.tensor([1, 0]), True), {}, lambda: torch.tensor([True, False])),
     "softmax with only a dim": ("softmax", (X, 1), {}, lambda: X.softmax(1)),
     "log_softmax by name": ("log_softmax", (X,), {"dim": 0}, lambda: X.log_softmax(0)),
     "clamp by FlagGems' names": ("clamp", (X,), {"mini": -0.5, "maxi": 0.5}, lambda: X.clamp(-0.5, 0.5)),
