@@ -61,6 +61,14 @@ def test_float8_caches_are_divided_by_their_scales(gems):
         gems.reshape_and_cache_flash(key, value, k, v, SLOTS, "int4", *scales)
 
 
+def test_scales_are_numbers_or_tensors_of_any_device(gems):
+    from opmux.faces.flag_gems.inference import _scales
+
+    on_meta = _scales("fp8", torch.device("meta"), 2.0, ONE)
+    assert [(s.device.type, s.shape) for s in on_meta] == [("meta", (1,))] * 2
+    assert _scales("auto", torch.device("meta"), 2.0) == [None]
+
+
 def test_latents_are_written_and_read_by_flash_mla(gems):
     latents, rope = torch.randn(9, 32), torch.randn(9, 8)
     cache = torch.zeros(4, 4, 40)

@@ -6,6 +6,7 @@ gradient. A slot below 0 in `slot_mapping` is not written.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -70,11 +71,12 @@ def _write(k: Tensor, v: Tensor | None, caches: tuple[Tensor, Tensor | None], sl
     decode_ops.write_kv_cache(k[:tokens, None].contiguous(), v, *caches, lengths, table, None, k_scale, v_scale)
 
 
-def _scales(kv_cache_dtype: str, *scales: Any) -> list[Tensor | None]:
+def _scales(kv_cache_dtype: str, device: torch.device, *scales: Any) -> list[Tensor | None]:
     """The scales of a float8 cache; others have none."""
     if kv_cache_dtype == "auto":
         return [None for _ in scales]
-    return [None if s is None else torch.as_tensor(s, dtype=torch.float32).reshape(-1) for s in scales]
+    as_tensor = functools.partial(torch.as_tensor, dtype=torch.float32, device=device)
+    return [None if s is None else as_tensor(s).reshape(-1) for s in scales]
 
 
 def reshape_and_cache_flash(
@@ -100,7 +102,7 @@ def reshape_and_cache_flash(
         v_scale: like k_scale.
     """
     caches = _typed(key_cache, kv_cache_dtype), _typed(value_cache, kv_cache_dtype)
-    _write(key, value, caches, slot_mapping, _scales(kv_cache_dtype, k_scale, v_scale))
+    _write(key, value, caches, slot_mapping, _scales(kv_cache_dtype, key.device, k_scale, v_scale))
 
 
 @torch.no_grad()
@@ -119,7 +121,7 @@ def reshape_and_cache(
     key_cache is [pages, heads, dim / x, page_size, x] and value_cache is [pages, heads, dim, page_size].
     """
     tokens, page_size = slot_mapping.shape[0], key_cache.shape[3]
-    k_scale, v_scale = _scales(kv_cache_dtype, k_scale, v_scale)
+    k_scale, v_scale = _scales(kv_cache_dtype, key.device, k_scale, v_scale)
     keys = key[:tokens].unflatten(-1, (-1, key_cache.shape[4]))
     for new, cache, order, scale in (
         (keys, _typed(key_cache, kv_cache_dtype), (0, 3, 1, 2, 4), k_scale),
@@ -163,7 +165,13 @@ def concat_and_cache_mla(
     tokens = slot_mapping.shape[0]
     new = torch.cat((kv_c[:tokens], k_pe[:tokens].reshape(tokens, -1)), -1)
     cache = _typed(kv_cache, kv_cache_dtype)
-    _write(new[:, None], None, (cache[:, :, None], None), slot_mapping, (*_scales(kv_cache_dtype, scale), None))
+    _write(
+        new[:, None],
+        None,
+        (cache[:, :, None], None),
+        slot_mapping,
+        (*_scales(kv_cache_dtype, kv_c.device, scale), None),
+    )
 
 
 @torch.no_grad()
