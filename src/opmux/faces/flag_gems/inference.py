@@ -165,13 +165,8 @@ def concat_and_cache_mla(
     tokens = slot_mapping.shape[0]
     new = torch.cat((kv_c[:tokens], k_pe[:tokens].reshape(tokens, -1)), -1)
     cache = _typed(kv_cache, kv_cache_dtype)
-    _write(
-        new[:, None],
-        None,
-        (cache[:, :, None], None),
-        slot_mapping,
-        (*_scales(kv_cache_dtype, kv_c.device, scale), None),
-    )
+    (scale_of_cache,) = _scales(kv_cache_dtype, kv_c.device, scale)
+    _write(new[:, None], None, (cache[:, :, None], None), slot_mapping, (scale_of_cache, None))
 
 
 @torch.no_grad()
@@ -244,7 +239,7 @@ def topk_softmax(
         gating_output: [tokens, experts].
         renormalize: divide the probabilities of a token by their sum.
     """
-    with everything():
+    with everything:
         weights = torch.softmax(gating_output.float(), -1)
         weights, chosen = weights.topk(topk_weights.shape[-1])
     if renormalize:
@@ -350,7 +345,7 @@ def grouped_topk(
 @torch.no_grad()
 def moe_sum(input: Tensor, output: Tensor) -> None:
     """Write the sum over the experts of each token to `output` [tokens, hidden]; `input` is [tokens, k, hidden]."""
-    with everything():
+    with everything:
         output.copy_(input.sum(1))
 
 

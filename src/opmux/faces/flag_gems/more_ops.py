@@ -91,7 +91,7 @@ def scaled_softmax_backward(grad_output: Tensor, softmax_results: Tensor, scale_
 
 def normed_cumsum(inp: Tensor, dim: int = -1) -> Tensor:
     """The cumulative sum divided by the sum, along `dim`."""
-    with everything():
+    with everything:
         total = torch.cumsum(inp, dim)
         return total / total.narrow(dim, -1, 1)
 
@@ -117,7 +117,7 @@ def nll_loss_nd_forward(
     """nll_loss of scores [classes], [n, classes] or [n, classes, ...], and the total weight."""
     scores, labels = _planes(input, target)
     run = torch.ops.aten.nll_loss2d_forward if scores.dim() == 4 else torch.ops.aten.nll_loss_forward
-    with everything():
+    with everything:
         loss, total = run(scores, labels, weight, reduction, ignore_index)
     return (loss.view(target.shape) if reduction == 0 else loss), total
 
@@ -137,7 +137,7 @@ def nll_loss_nd_backward(
         total_weight = nll_loss_nd_forward(input, target, weight, reduction, ignore_index)[1]
     run = torch.ops.aten.nll_loss2d_backward if scores.dim() == 4 else torch.ops.aten.nll_loss_backward
     dy = grad_output.reshape(labels.shape) if reduction == 0 else grad_output
-    with everything():
+    with everything:
         return run(dy, scores, labels, weight, reduction, ignore_index, total_weight).view(input.shape)
 
 
@@ -218,7 +218,7 @@ class ScaleDotProductAttention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        with everything():
+        with everything:
             return torch.nn.functional.scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
@@ -318,13 +318,13 @@ def flash_attn_varlen_opt_func(*args: Any, lse: Tensor | None = None, **named: A
 
 def contiguous(inp: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
     """`inp` if it is contiguous in this format, otherwise a copy that is."""
-    with everything():
+    with everything:
         return inp.contiguous(memory_format=memory_format)
 
 
 def float_power_(self: Tensor, exponent: Any) -> Tensor:
     """self to the power of exponent, computed in float64 and written to self, which may have any floating dtype."""
-    with everything():
+    with everything:
         return self.copy_(torch.float_power(self, exponent))
 
 
@@ -343,12 +343,12 @@ def _list_to_tensor(self: Sequence[int]) -> Tensor:
 
 def _compute_linear_combination(input: Tensor, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
     """result[i, ...] = sum over k of coefficients[i, k] * input[k, ...]; with `out`, added to it."""
-    with everything():
+    with everything:
         total = torch.tensordot(coefficients.to(input.dtype), input, dims=1)
         return total if out is None else out.add_(total)
 
 
 def gather_block_quantized(input_tensor: Tensor, indices: Tensor, dimension: int = 0) -> Tensor:
     """`torch.gather`, for bytes of quantized blocks."""
-    with everything():
+    with everything:
         return torch.gather(input_tensor, dimension, indices)

@@ -26,7 +26,7 @@ def find(name: str) -> Callable[..., Any] | None:
         return None
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with everything():
+        with everything:
             return run(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name

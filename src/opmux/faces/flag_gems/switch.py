@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import logging
 import os
 import warnings
@@ -20,6 +19,8 @@ from . import names, original
 DEFAULT = ("softmax", "cumsum")  # the ops that only_enable() enables without names
 LOG = "~/.flaggems/oplist.log"
 Names = str | Iterable[str] | None
+
+everything = switch.use(mode="all")  # for the functions of this interface; a new one chooses its overloads in 0.5 ms
 
 
 def enable(
@@ -116,12 +117,6 @@ class use_gems:
 
     def __exit__(self, *error: Any) -> None:
         self._entered.pop().__exit__(*error)
-
-
-@functools.cache
-def everything() -> switch.use:
-    """`opmux.use(mode="all")` for the functions of this interface; a new one takes 0.5 ms to choose its overloads."""
-    return switch.use(mode="all")
 
 
 def all_registered_keys() -> list[str]:
