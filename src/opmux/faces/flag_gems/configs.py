@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import threading
 import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ import torch
 from torch._prims_common import elementwise_dtypes
 from torch.torch_version import TorchVersion
 
+from ... import cache
 from . import switch
 from .runtime import torch_module
 
@@ -152,9 +152,7 @@ def write_atomic(path_: str | Path, content: str | bytes, make_dirs: bool = Fals
     path = Path(path_)
     if make_dirs:
         path.parent.mkdir(parents=True, exist_ok=True)
-    other = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    other.write_bytes(content.encode(encoding) if isinstance(content, str) else content)
-    other.replace(path)
+    cache.replace(path, content.encode(encoding) if isinstance(content, str) else content)
 
 
 @dataclass
