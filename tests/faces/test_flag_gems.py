@@ -130,6 +130,14 @@ def test_record_writes_each_call_to_a_log_file(gems, tmp_path, monkeypatch, once
     assert not logging.getLogger("flag_gems").handlers
 
 
+def test_nothing_is_enabled_if_the_log_cannot_be_written(gems, tmp_path, enable_calls):
+    (tmp_path / "file").write_text("")
+    for call in (gems.enable, gems.only_enable):
+        with pytest.raises(OSError, match="file"):
+            call(record=True, path=tmp_path / "file" / "ops.log")
+    assert enable_calls == []
+
+
 # ---- ops ------------------------------------------------------------------------------------------------------------
 
 
