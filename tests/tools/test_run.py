@@ -130,14 +130,21 @@ def test_processes_that_a_program_starts_get_the_same_modules(script, capfd, mon
     ("library", "statement"),
     [("liger_kernel", "import liger_kernel.transformers"), ("flag_gems", "from flag_gems import enable")],
 )
-def test_a_program_that_needs_a_library_gets_a_hint_at_as(script, capfd, library, statement):
+def test_a_program_that_needs_a_library_gets_a_hint_at_as(script, capfd, monkeypatch, library, statement):
     if importlib.util.find_spec(library) is not None:
         pytest.skip(f"{library} is installed")
+    others = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "Hint"]
+    monkeypatch.setattr(sys, "meta_path", others)
     words = [script(statement, "a program.py"), "--lr", "1"]
     assert run(*words) == 1
     *trace, hint = capfd.readouterr().err.splitlines()
     assert trace[-1].startswith("ModuleNotFoundError: No module named")
     assert hint.endswith(f"To use opmux in its place: opmux run --as {library} 'a program.py' --lr 1")
+    import opmux_startup  # adds its finders to this test's list, unless it was imported before
+
+    monkeypatch.setattr(sys, "meta_path", [*others, opmux_startup.Hint])
+    assert run(*words) == 1
+    assert capfd.readouterr().err.count(f"opmux run --as {library}") == 1
     assert command.run(words, [library], False, False) == 0 and capfd.readouterr().err == ""
     assert run(script(f"try:\n    {statement}\nexcept ImportError:\n    pass")) == 0
     assert capfd.readouterr().err == ""  # the program can do without it

@@ -86,7 +86,9 @@ def _run(program: list[str], module: bool) -> tuple[int, str]:
     except BaseException as error:
         shown = _below(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(shown), shown)
-        absent = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        # A note is that of opmux_startup.py, which already says how to run the program.
+        wanted = error.name if isinstance(error, ModuleNotFoundError) and not hasattr(error, "__notes__") else None
+        absent = (wanted or "").partition(".")[0]
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1, absent
     finally:
         sys.argv[:], sys.path[:] = argv, path
