@@ -298,8 +298,9 @@ def test_cutlass_scaled_mm_writes_its_result(gems, dtype):
     a, b = (torch.randint(-9, 9, shape).to(torch.float32).to(dtype) for shape in ((4, 32), (16, 32)))
     a_s, b_s, bias = torch.rand(4, 1), torch.rand(1, 16), torch.randn(16).bfloat16()
     out = torch.empty(4, 16, dtype=torch.bfloat16)
-    gems.cutlass_scaled_mm(out, a, b.t(), a_s, b_s, bias)
-    torch.testing.assert_close(out, ((a.float() @ b.float().T) * a_s * b_s + bias).bfloat16(), rtol=0.02, atol=0.1)
+    for scale in (a_s, a_s.view(4), a_s.view(1, 4)):
+        gems.cutlass_scaled_mm(out.zero_(), a, b.t(), scale, b_s, bias)
+        torch.testing.assert_close(out, ((a.float() @ b.float().T) * a_s * b_s + bias).bfloat16(), rtol=0.02, atol=0.1)
 
 
 def test_cutlass_scaled_mm_finds_the_blocks_of_a_short_row(gems):
