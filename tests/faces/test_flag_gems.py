@@ -130,6 +130,14 @@ def test_record_writes_each_call_to_a_log_file(gems, tmp_path, monkeypatch, once
     assert not logging.getLogger("flag_gems").handlers
 
 
+def test_nothing_is_enabled_if_the_log_cannot_be_written(gems, tmp_path, enable_calls):
+    (tmp_path / "file").write_text("")
+    for call in (gems.enable, gems.only_enable):
+        with pytest.raises(OSError, match="file"):
+            call(record=True, path=tmp_path / "file" / "ops.log")
+    assert enable_calls == []
+
+
 # ---- ops ------------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +158,20 @@ def test_functions_compute_and_have_gradients(gems):
     torch.testing.assert_close(gems.softmax(x, -1, False), x.softmax(-1))
     torch.testing.assert_close(gems.true_divide(x, 2), x / 2)
     assert gems.all_registered_ops() == []
+
+
+def test_functions_choose_overloads_once_for_all_calls(gems, monkeypatch):
+    calls = (
+        lambda: gems.outer(torch.ones(2), torch.ones(3)),
+        lambda: gems.normed_cumsum(torch.ones(4)),
+        lambda: gems.moe_sum(torch.ones(2, 3, 4), torch.empty(2, 4)),
+        lambda: gems.exp(torch.ones(2)),
+    )
+    for call in calls:
+        call()
+    monkeypatch.setattr(switch, "resolved", lambda include, exclude: pytest.fail("overloads are chosen again"))
+    for call in calls:
+        call()
 
 
 def test_fused_ops_match_torchs_composition(gems):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -58,6 +59,14 @@ def test_values_in_float8_caches_are_divided_by_the_scales(gems):
     assert torch.equal(x[1, :, :, 1].flatten(1), k[1, 1]) and torch.equal(y[1, :, :, 1], v[1, 1])
     with pytest.raises(ValueError, match="kv_cache_dtype must be one of"):
         gems.reshape_and_cache_flash(key, value, k, v, SLOTS, "int4", *scales)
+
+
+def test_scales_are_numbers_or_tensors_of_any_device(gems):
+    from opmux.faces.flag_gems.inference import _scales
+
+    on_meta = _scales("fp8", torch.device("meta"), 2.0, ONE)
+    assert [(s.device.type, s.shape) for s in on_meta] == [("meta", (1,))] * 2
+    assert _scales("auto", torch.device("meta"), 2.0) == [None]
 
 
 def test_flash_mla_reads_the_latents_that_were_written(gems):
@@ -167,6 +176,30 @@ def test_moe_align_block_size_pads_each_expert(gems, tokens, block):
     assert order[:4].tolist() == [0, 4, 3, 4] and blocks[:2].tolist() == [0, 4] and total.item() == 4
 
 
+def test_grouped_topk_takes_no_tokens_and_refuses_no_groups(gems):
+    weights, experts = gems.grouped_topk(torch.rand(0, 12), 4, 2, 3, True, 1.0, torch.rand(12))
+    assert weights.shape == experts.shape == (0, 3)
+    with pytest.raises(ValueError, match="n_group must divide"):
+        gems.grouped_topk(torch.rand(2, 12), 0, 2, 3, True, 1.0, torch.rand(12))
+
+
+def test_functions_that_fill_results_have_no_gradient(gems):
+    leaf = lambda *shape: torch.randn(shape, requires_grad=True)
+    results = outputs(5, 3)
+    gems.topk_softmax(*results, leaf(5, 9))
+    gems.topk_softplus_sqrt(*results, leaf(5, 9), True, 1.0)
+    total, logits, states = torch.empty(4, 8), leaf(2, 5), leaf(6, 16)
+    gems.moe_sum(leaf(4, 3, 8), total)
+    seen = torch.ones(2, 5, dtype=torch.bool)
+    gems.apply_repetition_penalties(logits, seen, seen, torch.ones(2))
+    keys, values = torch.zeros(3, 2, 2, 4, 2), torch.zeros(3, 2, 4, 4)
+    gems.reshape_and_cache(leaf(5, 2, 4), leaf(5, 2, 4), keys, values, SLOTS, "auto", ONE, ONE)
+    ids = torch.zeros(6, 1, dtype=torch.int64)
+    gems.inplace_fused_experts(states, leaf(4, 20, 16), leaf(4, 16, 10), torch.rand(6, 1), ids)
+    assert not any(t.requires_grad for t in (results[0], total, keys, values))
+    assert not gems.grouped_topk(leaf(2, 12), 4, 2, 3, True, 1.0, torch.rand(12))[0].requires_grad
+
+
 def test_moe_sum_adds_the_experts_of_each_token(gems):
     x, y = torch.randn(4, 3, 8), torch.empty(4, 8)
     gems.moe_sum(x, y)
@@ -197,8 +230,9 @@ def test_fused_experts_are_a_mixture_of_gated_mlps(gems):
     torch.testing.assert_close(y, want)
     mapped = torch.tensor([2, -1, 0, 1, 3])  # expert 1 is on another rank
     far = torch.randint(5, (6, 2))
+    far[0, 0] = -1  # no expert
     got = gems.fused_experts_impl(x, w1, w2, weights, far, expert_map=mapped)
-    torch.testing.assert_close(got, mixture(x, w1, w2, weights, mapped[far]))
+    torch.testing.assert_close(got, mixture(x, w1, w2, weights, torch.where(far < 0, -1, mapped[far])))
     one = gems.fused_experts_impl(x, w1, w2, weights[:, :1], ids[:, :1], apply_router_weight_on_input=True)
     torch.testing.assert_close(one, mixture(x * weights[:, :1], w1, w2, torch.ones(6, 1), ids[:, :1]))
     with pytest.raises(NotImplementedError, match="use_int4_w4a16"):
@@ -264,8 +298,20 @@ def test_cutlass_scaled_mm_writes_its_result(gems, dtype):
     a, b = (torch.randint(-9, 9, shape).to(torch.float32).to(dtype) for shape in ((4, 32), (16, 32)))
     a_s, b_s, bias = torch.rand(4, 1), torch.rand(1, 16), torch.randn(16).bfloat16()
     out = torch.empty(4, 16, dtype=torch.bfloat16)
-    gems.cutlass_scaled_mm(out, a, b.t(), a_s, b_s, bias)
-    torch.testing.assert_close(out, ((a.float() @ b.float().T) * a_s * b_s + bias).bfloat16(), rtol=0.02, atol=0.1)
+    for scale in (a_s, a_s.view(4), a_s.view(1, 4)):
+        gems.cutlass_scaled_mm(out.zero_(), a, b.t(), scale, b_s, bias)
+        torch.testing.assert_close(out, ((a.float() @ b.float().T) * a_s * b_s + bias).bfloat16(), rtol=0.02, atol=0.1)
+
+
+def test_cutlass_scaled_mm_finds_the_blocks_of_a_short_row(gems):
+    """With one block in a row, a_scale has the same shape as with one scale for each row."""
+    a, b = (torch.randn(n, 128).to(torch.float8_e4m3fn) for n in (4, 256))
+    a_s, b_s, out = torch.rand(4, 1), torch.rand(1, 2), torch.empty(4, 256, dtype=torch.bfloat16)
+    gems.cutlass_scaled_mm(out, a, b.t(), a_s, b_s)
+    want = (a.float() * a_s) @ (b.float() * b_s.repeat_interleave(128, 1).T).T
+    torch.testing.assert_close(out, want.bfloat16(), rtol=0.02, atol=0.1)
+    with pytest.raises(ValueError, match="a_scale and b_scale must have one element"):
+        gems.cutlass_scaled_mm(out, a.view(torch.int8), b.view(torch.int8).t(), torch.rand(4, 2), torch.rand(2, 2))
 
 
 # ---- modules and helpers --------------------------------------------------------------------------------------------
@@ -320,6 +366,11 @@ def test_shape_helpers_return_documented_values(gems):
     assert shapes.heuristics_for_tile_size(512, 100, 7) == (64, 8) and shapes.bracket_next_power_of_2(5, 2, 64) == 8
     no, yes = shapes.MemOverlap.No, shapes.MemOverlap.Yes
     assert [shapes.has_internal_overlapping(t) for t in (x.mT, x[:1].expand(2, 3, 4))] == [no, yes]
+    assert torch.equal(shapes.dim_compress(x, -2), x.transpose(1, 2))
+    assert shapes.check_tensor_attributes([x, 1], [True, False])
+    for is_tensor in ([False, False], [True, True]):
+        with pytest.raises(ValueError, match="be a tensor; got"):
+            shapes.check_tensor_attributes([x, 1], is_tensor)
     with pytest.raises(ValueError, match="permutation"):
         shapes.ordered_stride((2, 3), (0, 0))
 
@@ -334,6 +385,9 @@ def test_buffers_share_the_memory_of_a_tensor(gems):
     copy = flipped.clone()
     copy.copy_(x + 1)
     assert copy.unwrap().tolist() == [1, 2, 3, 4, 5, 6] and x.tolist() == [0, 1, 2, 3, 4, 5]
+    assert (copy.stride(), copy.offset) == ((1,), 0)
+    copy.copy_(flipped)
+    assert (copy.stride(), copy.offset, copy.unwrap().tolist()) == ((-1,), 5, x.tolist())
     assert TypedPtr.from_tensor(x, 2).data_ptr() == x.data_ptr() + 16
     assert TypedPtr.reinterpret_tensor(x, torch.int32, 3).data_ptr() == x.data_ptr() + 12
 
@@ -351,9 +405,11 @@ def test_helpers_for_files_dtypes_and_settings_return_documented_values(gems, tm
     assert type_utils.get_accumulator_dtype(torch.bfloat16) is torch.float32
     kind = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.INT_TO_FLOAT
     assert type_utils.type_promotion(torch.ones(1, dtype=torch.int32), type_promotion=kind)[1] is torch.float32
-    assert random_utils.per_thread_offset(1000, 2, 4) == 4
+    assert [random_utils.per_thread_offset(n, 2, 4) for n in (1, 256, 257)] == [1, 1, 2]
     with pytest.raises(RuntimeError, match="a CPU's generator has no offset"):
         random_utils.philox_backend_seed_offset(4)
+    with pytest.raises(ValueError, match="offset must be a multiple of 4; got 3"):
+        random_utils.set_philox_state(0, 3)
     listed = tmp_path / "ops.yaml"
     listed.write_text("include: [add]\nexclude: [mul]\n")
     assert config.load_enable_config_from_yaml(listed) == ["add"] == config.resolve_user_setting(["add"])
@@ -361,3 +417,20 @@ def test_helpers_for_files_dtypes_and_settings_return_documented_values(gems, tm
     assert config.resolve_user_setting("default") == ["softmax", "cumsum"]
     with pytest.warns(UserWarning, match="no file"):
         assert config.load_enable_config_from_yaml(tmp_path / "none.yaml") == []
+
+
+def test_versions_of_triton_are_compared_as_versions(monkeypatch):
+    triton = pytest.importorskip("triton")
+    from flag_gems.utils.triton_version_utils import _triton_version_at_least
+
+    for version, at_least in (("3.6.0rc1", False), ("3.6.0", True), ("3.6.0+git1a2b", True), ("3.10.0", True)):
+        monkeypatch.setattr(triton, "__version__", version)
+        assert _triton_version_at_least(3, 6) is at_least
+
+
+def test_threads_write_one_file_without_errors(tmp_path):
+    from flag_gems.utils.code_utils import write_atomic
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: write_atomic(tmp_path / "a", str(i)), range(400)))
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]

@@ -131,6 +131,7 @@ IMAGE = torch.randn(1, 2, 4, 4)
 
 # Function of FlagGems, its arguments, and torch's result.
 FORMS = {
+    "a bool for a tensor": ("eq", (torch.tensor([1, 0]), True), {}, lambda: torch.tensor([True, False])),
     "softmax with only a dim": ("softmax", (X, 1), {}, lambda: X.softmax(1)),
     "log_softmax by name": ("log_softmax", (X,), {"dim": 0}, lambda: X.log_softmax(0)),
     "clamp by FlagGems' names": ("clamp", (X,), {"mini": -0.5, "maxi": 0.5}, lambda: X.clamp(-0.5, 0.5)),
@@ -261,13 +262,15 @@ def test_forwards_and_backwards_of_norms_and_softmax_match_autograd(gems):
     torch.testing.assert_close(gems.normed_cumsum(X.abs()), X.abs().cumsum(-1) / X.abs().sum(-1, True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 4, 5, 8])
-def test_hadamard_transform_multiplies_by_the_matrix(gems, n):
-    h = torch.ones(1, 1)
+def test_hadamard_transform_multiplies_by_the_matrix(gems, n, dtype):
+    h = torch.ones(1, 1, dtype=dtype)
     while h.shape[0] < n:
         h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
-    x = torch.randn(3, n)
+    x = torch.randn(3, n, dtype=dtype)
     torch.testing.assert_close(gems.hadamard_transform(x, 0.5), 0.5 * x @ h[:n, :n])
+    assert gems.hadamard_transform(x[:0]).shape == (0, n)
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
@@ -284,6 +287,11 @@ def test_nll_loss_of_any_shape_has_a_gradient(gems, shape, reduction):
     (d,) = torch.autograd.grad(want, scores, dy)
     got = gems.nll_loss_nd_backward(dy, scores.detach(), target, weight, reduction, -100, total)
     torch.testing.assert_close(got, d)
+
+
+def test_nll_loss_of_an_empty_batch_is_torchs(gems):
+    loss, total = gems.nll_loss_nd_forward(torch.empty(0, 5, 3), torch.empty(0, 3, dtype=torch.int64), reduction=2)
+    assert loss.item() == 0 and total.item() == 0
 
 
 def test_small_functions_that_aten_lacks_return_documented_values(gems):
@@ -331,5 +339,17 @@ def test_packed_attention_reads_paged_keys(gems):
         scores = scores.masked_fill(torch.ones(n, length).triu(length - n + 1).bool(), -torch.inf)
         torch.testing.assert_close(got[first:last], torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
         torch.testing.assert_close(lse[:, first:last], scores.logsumexp(-1))
+    ends = F.pad(used.cumsum(0), (1, 0)).int()  # flash-attn also takes the lengths from cu_seqlens_k
+    by_ends = gems.flash_attn_varlen_func(q, k, v, 3, cu, 6, ends, causal=True, block_table=table)
+    torch.testing.assert_close(by_ends, got)
     with pytest.raises(NotImplementedError, match="k_descale"):
         gems.flash_attn_varlen_func(q, k, v, 3, cu, 6, seqused_k=used, block_table=table, k_descale=torch.ones(1))
+
+
+def test_packed_attention_needs_the_lengths_of_keys(gems):
+    q, cu = torch.randn(5, 2, 16), torch.tensor([0, 2, 5], dtype=torch.int32)
+    with pytest.raises(ValueError, match="give cu_seqlens_k, or block_table and seqused_k"):
+        gems.flash_attn_varlen_func(q, torch.randn(9, 2, 16), torch.randn(9, 2, 16), 3, cu, 6)
+    pages = torch.randn(4, 4, 2, 16)
+    with pytest.raises(ValueError, match="give cu_seqlens_k, or block_table and seqused_k"):
+        gems.flash_attn_varlen_func(q, pages, pages, 3, cu, 6, block_table=torch.tensor([[2, 0], [1, 3]]))

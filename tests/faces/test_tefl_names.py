@@ -109,8 +109,16 @@ def test_plugins_can_register_in_a_given_registry(core, plugin):
     assert core.discover_from_env_modules(mine) == 1
     assert [i.impl_id for i in mine.get_implementations("rmsnorm_fwd")] == ["vendor.tefl_names"]
     assert core.discover_plugin(core.OpRegistry()) == 1
+    assert core.discover_from_entry_points(core.OpRegistry()) == 0  # does not empty the list
+    assert core.get_discovered_plugin() == [(plugin, "env_module", True)]
     core.clear_discovered_plugin()
     assert core.get_discovered_plugin() == [] and discovery.plugins() == []
+
+
+def test_a_blocked_module_is_known_while_packages_are_searched(core, plugin, setenv, caplog):
+    setenv(OPMUX_BLOCK_PLUGINS=plugin)
+    assert core.discover_from_entry_points(core.OpRegistry()) == 0
+    assert "names 'tefl_names_plugin', which is neither" not in caplog.text
 
 
 def test_a_failed_impl_is_tried_again_after_a_reset(core):

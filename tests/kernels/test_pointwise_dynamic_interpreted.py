@@ -12,6 +12,7 @@ import triton.language as tl
 from opmux.backends import pointwise_dynamic as module
 from opmux.backends.pointwise_dynamic import pointwise_dynamic
 from opmux.core.errors import BadArgument
+from opmux.faces.flag_gems.buffers import StridedBuffer
 
 MODE = "interpret"
 X = torch.randn(3, 4, 5)
@@ -61,6 +62,22 @@ def test_results_are_written_to_given_tensors():
     found, negative = below_and_negative(X, torch.tensor(0.0), out0=flags)
     assert found is flags
     assert torch.equal(flags, X < 0) and torch.equal(negative, -X)
+
+
+def test_buffers_are_broadcast_by_their_strides(monkeypatch):
+    """The interpreter cannot launch a kernel on a buffer, so only the launch's arguments are checked."""
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **options: launched.append(args)
+
+    monkeypatch.setattr(scaled_add, "_kernels", {2: Kernel()})
+    x, row = torch.randn(2, 3), torch.randn(6)
+    for shape, strides in (((3,), (-2,)), ((1, 3), (7, -2)), ((2, 3), (0, -2))):
+        y = StridedBuffer(row, shape, strides, offset=4)
+        scaled_add(x, y, 1, out0=torch.empty_like(x))
+        assert launched[-1][4:10] == (3, 1, 0, -2, 3, 1)
 
 
 def test_dtypes_of_results_follow_their_methods():

@@ -26,6 +26,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from torch._prims_common import elementwise_dtypes
 
 from opmux.core.errors import BadArgument
+from opmux.kernels.lib.indexing import broadcast_strides
 from opmux.kernels.lib.interpret import interpreting
 from opmux.kernels.lib.jit_source import jit_from_source
 
@@ -105,8 +106,7 @@ class PointwiseDynamicFunction:
         tensors = self._tensors(args)
         shape = torch.broadcast_shapes(*(t.shape for t in tensors))
         results = self._results(args, tensors, shape, outs)
-        inputs = [t.expand(shape) if isinstance(t, Tensor) and t.shape != shape else t for t in tensors]
-        self._launch(args, inputs, results, shape)
+        self._launch(args, tensors, results, shape)
         return results[0] if len(results) == 1 else tuple(results)
 
     def instantiate(self, ndim: int) -> Callable[..., Any]:
@@ -143,8 +143,10 @@ class PointwiseDynamicFunction:
                 results.append(outs[name])
                 continue
             dtype = elementwise_dtypes(*(args[i] for i in indices), type_promotion_kind=kind)[1]
-            new = torch.empty(shape, dtype=dtype, device=tensors[0].device)
-            results.append(new if like is None else torch.empty_like(like, dtype=dtype))
+            if like is None:
+                results.append(torch.empty(shape, dtype=dtype, device=tensors[0].device))
+            else:
+                results.append(torch.empty_like(like, dtype=dtype))
         return results
 
     def _launch(self, args: tuple[Any, ...], inputs: list[Any], results: list[Any], shape: Any) -> None:
@@ -157,7 +159,7 @@ class PointwiseDynamicFunction:
             raise NotImplementedError(
                 f"{self.__name__}: Triton has no compiler for the CPU: use tensors on a GPU, or set TRITON_INTERPRET=1"
             )
-        strides, sizes = [tuple(t.stride()) for t in every], tuple(shape)
+        strides, sizes = [broadcast_strides(t.shape, t.stride(), shape) for t in every], tuple(shape)
         if len(set(strides)) == 1 and all(isinstance(t, Tensor) and _is_dense(t) for t in every):
             strides, sizes = [(1,)] * len(every), (count,)
         elif not sizes:

@@ -55,20 +55,21 @@ def clear() -> None:
     _handled.clear()
 
 
-def load(
-    registry: OpRegistry, done: Handled | None = None, is_wanted: Callable[[Plugin], bool] = lambda plugin: True
-) -> bool:
-    """Find and load the wanted plugins. A broken plugin registers nothing; its traceback is logged once.
+def load(registry: OpRegistry, done: Handled | None = None, is_wanted: Callable[[Plugin], bool] | None = None) -> bool:
+    """Find and load all plugins, or the wanted ones. A broken plugin registers nothing; its traceback is logged once.
 
-    `done` holds the plugins that an earlier, interrupted load has handled. Returns False if this thread is importing a
-    plugin, which must then be loaded later.
+    `done` receives the plugins, and holds those that an earlier, interrupted load has handled. Returns False if this
+    thread is importing a plugin, which must then be loaded later.
     """
     done = {} if done is None else done
-    _handled.clear()
-    discovered = sorted((found for found in _discover() if is_wanted(found[0])), key=lambda f: (f[0].name, f[0].source))
+    if is_wanted is None:
+        _handled.clear()
+    discovered = sorted(_discover(), key=lambda f: (f[0].name, f[0].source))
     _check_lists([plugin for plugin, _ in discovered])
     later = False
     for plugin, fetch in discovered:
+        if is_wanted is not None and not is_wanted(plugin):
+            continue
         where = plugin.name, plugin.target
         if where not in done:
             _load_one(plugin, fetch, registry, get_global_policy().strict, done)

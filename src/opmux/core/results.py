@@ -24,7 +24,7 @@ Case = tuple[Any, ...]
 
 
 def case_of(spec: Spec | None, first: Tensor | None, args: tuple, kwargs: dict) -> Case:
-    mixed = () if spec is None else spec.mix(args, kwargs)
+    mixed = () if spec is None else spec.mix(first, args, kwargs)
     return (None if first is None else first.dtype, shape_class(first), *mixed)
 
 

@@ -218,12 +218,14 @@ class Spec:
         """The arguments after the first tensor that may have another dtype, be numbers, or be CPU tensors."""
         return ()
 
-    def mix(self, args: tuple, kwargs: dict) -> tuple[Any, ...]:
+    @cached_property
+    def _promoted_at(self) -> tuple[tuple[int, str], ...]:
+        return tuple((self.names.index(name), name) for name in self.promoted)
+
+    def mix(self, first: Tensor | None, args: tuple, kwargs: dict) -> tuple[Any, ...]:
         """How the arguments in `promoted` differ from the first tensor (see `tensors.mix`)."""
-        if not self.promoted:
-            return ()
-        places = ((self.names.index(name), name) for name in self.promoted)
-        return mix(self.first_tensor(args, kwargs), (args[i] if i < len(args) else kwargs.get(n) for i, n in places))
+        at = self._promoted_at
+        return mix(first, [args[i] if i < len(args) else kwargs.get(name) for i, name in at]) if at else ()
 
     def takes(self, args: tuple, kwargs: dict) -> bool:
         """Whether these arguments fit the op's signature. If not, they may fit an impl's own signature."""

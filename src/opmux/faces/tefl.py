@@ -171,9 +171,12 @@ def _discover(registry: OpRegistry, sources: tuple[str, ...]) -> int:
     is_wanted = lambda plugin: _source(plugin) in sources
     if registry is get_registry():
         get_manager().prepare()
+        found = discovery.plugins()
     else:
-        discovery.load(registry, is_wanted=is_wanted)
-    return sum(plugin.status == "loaded" and is_wanted(plugin) for plugin in discovery.plugins())
+        handled: discovery.Handled = {}
+        discovery.load(registry, handled, is_wanted)
+        found = list(handled.values())
+    return sum(plugin.status == "loaded" and is_wanted(plugin) for plugin in found)
 
 
 def _source(plugin: discovery.Plugin) -> str:

@@ -66,7 +66,7 @@ def call_of(function: str) -> Callable[..., Any] | None:
         converted = None if convert is None else convert(args, kwargs)
         positional, named, through_packet = (list(args), kwargs, False) if converted is None else converted
         values = [*zip(by_position, positional), *((by_name[n], v) for n, v in named.items() if n in by_name)]
-        if any(type(value) in (int, float) and _is_tensor(a) for a, value in values):
+        if any(isinstance(value, int | float | complex) and _is_tensor(a) for a, value in values):
             through_packet = True  # the packet finds the overload that takes a number
         lists = {a.name: [value] * a.N for a, value in values if type(value) is int and _is_list(a)}
         if lists:

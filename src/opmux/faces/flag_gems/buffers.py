@@ -81,6 +81,9 @@ class StridedBuffer:
         return StridedBuffer(self.base.clone(), self.shape, self._strides, self.dtype, self.offset)
 
     def copy_(self, src: StridedBuffer | Tensor) -> StridedBuffer:
-        """Copy the base of another buffer, or a tensor, to the base of this one."""
-        self.base.copy_(src.unwrap() if isinstance(src, StridedBuffer) else src)
+        """Copy the base of another buffer, or a tensor, to the base of this one, and take over shape and strides."""
+        src = src if isinstance(src, StridedBuffer) else StridedBuffer(src)
+        self.base.copy_(src.base)
+        self.dtype, self.offset, self.shape, self._strides = src.dtype, src.offset, src.shape, src.stride()
+        self.ndim = src.ndim
         return self

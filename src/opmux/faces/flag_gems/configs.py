@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch._prims_common import elementwise_dtypes
+from torch.torch_version import TorchVersion
 
+from ... import cache
 from . import switch
 from .runtime import torch_module
 
@@ -150,9 +152,7 @@ def write_atomic(path_: str | Path, content: str | bytes, make_dirs: bool = Fals
     path = Path(path_)
     if make_dirs:
         path.parent.mkdir(parents=True, exist_ok=True)
-    other = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    other.write_bytes(content.encode(encoding) if isinstance(content, str) else content)
-    other.replace(path)
+    cache.replace(path, content.encode(encoding) if isinstance(content, str) else content)
 
 
 @dataclass
@@ -219,6 +219,8 @@ def philox_backend_seed_offset(increment: int, generator: torch.Generator | None
 
 def set_philox_state(seed: int, offset: int, device: Any = None) -> None:
     """Set seed and offset of a GPU's default generator; the offset must be a multiple of 4."""
+    if offset % 4:
+        raise ValueError(f"set_philox_state: offset must be a multiple of 4; got {offset}")
     index = torch_module().current_device() if device is None else torch.device(device).index or 0
     generator = torch_module().default_generators[index]
     generator.manual_seed(seed)
@@ -226,9 +228,8 @@ def set_philox_state(seed: int, offset: int, device: Any = None) -> None:
 
 
 def per_thread_offset(N: int, num_blocks: int, num_warps: int, warp_threads: int = 32) -> int:
-    """How many random numbers each thread draws so that all draw at least N; a multiple of 4."""
-    each = -(-N // (num_blocks * num_warps * warp_threads))
-    return -(-each // 4) * 4
+    """How many random numbers each thread draws so that all draw at least N."""
+    return -(-N // (num_blocks * num_warps * warp_threads))
 
 
 def has_triton_tle(major: int = 0, minor: int = 0, patch: int = 0) -> bool:
@@ -239,5 +240,4 @@ def has_triton_tle(major: int = 0, minor: int = 0, patch: int = 0) -> bool:
 def _triton_version_at_least(major: int, minor: int, patch: int = 0) -> bool:
     import triton
 
-    parts = [int("".join(c for c in part if c.isdigit()) or 0) for part in triton.__version__.split("+")[0].split(".")]
-    return tuple(parts[:3]) >= (major, minor, patch)
+    return TorchVersion(triton.__version__) >= f"{major}.{minor}.{patch}"

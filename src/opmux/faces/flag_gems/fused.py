@@ -17,7 +17,6 @@ from torch import Tensor
 from ...functional import norms, rotary
 from ...functional.glu import check_approximate
 from ...specs import activation
-from ..aten.switch import use
 from . import names
 from .inference import apply_repetition_penalties as apply_repetition_penalties
 from .inference import concat_and_cache_mla as concat_and_cache_mla
@@ -34,6 +33,7 @@ from .inference import reshape_and_cache_flash as reshape_and_cache_flash
 from .inference import topk_softmax as topk_softmax
 from .inference import topk_softplus_sqrt as topk_softplus_sqrt
 from .quantized import cutlass_scaled_mm as cutlass_scaled_mm
+from .switch import everything
 
 __all__ = [
     "apply_repetition_penalties",
@@ -176,13 +176,13 @@ def skip_layer_norm(
     x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> Tensor:
     """layer_norm(x + residual). Unlike FlagGems' function, it has gradients."""
-    with use(mode="all"):
+    with everything:
         return norms.layer_norm(x + residual, normalized_shape, weight, bias, eps)
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """v * g / norm(v), with the norm over all dimensions except `dim`."""
-    with use(mode="all"):
+    with everything:
         return torch._weight_norm(v, g, dim)
 
 
@@ -243,7 +243,7 @@ def cross_entropy_loss(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """`torch.nn.functional.cross_entropy` with opmux's kernels."""
-    with use(mode="all"):
+    with everything:
         return F.cross_entropy(
             inp, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
@@ -251,13 +251,13 @@ def cross_entropy_loss(
 
 def outer(inp: Tensor, weight: Tensor) -> Tensor:
     """The outer product of two vectors."""
-    with use(mode="all"):
+    with everything:
         return torch.outer(inp, weight)
 
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """How often each integer from 0 on occurs in `input`; with weights, the sum of its weights."""
-    with use(mode="all"):
+    with everything:
         return torch.bincount(input, weights, minlength)
 
 
@@ -273,7 +273,7 @@ def instance_norm(
     cudnn_enable: bool = False,
 ) -> Tensor:
     """`torch.instance_norm`; `cudnn_enable` has no effect."""
-    with use(mode="all"):
+    with everything:
         return torch.instance_norm(
             input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enable
         )
@@ -281,7 +281,7 @@ def instance_norm(
 
 def matmul_bias_activation(input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """relu(input @ weight + bias) of matrices; bias is [n] or [1, n]."""
-    with use(mode="all"):
+    with everything:
         return torch.relu(torch.addmm(bias.reshape(-1), input, weight))
 
 
@@ -297,7 +297,7 @@ def rwkv_ka_fusion(k: Tensor, kk: Tensor, a: Tensor, ka: Tensor, H: int, N: int)
 
 def rwkv_mm_sparsity(k: Tensor, v: Tensor) -> Tensor:
     """k @ v for a vector k, many of whose elements may be 0, and a matrix v."""
-    with use(mode="all"):
+    with everything:
         return k @ v
 
 

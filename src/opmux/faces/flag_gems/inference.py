@@ -6,6 +6,7 @@ gradient. A token whose slot in `slot_mapping` is negative is not written.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ...functional import decode, moe
 from ...specs import decode as decode_ops
-from ..aten.switch import use
+from .switch import everything
 
 __all__ = [
     "apply_repetition_penalties",
@@ -61,20 +62,21 @@ def _pages(slot_mapping: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
     return lengths.int(), (slots // page_size).int()[:, None]
 
 
+@torch.no_grad()
 def _write(k: Tensor, v: Tensor | None, caches: tuple[Tensor, Tensor | None], slots: Tensor, scales: Any) -> None:
     tokens = slots.shape[0]
     lengths, table = _pages(slots, caches[0].shape[1])
     k_scale, v_scale = scales
-    with torch.no_grad():
-        v = None if v is None else v[:tokens, None].contiguous()
-        decode_ops.write_kv_cache(k[:tokens, None].contiguous(), v, *caches, lengths, table, None, k_scale, v_scale)
+    v = None if v is None else v[:tokens, None].contiguous()
+    decode_ops.write_kv_cache(k[:tokens, None].contiguous(), v, *caches, lengths, table, None, k_scale, v_scale)
 
 
-def _scales(kv_cache_dtype: str, *scales: Any) -> list[Tensor | None]:
+def _scales(kv_cache_dtype: str, device: torch.device, *scales: Any) -> list[Tensor | None]:
     """The scales of a float8 cache; a cache of another dtype has none."""
     if kv_cache_dtype == "auto":
         return [None for _ in scales]
-    return [None if s is None else torch.as_tensor(s, dtype=torch.float32).reshape(-1) for s in scales]
+    as_tensor = functools.partial(torch.as_tensor, dtype=torch.float32, device=device)
+    return [None if s is None else as_tensor(s).reshape(-1) for s in scales]
 
 
 def reshape_and_cache_flash(
@@ -100,9 +102,10 @@ def reshape_and_cache_flash(
         v_scale: like k_scale.
     """
     caches = _typed(key_cache, kv_cache_dtype), _typed(value_cache, kv_cache_dtype)
-    _write(key, value, caches, slot_mapping, _scales(kv_cache_dtype, k_scale, v_scale))
+    _write(key, value, caches, slot_mapping, _scales(kv_cache_dtype, key.device, k_scale, v_scale))
 
 
+@torch.no_grad()
 def reshape_and_cache(
     key: Tensor,
     value: Tensor,
@@ -118,7 +121,7 @@ def reshape_and_cache(
     key_cache is [pages, heads, dim / x, page_size, x] and value_cache is [pages, heads, dim, page_size].
     """
     tokens, page_size = slot_mapping.shape[0], key_cache.shape[3]
-    k_scale, v_scale = _scales(kv_cache_dtype, k_scale, v_scale)
+    k_scale, v_scale = _scales(kv_cache_dtype, key.device, k_scale, v_scale)
     keys = key[:tokens].unflatten(-1, (-1, key_cache.shape[4]))
     for new, cache, order, scale in (
         (keys, _typed(key_cache, kv_cache_dtype), (0, 3, 1, 2, 4), k_scale),
@@ -162,9 +165,11 @@ def concat_and_cache_mla(
     tokens = slot_mapping.shape[0]
     new = torch.cat((kv_c[:tokens], k_pe[:tokens].reshape(tokens, -1)), -1)
     cache = _typed(kv_cache, kv_cache_dtype)
-    _write(new[:, None], None, (cache[:, :, None], None), slot_mapping, (*_scales(kv_cache_dtype, scale), None))
+    (scale_of_cache,) = _scales(kv_cache_dtype, kv_c.device, scale)
+    _write(new[:, None], None, (cache[:, :, None], None), slot_mapping, (scale_of_cache, None))
 
 
+@torch.no_grad()
 def flash_mla(
     q: Tensor,
     block_table: Tensor,
@@ -198,14 +203,14 @@ def flash_mla(
     if h_kv != 1:
         raise ValueError(f"flag_gems.flash_mla: h_kv must be 1, as all heads share one latent; got {h_kv}")
     cache = blocked_k.reshape(-1, block_size, d)
-    with torch.no_grad():
-        result = decode.mla_decode(
-            q.reshape(b, s_q, h_q, d), cache, cache_seqlens.int(), dv, table=block_table.int(), scale=1 / math.sqrt(d)
-        )
+    result = decode.mla_decode(
+        q.reshape(b, s_q, h_q, d), cache, cache_seqlens.int(), dv, table=block_table.int(), scale=1 / math.sqrt(d)
+    )
     assert isinstance(result, Tensor)
     return result
 
 
+@torch.no_grad()
 def apply_repetition_penalties(
     logits: Tensor, prompt_mask: Tensor, output_mask: Tensor, repetition_penalties: Tensor
 ) -> None:
@@ -220,6 +225,7 @@ def apply_repetition_penalties(
 # ---- routing --------------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def topk_softmax(
     topk_weights: Tensor,
     topk_indices: Tensor,
@@ -236,7 +242,7 @@ def topk_softmax(
         gating_output: [tokens, experts].
         renormalize: divide the probabilities of a token by their sum.
     """
-    with use(mode="all"):
+    with everything:
         weights = torch.softmax(gating_output.float(), -1)
         weights, chosen = weights.topk(topk_weights.shape[-1])
     if renormalize:
@@ -246,6 +252,7 @@ def topk_softmax(
     _number(token_expert_indices, by_column=True)
 
 
+@torch.no_grad()
 def topk_softplus_sqrt(
     topk_weights: Tensor,
     topk_indices: Tensor,
@@ -286,6 +293,7 @@ def _number(indices: Tensor, by_column: bool) -> None:
     indices.copy_(count.view(columns, rows).t() if by_column else count.view(rows, columns))
 
 
+@torch.no_grad()
 def grouped_topk(
     scores: Tensor,
     n_group: int,
@@ -312,7 +320,7 @@ def grouped_topk(
         The weights, float32, and the experts, int32 [tokens, topk], best first. A token whose groups all have
         infinite or NaN scores gets the first experts with equal weights.
     """
-    if scores.dim() != 2 or scores.shape[1] % n_group:
+    if scores.dim() != 2 or n_group < 1 or scores.shape[1] % n_group:
         raise ValueError(
             f"grouped_topk: n_group must divide the experts of scores {tuple(scores.shape)}; got {n_group}"
         )
@@ -323,7 +331,7 @@ def grouped_topk(
     tokens, experts = scores.shape
     values = scores.sigmoid() if scoring_func == 1 else scores
     biased = (values + bias.flatten().to(values.dtype)).float()
-    groups = biased.view(tokens, n_group, -1)
+    groups = biased.view(tokens, n_group, experts // n_group)
     best = groups.topk(min(2, groups.shape[-1])).values.sum(-1).to(scores.dtype).float()
     best = best.masked_fill(~best.isfinite(), -torch.inf)
     picked = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(topk_group).indices, True)
@@ -338,9 +346,10 @@ def grouped_topk(
     return weights, torch.where(usable, chosen, first).int()
 
 
+@torch.no_grad()
 def moe_sum(input: Tensor, output: Tensor) -> None:
     """Write the sum over each token's k experts to `output` [tokens, hidden]; `input` is [tokens, k, hidden]."""
-    with use(mode="all"):
+    with everything:
         output.copy_(input.sum(1))
 
 
@@ -407,6 +416,7 @@ def moe_align_block_size_triton(
 # ---- experts --------------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def fused_experts_impl(
     hidden_states: Tensor,
     w1: Tensor,
@@ -444,7 +454,7 @@ def fused_experts_impl(
         w1: [experts, 2 * intermediate, hidden], the projections before the activation.
         w2: [experts, hidden, intermediate].
         topk_weights: [tokens, k].
-        topk_ids: int [tokens, k].
+        topk_ids: int [tokens, k]; with an expert_map, an id below 0 is no expert.
         inplace: write the result to hidden_states.
         activation: "silu", "gelu" or "gelu_tanh".
         apply_router_weight_on_input: multiply the tokens by their weights before w1, instead of after w2; only for k=1.
@@ -473,16 +483,15 @@ def fused_experts_impl(
         w1, w2 = (_dequantized(w, s, block_shape, x.dtype) for w, s in ((w1, w1_scale), (w2, w2_scale)))
     index, weights = topk_ids, topk_weights
     if expert_map is not None:
-        mapped = expert_map[index.long()]
+        mapped = torch.where(index < 0, -1, expert_map[index.clamp(min=0).long()])
         index = torch.where(mapped < 0, w1.shape[0], mapped)
     if apply_router_weight_on_input:
         if index.shape[-1] != 1:
             raise ValueError("flag_gems.fused_experts_impl: apply_router_weight_on_input needs topk_ids of one column")
         x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
     index = index if index.dtype in (torch.int32, torch.int64) else index.long()
-    with torch.no_grad():
-        y = moe.fused_moe(x, w1, w2, index, weights.float(), name)
-        return hidden_states.copy_(y) if inplace else y
+    y = moe.fused_moe(x, w1, w2, index, weights.float(), name)
+    return hidden_states.copy_(y) if inplace else y
 
 
 def _dequantized(weight: Tensor, scale: Tensor, block: list[int] | None, dtype: torch.dtype) -> Tensor:
@@ -490,13 +499,12 @@ def _dequantized(weight: Tensor, scale: Tensor, block: list[int] | None, dtype: 
     w, s = weight.float(), scale.float()
     if block is not None:
         s = s.repeat_interleave(block[0], 1)[:, : w.shape[1]].repeat_interleave(block[1], 2)[:, :, : w.shape[2]]
-    elif s.dim() == 2 and s.shape[1] > 1:
-        s = s[:, :, None]  # one for each row
     else:
-        s = s.view(s.shape[0], -1, 1) if s.numel() > 1 else s.view(1, 1, 1)
+        s = s.reshape(s.shape[0], -1, 1) if s.numel() > 1 else s.view(1, 1, 1)
     return (w * s).to(dtype)
 
 
+@torch.no_grad()
 def inplace_fused_experts(
     hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, *args: Any, **named: Any
 ) -> None:

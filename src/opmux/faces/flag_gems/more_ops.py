@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...functional import scaled_dot_product
 from ...specs import norm, softmax
-from ..aten.switch import use
 from .fused import _rows
 from .quantized import (
     SUPPORTED_FP8_DTYPE,
@@ -23,6 +22,7 @@ from .quantized import (
     per_token_group_quant_fp8,
     w8a8_block_fp8_matmul,
 )
+from .switch import everything
 
 __all__ = [
     "SUPPORTED_FP8_DTYPE",
@@ -91,7 +91,7 @@ def scaled_softmax_backward(grad_output: Tensor, softmax_results: Tensor, scale_
 
 def normed_cumsum(inp: Tensor, dim: int = -1) -> Tensor:
     """The cumulative sum divided by the sum, along `dim`."""
-    with use(mode="all"):
+    with everything:
         total = torch.cumsum(inp, dim)
         return total / total.narrow(dim, -1, 1)
 
@@ -100,9 +100,10 @@ def hadamard_transform(x: Tensor, scale: float = 1.0) -> Tensor:
     """Multiply each row by the Hadamard matrix of the next power of two, and by `scale`; rows are padded with zeros."""
     n = x.shape[-1]
     size = 1 << max(n - 1, 0).bit_length()
-    y = torch.nn.functional.pad(x, (0, size - n)).float() if x.dtype is not torch.float64 else x
-    for _ in range(int(math.log2(size))):
-        first, second = y.reshape(*y.shape[:-1], -1, 2).unbind(-1)
+    y = torch.nn.functional.pad(x, (0, size - n))
+    y = y if x.dtype is torch.float64 else y.float()
+    for _ in range(size.bit_length() - 1):
+        first, second = y[..., ::2], y[..., 1::2]
         y = torch.cat((first + second, first - second), -1)
     return (y * scale)[..., :n].to(x.dtype)
 
@@ -116,7 +117,7 @@ def nll_loss_nd_forward(
     """nll_loss of scores [classes], [n, classes] or [n, classes, ...], and the total weight."""
     scores, labels = _planes(input, target)
     run = torch.ops.aten.nll_loss2d_forward if scores.dim() == 4 else torch.ops.aten.nll_loss_forward
-    with use(mode="all"):
+    with everything:
         loss, total = run(scores, labels, weight, reduction, ignore_index)
     return (loss.view(target.shape) if reduction == 0 else loss), total
 
@@ -136,7 +137,7 @@ def nll_loss_nd_backward(
         total_weight = nll_loss_nd_forward(input, target, weight, reduction, ignore_index)[1]
     run = torch.ops.aten.nll_loss2d_backward if scores.dim() == 4 else torch.ops.aten.nll_loss_backward
     dy = grad_output.reshape(labels.shape) if reduction == 0 else grad_output
-    with use(mode="all"):
+    with everything:
         return run(dy, scores, labels, weight, reduction, ignore_index, total_weight).view(input.shape)
 
 
@@ -145,7 +146,8 @@ def _planes(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if input.dim() in (1, 2, 4):
         return input, target
     n, classes = input.shape[:2]
-    return input.reshape(n, classes, 1, -1), target.reshape(n, 1, -1)
+    size = math.prod(input.shape[2:])
+    return input.reshape(n, classes, 1, size), target.reshape(n, 1, size)
 
 
 # ---- attention ------------------------------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ class ScaleDotProductAttention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        with use(mode="all"):
+        with everything:
             return torch.nn.functional.scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
@@ -263,7 +265,7 @@ def flash_attn_varlen_func(
         max_seqlen_q: the longest sequence of q.
         cu_seqlens_q: int32 [batch + 1], where each sequence starts.
         max_seqlen_k: the longest sequence of k.
-        cu_seqlens_k: like cu_seqlens_q; not needed with a block_table.
+        cu_seqlens_k: like cu_seqlens_q; not needed with block_table and seqused_k.
         seqused_k: int32 [batch], how many keys of each sequence are used; the rest is padding.
         softmax_scale: multiplies the scores; default 1 / sqrt(dim).
         causal: a query attends to no key after its own position; the last query is aligned with the last key.
@@ -276,12 +278,16 @@ def flash_attn_varlen_func(
     The other arguments must have their defaults, except those that only choose how FlagGems' kernels run
     (deterministic, scheduler_metadata, num_splits, fa_version).
     """
+    if cu_seqlens_k is None and (block_table is None or seqused_k is None):
+        raise ValueError("flag_gems.flash_attn_varlen_func: give cu_seqlens_k, or block_table and seqused_k")
     unsupported = {"q_v": q_v, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     unsupported |= {"return_attn_probs": return_attn_probs or None, "cp_world_size": None if cp_world_size == 1 else 2}
     for name, value in unsupported.items():
         if value is not None:
             raise NotImplementedError(f"flag_gems.flash_attn_varlen_func: {name} is not supported")
     if block_table is not None:
+        if seqused_k is None and cu_seqlens_k is not None:
+            seqused_k = cu_seqlens_k.diff()
         batch, pages = block_table.shape
         capacity = pages * k.shape[1]
         k, v = (t[block_table.long()].reshape(batch * capacity, *t.shape[2:]) for t in (k, v))
@@ -312,13 +318,13 @@ def flash_attn_varlen_opt_func(*args: Any, lse: Tensor | None = None, **named: A
 
 def contiguous(inp: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
     """`inp` if it is contiguous in this format, otherwise a copy that is."""
-    with use(mode="all"):
+    with everything:
         return inp.contiguous(memory_format=memory_format)
 
 
 def float_power_(self: Tensor, exponent: Any) -> Tensor:
     """self to the power of exponent, computed in float64 and written to self, which may have any floating dtype."""
-    with use(mode="all"):
+    with everything:
         return self.copy_(torch.float_power(self, exponent))
 
 
@@ -337,12 +343,12 @@ def _list_to_tensor(self: Sequence[int]) -> Tensor:
 
 def _compute_linear_combination(input: Tensor, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
     """result[i, ...] = sum over k of coefficients[i, k] * input[k, ...]; with `out`, added to it."""
-    with use(mode="all"):
+    with everything:
         total = torch.tensordot(coefficients.to(input.dtype), input, dims=1)
         return total if out is None else out.add_(total)
 
 
 def gather_block_quantized(input_tensor: Tensor, indices: Tensor, dimension: int = 0) -> Tensor:
     """`torch.gather` on uint8 tensors that hold quantized blocks."""
-    with use(mode="all"):
+    with everything:
         return torch.gather(input_tensor, dimension, indices)

@@ -11,14 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.errors import nearest
-from ..aten.switch import use
 from . import arguments, left, more_ops, names
 from .fused import rms_norm as rms_norm
-
-
-@functools.cache
-def everything() -> use:
-    return use(mode="all")
+from .switch import everything
 
 
 @functools.cache
@@ -31,7 +26,7 @@ def find(name: str) -> Callable[..., Any] | None:
         return None
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with everything():
+        with everything:
             return run(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name

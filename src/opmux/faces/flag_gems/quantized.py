@@ -104,6 +104,7 @@ def _scaled(x: Tensor, scale: Tensor, rows: int, columns: int) -> Tensor:
     return x.float() * each.repeat_interleave(columns, 1)[:, : x.shape[1]]
 
 
+@torch.no_grad()
 def cutlass_scaled_mm(
     c: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None = None
 ) -> Tensor:
@@ -113,20 +114,25 @@ def cutlass_scaled_mm(
         c: [m, n], float16 or bfloat16; modified.
         a: [m, k], float8 or int8.
         b: [k, n], of a's dtype.
-        a_scale: one element, one for each row of a ([m] or [m, 1]), or one for each 128 elements of a row.
+        a_scale: one element, one for each row of a ([m] or [m, 1]), or for float8 one for each 128 elements of a row.
         b_scale: one element, one for each column of b, or one for each block of 128x128 ([k / 128, n / 128]).
         bias: [n], of c's dtype.
     """
+    m, n = c.shape
+    by_row = a_scale.numel() in (1, m) and b_scale.numel() in (1, n)
     if a.dtype is torch.int8:
+        if not by_row:
+            expected = "have one element, or one for each row of a and column of b, if these are int8"
+            got = f"{tuple(a_scale.shape)} and {tuple(b_scale.shape)}"
+            raise BadArgument.of("cutlass_scaled_mm", "a_scale and b_scale", expected, got, ValueError)
         product = gemm.int_mm(a, b.contiguous()).float()
         y = product * a_scale.reshape(-1, 1) * b_scale.reshape(1, -1)
         return c.copy_(y if bias is None else y + bias)
-    by_block = a_scale.dim() == 2 and a_scale.shape[1] > 1
     left, right = a.contiguous().view(torch.uint8), b.t().contiguous().view(torch.uint8)
-    if by_block:
-        scales = a_scale.float().contiguous(), b_scale.float().t().contiguous()
-        y = gemm.block_scaled_gemm(left, right, *scales, a.dtype, b.dtype, bias, out_dtype=c.dtype)
-    else:
+    if by_row:
         scales = a_scale.float().reshape(-1), b_scale.float().reshape(-1)
         y = gemm.scaled_gemm(left, right, *scales, a.dtype, b.dtype, bias, out_dtype=c.dtype)
+    else:
+        scales = a_scale.float().contiguous(), b_scale.float().t().contiguous()
+        y = gemm.block_scaled_gemm(left, right, *scales, a.dtype, b.dtype, bias, out_dtype=c.dtype)
     return c.copy_(y)

@@ -180,16 +180,18 @@ def has_internal_overlapping(x: Tensor) -> MemOverlap:
 
 
 def check_tensor_attributes(data_list: Sequence[Any], is_tensor_list: Sequence[bool]) -> bool:
-    """Raise unless the arguments that must be tensors are tensors."""
+    """Raise unless the arguments that must be tensors are tensors, and no others."""
     for i, (value, must) in enumerate(zip(data_list, is_tensor_list, strict=True)):
-        if must and not isinstance(value, Tensor):
-            raise TypeError(f"argument {i} must be a tensor; got {type(value).__name__}")
+        if isinstance(value, Tensor) != must:
+            expected = "must be a tensor" if must else "must not be a tensor"
+            raise ValueError(f"argument {i} {expected}; got {type(value).__name__}")
     return True
 
 
 def dim_compress(inp: Tensor, dims: int | Sequence[int]) -> Tensor:
-    """A contiguous copy, with these dimensions moved to the end in order of decreasing stride."""
-    last = sorted([dims] if isinstance(dims, int) else dims, key=inp.stride, reverse=True)
+    """A contiguous tensor, with these dimensions moved to the end in order of decreasing stride."""
+    dims = [d % inp.dim() for d in ([dims] if isinstance(dims, int) else dims)]
+    last = sorted(dims, key=inp.stride, reverse=True)
     return inp.permute(*(d for d in range(inp.dim()) if d not in last), *last).contiguous()
 
 
