@@ -119,12 +119,15 @@ def all_or_nothing(work: Callable[[Transaction], T]) -> T:
     depth, transaction = len(transactions), Transaction()
     try:
         transactions.append(transaction)
-        return work(transaction)
-    except BaseException:
-        transaction.roll_back()
-        raise
-    finally:
+        result = work(transaction)
         del transactions[depth:]
+        return result  # inside `try`, because Ctrl-C may come at any line
+    except BaseException:
+        try:
+            transaction.roll_back()
+        finally:
+            del transactions[depth:]
+        raise
 
 
 def current() -> Transaction | None:
