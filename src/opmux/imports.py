@@ -180,7 +180,7 @@ class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.exec_module(importlib.util.module_from_spec(ModuleSpec(name, self, is_package=True)))
 
     def give(self, name: str, ours: str | types.ModuleType) -> None:
-        """Put our module in sys.modules under `name`. If `ours` is a name, import it, so that there is one copy.
+        """Put our module in sys.modules under `name`. `ours` is the module, or its name, under which it is imported.
 
         The parent package gets the module as an attribute. If the module has a function of the same name, the parent
         gets the function instead, because packages export the function.

@@ -65,7 +65,7 @@ def test_results_are_written_to_given_tensors():
 
 
 def test_buffers_are_broadcast_by_their_strides(monkeypatch):
-    """The interpreter cannot launch a kernel on a buffer, so only the launch's arguments are checked."""
+    """Checks only the arguments of the launch, because Triton's interpreter does not accept a StridedBuffer."""
     launched = []
 
     class Kernel:

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from .registry import API_VERSION, BackendImplKind, OpImpl, OpRegistry, Origin, impl
     from .spec import BadSample, Sample, Spec, Tol, op, specs
 
-# The module of each name. A name is imported when it is first used. If the package imported its modules itself, two
-# threads that import different modules could deadlock, and Python would then give one of them a half-imported module.
+# The module of each name. A name is imported when it is first used. If this file imported the modules, two
+# threads that import different modules could wait for each other. Python would then let one of them use a module that
+# is only partly imported.
 _NAMES = {
     "default": "get_default_manager policy_context with_allowed_vendors with_denied_vendors with_preference "
     "with_strict_mode",

@@ -143,7 +143,7 @@ def _hint(name: str, spec: Any) -> None:
 
 
 def _distributions(library: str, context: Any) -> Iterator[importlib.metadata.Distribution]:
-    """The metadata of a library for importlib.metadata, if its package is ours and has a version."""
+    """What importlib.metadata finds for a library that opmux serves, if the library has a version."""
     name = getattr(context, "name", None)
     if name is None or name.replace("-", "_").casefold() != library or not finder.serves(library):
         return

@@ -41,7 +41,7 @@ PLUGIN_MODULES_ENV = "TE_FL_PLUGIN_MODULES"
 
 
 def match_token(impl: OpImpl, token: str) -> bool:
-    """Whether a token of an order selects an impl: `flagos`, `vendor`, `vendor:acme`, `impl:default.flagos`, ..."""
+    """Whether a word of a policy's order, such as `flagos`, `vendor:acme` or `impl:default.flagos`, selects an impl."""
     return policies.matches(token.casefold(), impl)
 
 

@@ -158,12 +158,12 @@ class VendorInfoBase:
 
     @property
     def vendor(self) -> str:
-        """`vendor_name`, under the name that it has in `VendorInfo`."""
+        """The same as `vendor_name`; `VendorInfo` calls it `vendor`."""
         return self.vendor_name
 
     @property
     def device(self) -> str:
-        """`device_name`, under the name that it has in `VendorInfo`."""
+        """The same as `device_name`; `VendorInfo` calls it `device`."""
         return self.device_name
 
     @property

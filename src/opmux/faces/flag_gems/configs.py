@@ -28,7 +28,7 @@ aten_patch_list: list[str] = []
 
 
 def load_enable_config_from_yaml(yaml_path: str | Path, key: str = "include") -> list[str]:
-    """The list under `key` ("include" or "exclude") in a YAML file. Warns and returns [] if there is no such file."""
+    """Read the list called "include" or "exclude" (`key`) from a YAML file. Without the file: a warning, and []."""
     if not Path(yaml_path).is_file():
         warnings.warn(f"flag_gems.config: no file {yaml_path}", stacklevel=2)
         return []

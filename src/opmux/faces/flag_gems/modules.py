@@ -121,7 +121,7 @@ def yarn_find_correction_range(
 
 
 def yarn_get_mscale(scale: float = 1, mscale: float = 1) -> float:
-    """YaRN's factor for cosines and sines, if positions are scaled by `scale`."""
+    """The factor by which YaRN multiplies cosines and sines when it extends the context `scale` times."""
     return 1.0 + 0.1 * mscale * math.log(scale) if scale > 1 else 1.0
 
 

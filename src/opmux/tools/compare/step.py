@@ -24,7 +24,7 @@ SEED = 0
 # The distance of a gradient is divided by its norm, or by this share of the largest norm if that is larger. Some
 # gradients are 0 except for rounding (the bias of keys in attention), and their relative distance means nothing.
 SMALL = 1e-3
-SHOWN = 3  # at most this many shapes of a batch are printed
+SHOWN = 3  # of a batch's shapes, only the first ones are printed
 
 
 # ---- the batch ------------------------------------------------------------------------------------------------------

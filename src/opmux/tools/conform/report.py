@@ -195,9 +195,9 @@ def _gaps(record: ConformRecord) -> list[Any]:
 
 
 def failures(record: ConformRecord) -> list[tuple[CheckResult, bool]]:
-    """Each failure, and whether the same sample also fails through dispatch; if so, users' calls are wrong too.
+    """The failures of a run. Each comes with True if its sample also fails through dispatch, as users call the op.
 
-    The failure through dispatch then has no entry of its own: its sample and reason are those of the vendor's impl.
+    That failure through dispatch is left out of the list, because it has the same sample and the same reason.
     """
     case = lambda r: (r.key, r.check, r.sample, r.dtype)
     own = {case(r) for r in record.failures if r.own and r.impl != DISPATCH}
@@ -238,7 +238,7 @@ def without_a_kernel(record: ConformRecord) -> list[str]:
 
 
 def of_nan(filled: bool) -> str:
-    """What a NaN in a result means; `filled`: whether memory is filled with NaN before a kernel runs."""
+    """Explains a NaN in a result. `filled`: in this run, results were filled with NaN before the kernel ran."""
     if filled:
         return (
             "NaN: results are filled with NaN before a kernel runs. So the kernel has not written this element, or has "

@@ -163,7 +163,7 @@ class VendorRow:
             first = first and not taken
 
     def _laid_out(self, dtype: torch.dtype) -> Iterator[SampledCall]:
-        """The recorded calls, some of them changed.
+        """The recorded calls, and changed copies of two of them.
 
         The first call with two tensors is repeated with other types of arguments. The first call with a matrix is
         repeated with transposed strides.
